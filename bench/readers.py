@@ -19,7 +19,7 @@ from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.events import Event, encode
 from glowplug.events.envelope import decode
 from glowplug.events.facts import RequestFinished, RouterRequestsFinished
-from glowplug.services.console import handlers
+from glowplug.services.console import main as console_main
 from glowplug.services.console.app import Console
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.settings import ConsoleSettings
@@ -82,7 +82,7 @@ def readers(folder: str) -> dict[str, Take]:
     return {
         "predictor": predictor.handle,
         "placer": placer.handle,
-        "console": lambda *told: handlers.take(console, *told),
+        "console": lambda *told: console_main.take(console, *told),
     }
 
 

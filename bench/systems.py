@@ -33,7 +33,7 @@ from typing import Final
 from bench.measured.data import data_option, markdown, markdown_row, write_data
 from bench.measured.fleet import GLOWPLUG, WAIT_S, Ask, at, drive, fleet, recorded, rows_of, write_weights
 from bench.measured.load import load_now
-from glowplug.policies.start_times import FROM_NOTHING
+from glowplug.fleet.start_times import FROM_NOTHING
 
 SYSTEMS: Final = ("union", "serverless_vllm", "hydraserve", "preserve", "warmserve", "swapserve", "mcache")
 NUM_MODELS, NUM_NODES = 8, 3

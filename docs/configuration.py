@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_settings import BaseSettings
 
-from glowplug.events.shapes import comments_of
+from glowplug.events.document import comments_of
 from glowplug.runtime.settings import ElectedSettings, ServiceSettings, SourceSettings
 from glowplug.runtime.supervisor.settings import FleetSettings
 

@@ -24,7 +24,7 @@ from glowplug.runtime.rest import error_body
 from glowplug.runtime.service import serve_rest
 from glowplug.runtime.settings import ServiceSettings
 from glowplug.services.console.app import Console, build_app
-from glowplug.services.console.handlers import Feed
+from glowplug.services.console.main import Feed
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.otlp import PROTOBUF
 from glowplug.services.console.settings import ConsoleSettings

@@ -16,7 +16,7 @@ from glowplug.events import Event
 
 MAX_ITEMS = 2
 EXACT = 2**53  # the largest integer every JSON reader holds exactly
-LARGEST = 2.0**62  # within what is taken off the wire (events/soundness.py)
+LARGEST = 2.0**62  # within what is taken off the wire (events/envelope.py)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
 numbers = st.floats(-LARGEST, LARGEST)
 any_json = (

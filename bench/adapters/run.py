@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from glowplug_lab.simulator.hardware.adapters import STEP_S
+from glowplug_lab.simulator.hardware.node import STEP_S
 from glowplug_lab.simulator.scenario.load import Scenario, load
 from glowplug_lab.simulator.setup import ModelSetup, Setup
 from glowplug_lab.simulator.workload.arrival import Arrival

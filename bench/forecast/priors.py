@@ -7,12 +7,11 @@ import numpy as np
 
 from bench.forecast.loads import Load, azure, servegen, sums
 from bench.forecast.rows import HORIZONS, of_all
-from glowplug.policies.prediction.combined_experts import NAMES, Array
-from glowplug.policies.prediction.combined_weights import PRIOR
+from glowplug.policies.prediction.combined import NAMES, PRIOR, Array
 
 
 def run() -> None:
-    """Print the table as it stands in `combined_weights.py`. Each set of loads counts as much as each other; what no
+    """Print the table as it stands in `combined.py`. Each set of loads counts as much as each other; what no
     load shows (`peers`) stays as it is."""
     loads = [*azure("tuned"), *sums("tuned"), *servegen("tuned")]
     made = [one for _, of in groupby(loads, key=lambda load: len(load.counts)) for one in of_all(list(of))]

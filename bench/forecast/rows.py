@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.forecast.loads import PER_DAY, WINDOW_S, Counts, Load, azure, servegen
-from glowplug.policies.prediction.combined import NUM_EXPERTS, Mixture
-from glowplug.policies.prediction.combined_experts import NAMES
+from glowplug.policies.prediction.combined import NAMES, NUM_EXPERTS, Mixture
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
 from glowplug_lab.policies.preserve_workload import PreserveWorkload

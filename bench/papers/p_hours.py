@@ -171,10 +171,10 @@ P2M = Experiment(
     band="-40 % or, where the fewest found save less, at most 10 % above those; the objective held",
     setup=prose(
         """As P2, but nothing is chosen for it: each service runs at a rate for which eight instances that stay are
-        enough and seven are not, and what one takes is measured on the way (`policies/throughput.py`), with nothing
+        enough and seven are not, and what one takes is measured on the way (`fleet/throughput.py`), with nothing
         declared before, or twice of the profile; four hours before the 36 are for that and count for nothing.
         The objective is P1's: a mean of 0.2 s a token in every minute, and thrice what an idle instance does
-        (0.47 s) on the coding service. It is the union's scaler that is judged (`scaling/union_plan.py`).
+        (0.47 s) on the coding service. It is the union's scaler that is judged (`scaling/union.py`).
         `oracle`: a plan by window that knows the tokens of each, begins
         starts in time and has the union's router, searched by repairing minutes that miss and trimming the ends
         of instances' lives. `without`: PreServe with one of its rules left out."""

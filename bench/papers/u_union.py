@@ -227,7 +227,7 @@ UNION_CODE = (
         f"libs/glowplug/policies/{kind}/union.py"
         for kind in ("caching", "eviction", "placement", "prewarming", "scaling")
     ),
-    "libs/glowplug/policies/scaling/union_plan.py",
+    "libs/glowplug/policies/scaling/union.py",
 )
 
 EXPERIMENT = Experiment(

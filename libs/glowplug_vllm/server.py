@@ -8,7 +8,9 @@ of a distribution named vllm). The port is chosen by the kernel and reported by 
 import contextlib
 import importlib.metadata
 import io
+import json
 import os
+import struct
 import sys
 import time
 import traceback
@@ -16,8 +18,81 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glowplug_vllm import arriving, chat_template, plugin, rundir, stage, weights_check
+from glowplug_vllm import arriving, plugin, rundir, stage
 from glowplug_vllm.landing import Landing
+
+# A look at the headers of safetensors files before vLLM reads them: what vLLM says of a broken one names no file.
+#
+# Format: 8 bytes little-endian header length, a JSON object of tensors with data_offsets, then the bytes.
+
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+class BrokenWeights(ValueError):
+    """A weight file that is not whole or not safetensors; the message names it."""
+
+
+def check(model_dir: Path) -> None:
+    """Raises BrokenWeights for the first file that is broken or cut short. Tensor values are not looked at."""
+    for path in sorted(model_dir.glob("*.safetensors")):
+        try:
+            expected = _expected_bytes(path)
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise BrokenWeights(f"{path.name} is not a safetensors file: {error}") from None
+        found = path.stat().st_size
+        if found != expected:
+            raise BrokenWeights(f"{path.name} has {found} bytes, its header promises {expected}")
+
+
+def _expected_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(file.read(length))
+    ends = [int(tensor["data_offsets"][1]) for name, tensor in header.items() if name != "__metadata__"]
+    return int(8 + length + max(ends, default=0))
+
+
+# The chat template of a model directory, with a default system message in front when the owner asks for one.
+
+
+def read_template(model_dir: Path) -> str:
+    """The Jinja text of a HF directory: chat_template.jinja, else the field of tokenizer_config.json; '' for none."""
+    try:
+        return (model_dir / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        template = _read_object(model_dir / "tokenizer_config.json").get("chat_template", "")
+    if isinstance(template, list):  # several named templates: the one called default
+        template = next((t.get("template", "") for t in template if t.get("name") == "default"), "")
+    return template if isinstance(template, str) else ""
+
+
+def is_text_only(model_dir: Path) -> bool:
+    """False when config.json names another modality: such a model takes message content as a list of parts."""
+    config = _read_object(model_dir / "config.json")
+    return not any(key in config for key in ("vision_config", "audio_config", "video_config"))
+
+
+def with_system_prompt(template: str, prompt: str) -> str:
+    """The template that puts `prompt` first when the client sent no system message of its own."""
+    if not prompt:
+        return template
+    message = '{"role": "system", "content": ' + json.dumps(prompt, ensure_ascii=False) + "}"
+    return (
+        "{%- if not messages or messages[0]['role'] != 'system' -%}"
+        "{%- set messages = [" + message + "] + messages -%}"
+        "{%- endif -%}" + template
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
 
 _ENTRY_POINT_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins")
 _OUR_PLUGIN = "glowplug"
@@ -66,12 +141,12 @@ def arguments(spec: dict[str, Any], model_dir: Path, run_dir: Path) -> list[str]
     Given a template and the plain-string content format, vLLM skips a probe of about a second at its start.
     """
     argv = ["serve", str(model_dir), *spec["argv"]]
-    template = chat_template.read_template(model_dir)
+    template = read_template(model_dir)
     if template and "--chat-template" not in argv:
         path = run_dir / "chat_template.jinja"
-        path.write_text(chat_template.with_system_prompt(template, spec.get("system_prompt", "")), encoding="utf-8")
+        path.write_text(with_system_prompt(template, spec.get("system_prompt", "")), encoding="utf-8")
         argv += ["--chat-template", str(path)]
-        if chat_template.is_text_only(model_dir) and "--chat-template-content-format" not in argv:
+        if is_text_only(model_dir) and "--chat-template-content-format" not in argv:
             argv += ["--chat-template-content-format", "string"]
     return argv
 
@@ -91,7 +166,7 @@ def failure_code(error: BaseException) -> str:
     Arguments are refused by the command line, or later by vLLM's own checks of them, with one of Python's errors for
     values that are wrong; the same errors from a running engine may have any cause.
     """
-    if isinstance(error, weights_check.BrokenWeights):
+    if isinstance(error, BrokenWeights):
         return CORRUPT
     if isinstance(error, BadArguments):
         return MISCONFIGURED
@@ -116,7 +191,7 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         landing = Landing.of(weights)
         if landing is not None:
             arriving.wait_for_headers(landing)
-        weights_check.check(weights)
+        check(weights)
         if (num_stages := spec.get("num_stages", 1)) > 1:
             cut = stage.partition(weights, num_stages, landing is not None)
             os.environ |= {stage.PARTITION: cut} if cut else {}

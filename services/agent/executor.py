@@ -1,5 +1,6 @@
 """Executes what the agent's controller asks of engines. Nothing here waits in the shell's loop: each effect becomes a
-task, whose outcome goes back to the controller as a stimulus."""
+task, whose outcome goes back to the controller as a stimulus.
+"""
 
 import asyncio
 import contextlib
@@ -22,10 +23,12 @@ from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed, EngineUnable, GlowplugError, NoSpace
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.engines.port import (
+    AdapterHost,
     EngineDriver,
     EngineHandle,
     LaunchRequest,
     LoadReport,
+    Moved,
     Mover,
     RefusingSleeper,
     Sleeper,
@@ -35,27 +38,205 @@ from glowplug.engines.port import (
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.shell import Executor
-from glowplug.services.agent.adapters import AdapterMoves
-from glowplug.services.agent.handles import (
-    GPU_INDEX,
-    GPU_KIND,
-    HOLDS,
-    KEY_ID,
-    REPLICA,
-    holds_of,
-    key_id,
-    shared_bytes,
-    with_holds,
-)
-from glowplug.services.agent.in_flight import in_flight
 from glowplug.services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from glowplug.services.agent.settings import AgentSettings
-from glowplug.services.agent.stage_moves import StageMoves
 from glowplug.services.agent.state_file import StateFile
 from glowplug.services.agent.weights_watch import WeightsWatch
 from glowplug.weights.writer import FULL
 
+# LoRA adapters that the engines of this node take and give up, for instances whose engine is another instance's.
+
+
+class AdapterMoves:
+    """Carries out LoadAdapter and UnloadAdapter, and reports nothing: its caller does."""
+
+    def __init__(
+        self,
+        state: StateFile,
+        driver_of: Callable[[EngineHandle], EngineDriver],
+        is_alive: Callable[[EngineHandle], bool],
+    ) -> None:
+        self._state, self._driver_of, self._is_alive = state, driver_of, is_alive
+
+    async def load(self, effect: msg.LoadAdapter) -> EngineHandle:
+        """Returns the handle of the host, whose engine answers for the adapter now. Raises EngineFailed with the reason
+        of the engine, EngineUnable for one of a kind that takes no adapters."""
+        handle = self._state.handles.get(effect.host_id)
+        if handle is None or not self._is_alive(handle):
+            raise EngineFailed(f"the engine of {effect.host_id}, which was to take the adapter, is gone")
+        await self._host(handle).load_adapter(handle, effect.model, Path(effect.path))
+        return handle
+
+    async def unload(self, effect: msg.UnloadAdapter) -> bool:
+        """Whether no engine holds the adapter any more: asked again later, where one does not say so."""
+        handle = self._state.handles.get(effect.host_id)
+        if handle is None or not self._is_alive(handle):
+            return True
+        try:
+            await self._host(handle).unload_adapter(handle, effect.model)
+        except EngineFailed:
+            if self._is_alive(handle):
+                raise
+        return True
+
+    def _host(self, handle: EngineHandle) -> AdapterHost:
+        driver = self._driver_of(handle)
+        if not isinstance(driver, AdapterHost):
+            raise EngineUnable(f"{handle.engine} takes no adapters")
+        return driver
+
+
+# What an agent keeps in the data of an engine's handle, beside what its driver does, and what it reads there again.
+
+KEY_ID = "key_id"  # beside the key itself
+GPU_KIND, GPU_INDEX = "gpu_kind", "gpu_index"
+REPLICA = "replica"  # it was launched to hold weights, not to serve
+HOLDS = "holds"  # what its load has reported of slots, KV cache and features, as JSON
+
+
+def holds_of(handle: EngineHandle) -> dict[str, Any]:
+    """What its load has reported; {} before."""
+    found: dict[str, Any] = json.loads(handle.data.get(HOLDS, "{}"))
+    return found
+
+
+def with_holds(report: LoadReport, path: str = "") -> LoadReport:
+    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew.
+    `path`: of the weights that it has loaded."""
+    said = ("num_slots", "kv_tokens", "lacks", "step_s")
+    holds: dict[str, Any] = {name: getattr(report, name) for name in said}
+    if report.shared_bytes and path:
+        holds |= {"shared_bytes": report.shared_bytes, "weights": path, "file": _file(path)}
+    data = {**report.handle.data, HOLDS: json.dumps(holds)}
+    return replace(report, handle=replace(report.handle, data=data))
+
+
+def shared_bytes(handle: EngineHandle) -> int:
+    """What it reads of its weights in the pages that others read: nothing once the node has fetched them anew, since
+    the engine keeps the pages of the file that it has opened."""
+    holds = holds_of(handle)
+    is_same = bool(holds.get("file")) and _file(holds["weights"]) == holds["file"]
+    return int(holds["shared_bytes"]) if is_same else 0
+
+
+def key_id(handle: EngineHandle) -> str:
+    """Of the key that its engine asks for; "": it asks for none."""
+    return handle.data.get(KEY_ID, "") if handle.api_key else ""
+
+
+def _file(path: str) -> str:
+    """What tells a file or folder from another that has taken its place; "" where there is none."""
+    with contextlib.suppress(OSError):
+        found = Path(path).stat()
+        return f"{found.st_dev}:{found.st_ino}"
+    return ""
+
+
+# How many requests are left in an engine that drains, and how full its KV cache is.
+
+# A stage that has become whole in another process: what runs goes over, and what cannot ends in the stages.
+#
+# The KV cache is read out while all stages live. Then routers learn of the new process and continue their streams there
+# (docs/adr/0024-stages-of-real-engines.md); what they leave, and what has not begun, ends in the stages.
+
 log = logging.getLogger(__name__)
+
+
+async def in_flight(
+    driver: EngineDriver, handle: EngineHandle, effect: msg.CountInFlight, *, reads_kv: bool
+) -> msg.InFlight | None:
+    """Asks the engine; None where it does not answer, which is logged. Of an adapter its own requests count."""
+    name, kv_bytes_used = effect.instance_id, -1
+    try:
+        if effect.model is not None and isinstance(driver, AdapterHost):
+            num_in_flight = await driver.num_of_adapter(handle, effect.model)
+        else:
+            num_in_flight = await driver.num_in_flight(handle)
+    except EngineFailed as error:
+        log.warning("the engine of %s does not say how many requests are left in its drain: %s", name, error.message)
+        return None
+    if reads_kv and isinstance(driver, Sleeper):
+        try:
+            kv_bytes_used = await driver.kv_bytes_used(handle)
+        except EngineFailed as error:
+            log.warning("the engine of %s does not say how full its KV cache is: %s", name, error.message)
+    return msg.InFlight(name, num_in_flight, kv_bytes_used)
+
+
+STREAMS_MOVE_S = 1.0  # how long routers have to take their streams away from a stage that has become whole ...
+STAGE_POLL_S = 0.2  # ... which is then asked so often whether it still runs something
+KV_MOVES_S = 10.0  # how long the KV cache of what runs may take to come over
+KV_KEPT_S = 30.0  # how long the KV cache that was moved is kept for what routers ask of the whole engine
+
+
+class StageMoves:
+    """`driver_of`: a handle's driver; `report`: where outcomes go."""
+
+    def __init__(
+        self,
+        state: StateFile,
+        weights_watch: WeightsWatch,
+        driver_of: Callable[[EngineHandle], EngineDriver],
+        report: Callable[[Any], Awaitable[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state, self._weights_watch, self._driver_of = state, weights_watch, driver_of
+        self._report, self._clock = report, clock
+
+    async def finish(self, effect: msg.FinishStages) -> None:
+        """Routers take their streams away first; what they leave, and what has not begun, ends in the stages. The
+        placer ends the later ones once that is published, and then the first one's process ends."""
+        handle = self._state.handles.get(effect.instance_id)
+        driver = self._driver_of(handle) if handle is not None else None
+        if handle is None or not isinstance(driver, Mover):
+            await self._report(msg.StagesFinished(effect.instance_id))
+            return
+        kept_until = self._clock() + KV_KEPT_S
+        await asyncio.sleep(STREAMS_MOVE_S)
+        while not (is_over := await self._is_over(handle, driver)):
+            if effect.deadline_at and self._clock() >= effect.deadline_at:
+                log.warning(
+                    "the agent ends the stages of %s and the requests that still run in them", effect.instance_id
+                )
+                break
+            if self._clock() >= kept_until:
+                driver.forget_moved(handle)
+            await asyncio.sleep(STAGE_POLL_S)
+        await self._report(msg.StagesFinished(effect.instance_id, cut=not is_over))
+        await asyncio.sleep(STREAMS_MOVE_S)
+        await self._leave(driver, handle, kept_until)
+
+    async def kv_moved(self, driver: Mover, handle: EngineHandle) -> Moved | str:
+        """What came over of the KV cache, or why nothing does."""
+        if not self._weights_watch.is_as_read(handle.instance_id):
+            return "its weights were fetched anew, and what was computed with those before is computed again"
+        try:
+            async with asyncio.timeout(KV_MOVES_S):
+                return await driver.move_requests(handle)
+        except EngineFailed as error:
+            return error.message
+        except TimeoutError:
+            return f"its KV cache did not come within {KV_MOVES_S:g} s"
+
+    async def _leave(self, driver: Mover, handle: EngineHandle, kept_until: float) -> None:
+        """End the stage that a whole engine was, and in time what was moved. Of an engine that was none, nothing."""
+        await driver.end_stage(handle)
+        await asyncio.sleep(max(kept_until - self._clock(), 0.0))
+        driver.forget_moved(handle)
+
+    async def leave_again(self, driver: Mover, handle: EngineHandle) -> None:
+        """End what an agent that was killed has left of a consolidation that was over."""
+        await self._leave(driver, handle, self._clock() + KV_KEPT_S)
+
+    async def _is_over(self, handle: EngineHandle, driver: Mover) -> bool:
+        """A stage that does not answer may still run something: it is asked again."""
+        try:
+            return await driver.is_stage_over(handle)
+        except EngineFailed as error:
+            log.warning("%s", error.message)
+            return False
+
+
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
 FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that are killed
 END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone

@@ -13,7 +13,7 @@ from glowplug.controllers.agent.messages import ReportConsolidation, ReportDrain
 from glowplug.domain.hardware import SHARED, GrantOwner
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.events import Event
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 from glowplug.runtime.shell import Executor
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap

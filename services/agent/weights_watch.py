@@ -7,7 +7,7 @@ from typing import Any
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.domain.model import WeightsRef
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 from glowplug.services.agent.settings import AgentSettings
 from glowplug.weights.disk import DISK
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest

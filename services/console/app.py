@@ -43,9 +43,9 @@ from glowplug.services.console.settings import ConsoleSettings
 from glowplug.services.console.stream import Hub
 from glowplug.services.console.trace_store import TraceDisk, TraceStore
 from glowplug.services.console.upstream import Addresses, Upstream
+from glowplug.services.console.usage_api import UsageReader
 from glowplug.services.console.usage_ledger import Ledger
 from glowplug.services.console.usage_prices import PriceFile
-from glowplug.services.console.usage_reader import UsageReader
 from glowplug.telemetry import logs
 
 PAGE_HEADERS: Final = {

@@ -1,17 +1,121 @@
 """The fleet as JSON and as a stream of what changes in it; the requests that match a filter, and one model in full."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
+from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import Contended, ModelNotFound
-from glowplug.services.console.fleet_view import FleetView
-from glowplug.services.console.model_detail import ModelDetail, coming, declared, starts, why_so
-from glowplug.services.console.records import json_response, streamed
+from glowplug.domain.instance import Instance, InstanceState, PhaseName
+from glowplug.domain.model import Model
+from glowplug.services.console import fleet_rows as rows
+from glowplug.services.console.decisions import DecisionLog, named_in
+from glowplug.services.console.events import discreet_model
+from glowplug.services.console.fleet_view import Fetches, FleetView
+from glowplug.services.console.records import json_response, record_of, streamed
 from glowplug.services.console.request_log import RequestLog
 from glowplug.services.console.stream import Client, Hub, TooManyClients
+
+# One model in full: what its owner declared, its latest starts with their phases, and the start under way.
+#
+# Pure, like the view of the fleet beside it.
+
+STARTS_SHOWN: Final = 10
+
+
+class Coming(msgspec.Struct, frozen=True, kw_only=True):
+    """A start under way: the phases known so far. `began_at` is what their offsets count from."""
+
+    instance_id: str
+    node_id: str
+    state: str
+    began_at: float
+    emulated: bool
+    phases: tuple[rows.PhaseRow, ...]
+    fetch: rows.FetchRow | None
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision to which the model owes its present state. `decision_id` is "" when none is on record."""
+
+    reason: str
+    decision_id: str = ""
+    made_at: float = 0.0
+
+
+class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """`model` is the row of the fleet; `declared` what its file or the API says."""
+
+    now: float
+    model: rows.ModelRow
+    instances: list[rows.InstanceRow]
+    declared: dict[str, Any]
+    starts: list[rows.Start]
+    coming: list[Coming]
+    why: Why
+
+
+def starts(instances: Iterable[Instance]) -> list[rows.Start]:
+    """The starts of one model's instances that are over, newest first."""
+    over = [start for instance in instances if (start := rows.start_of(instance)) is not None]
+    return sorted(over, key=lambda start: -start.ended_at)[:STARTS_SHOWN]
+
+
+def coming(instances: Iterable[Instance], fetches: Fetches, now_s: float) -> list[Coming]:
+    """Those of `instances` that are on their way, oldest first."""
+    found = []
+    for instance in sorted(instances, key=lambda i: (i.created_at, i.instance_id)):
+        if instance.state.is_coming:
+            began, phases = rows.began_at(instance), _phases_so_far(instance)
+            fetch = fetches.of(instance.model_key, instance.node_id, now_s)
+            found.append(
+                record_of(Coming, instance, state=instance.state.value, began_at=began, phases=phases, fetch=fetch)
+            )
+    return found
+
+
+def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog) -> Why:
+    """Why the model is where it is: what placed the newest instance that serves or is on its way. Without one, the
+    latest decision about it, or by which an instance of it had to leave for another model."""
+    living = sorted((i for i in instances if not i.state.is_gone), key=lambda i: (i.created_at, i.instance_id))
+    active = [i for i in living if not i.state.is_dormant and i.state is not InstanceState.DRAINING]
+    found = next((d for i in reversed(active) if (d := decisions.get(i.decision_id)) is not None), None)
+    if found is None and not active:
+        found = next((d for d in decisions.newest() if _concerns(d, model_key, decisions)), None)
+    if found is not None:
+        return Why(reason=found.reason, decision_id=found.decision_id, made_at=found.made_at)
+    if living:
+        return Why(reason=living[-1].reason or "the decision that placed it is on record no more")
+    return Why(reason="nothing has been decided about it: no request has asked for it")
+
+
+def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) -> bool:
+    if record.kind != "evict":
+        return record.model_key == model_key
+    victims = (decisions.instance(instance_id) for instance_id in named_in(record) - {record.instance_id})
+    return any(victim is not None and victim.model_key == model_key for victim in victims)
+
+
+def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
+    """Those reported, and the fetch: an agent reports LOADING the moment the weights are whole in host memory."""
+    began = rows.began_at(instance)
+    reported = rows.phase_rows(instance, began)
+    if instance.state is not InstanceState.LOADING or any(phase.name == PhaseName.FETCH for phase in reported):
+        return reported
+    offset_s = instance.created_at - began
+    fetch_s = max(0.0, instance.changed_at - instance.created_at)
+    return (*reported, rows.PhaseRow(PhaseName.FETCH.value, offset_s, fetch_s, 0.0))
+
+
+def declared(model: Model) -> dict[str, Any]:
+    """What the model's owner said, JSON-ready, without what is private."""
+    fields: dict[str, Any] = msgspec.to_builtins(discreet_model(model))
+    return fields
+
 
 MAX_LINES = 500
 

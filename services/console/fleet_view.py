@@ -33,9 +33,9 @@ from glowplug.events.facts import (
     WeightsProgressed,
 )
 from glowplug.fleet.demand import LoadReports
+from glowplug.fleet.start_times import START_TIMES, StartRow
 from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import ABSENT_S, Fleet, NodeTable
-from glowplug.policies.start_times import START_TIMES, StartRow
 from glowplug.services.console import fleet_rows as rows
 from glowplug.services.console.decisions import DecisionLog
 from glowplug.services.console.records import Newest, RecordT, record_of

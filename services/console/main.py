@@ -1,13 +1,206 @@
 """The console process."""
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, Final
 
+from glowplug.bus.port import Bus
+from glowplug.domain.decision import DecisionRecord
+from glowplug.events import Event
+from glowplug.events.envelope import PAYLOADS, MalformedEvent
+from glowplug.events.facts import RouterRequestsFinished, ServiceStarted
+from glowplug.events.subjects import COMMANDS_ALL, FACTS, USAGE, filters, is_telemetry
+from glowplug.runtime.identity import PROCESSES, Holder
 from glowplug.runtime.key_reader import KeyReader
 from glowplug.runtime.service import World, run, serve_rest
+from glowplug.runtime.tasks import end, essential
+from glowplug.runtime.unreadable import Unreadable
 from glowplug.services.console.app import Console, build_app
-from glowplug.services.console.handlers import Feed
+from glowplug.services.console.fleet_view import TABLES
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.settings import ConsoleSettings
+from glowplug.state.port import NotATable, Store, StoreUnavailable
+from glowplug.state.rows import read_row
+from glowplug.telemetry.metrics import ShellMetrics
+
+# Wiring: the bus and the store feed the view, the view feeds the open pages. Neither is needed to live.
+
+log = logging.getLogger(__name__)
+
+DECISIONS_LOG: Final = "decisions"
+DECISIONS_READ: Final = 100
+_TELEMETRY = [cls for kind, cls in PAYLOADS.items() if is_telemetry(kind) and kind != "request.finished"]
+WATCHED: Final = (FACTS, USAGE, *filters(_TELEMETRY), COMMANDS_ALL)  # ends of requests come in reports, not singly
+ENDS_LISTED: Final = 32  # of one such report, the newest; all of them count in the history and in the log of requests
+UNSEEN_BEATS: Final = 5  # of a pulse that nobody sees
+
+
+class Feed:
+    """Keeps a console's view fresh. `connect` waits for the bus; the store is asked again every `resync_s`."""
+
+    def __init__(
+        self,
+        console: Console,
+        bus: Bus,
+        store: Store,
+        connect: Callable[[], Awaitable[None]],
+        health: ShellMetrics | None = None,
+    ) -> None:
+        self._console, self._bus, self._store, self._connect = console, bus, store, connect
+        self._health = health
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dropped_counted = 0
+        self._unreadable = Unreadable(health.unreadable_rows if health else None)
+        self._read: dict[str, dict[str, tuple[bytes, Any]]] = {}  # table -> key -> row as last read, what it says
+
+    def start(self, stopping: asyncio.Event | None = None) -> None:
+        """Begin; a loop that fails sets `stopping`, since a page that shows an old fleet as the present one lies."""
+        console = self._console
+        loops = (self._listen, self._resync_loop, self._beat_loop, console.usage.forget, console.history.keep)
+        self._tasks = [asyncio.create_task(loop()) for loop in loops]
+        if stopping is not None:
+            for task in self._tasks:
+                essential(task, stopping)
+
+    async def stop(self) -> None:
+        """Let every page go, then end the loops."""
+        self._console.hub.close()
+        self._console.events.close()
+        await end(self._tasks)
+
+    async def _listen(self) -> None:
+        """Core subscriptions: a reader that shows the present has no use for yesterday's facts. Usage is read durably:
+        the ledger needs all of it."""
+        await self._connect()
+        for subject in WATCHED:
+            await self._bus.subscribe([subject], self._on_event)
+        await self._console.usage.listen(self._bus)
+
+    async def _on_event(self, event: Event) -> None:
+        console = self._console
+        take(console, event, console.clock())
+        if isinstance(event.data, ServiceStarted):
+            console.upstream.addresses.learn(event.data.service, event.data.data_url or event.data.url)
+
+    async def _resync_loop(self) -> None:
+        while True:
+            await self.resync()
+            await asyncio.sleep(self._console.settings.resync_s)
+
+    async def resync(self) -> None:
+        """Read the tables and the tail of the decisions once. An unreadable row is left out, named and counted; what is
+        no table or log at all leaves the page as it was."""
+        view, clock = self._console.view, self._console.clock
+        try:
+            for table, cls in TABLES.items():
+                try:
+                    raw_rows = await self._store.load(table)
+                except NotATable as error:
+                    self._unreadable.whole(table, str(error))
+                    continue
+                view.restore(table, self._readable(table, raw_rows, cls), clock())
+            view.decisions.restore(await self._decisions())
+        except StoreUnavailable as error:
+            if view.sources["store"].is_up:
+                log.warning("the console cannot read the store: %s", error)
+            view.source("store", False, clock())
+            return
+        view.source("store", True, clock())
+        await self._read_processes()
+        if self._health:
+            self._health.synced_at.set(clock())
+
+    async def _read_processes(self) -> None:
+        """Where the logs of services are read. A store that refuses this table alone costs the logs alone."""
+        try:
+            raw_rows = await self._store.load(PROCESSES)
+            self._console.log_sources.processes = self._readable(PROCESSES, raw_rows, Holder)
+        except (NotATable, StoreUnavailable) as error:
+            log.warning("the console cannot read the addresses of services and shows logs of nodes alone: %s", error)
+
+    async def _decisions(self) -> list[DecisionRecord]:
+        """The newest decisions of the log, newest first. Raises StoreUnavailable."""
+        wanted = DECISIONS_READ if len(self._console.view.decisions) else self._console.settings.decisions_kept
+        try:
+            tail = await self._store.tail(DECISIONS_LOG, wanted)
+        except NotATable as error:
+            self._unreadable.whole(DECISIONS_LOG, str(error))
+            return []
+        # A row is named by its bytes: its place in the log changes with each new one.
+        named = {blake2b(raw, digest_size=8).hexdigest(): raw for raw in tail}
+        return list(self._readable(DECISIONS_LOG, named, DecisionRecord).values())
+
+    def _readable(self, table: str, raw_rows: Mapping[str, bytes], cls: type[Any]) -> dict[str, Any]:
+        """The rows that can be read. A row that is as it was is not decoded anew."""
+        rows, unreadable = {}, {}
+        before, self._read[table] = self._read.get(table, {}), (now := {})
+        for key, raw in raw_rows.items():
+            known = before.get(key)
+            try:
+                now[key] = known if known and known[0] == raw else (raw, read_row(table, key, raw, cls))
+                rows[key] = now[key][1]
+            except MalformedEvent as error:
+                unreadable[key] = str(error)
+        self._unreadable.seen(table, unreadable)
+        return rows
+
+    async def _beat_loop(self) -> None:
+        """The pulse of every page: what changed since the last one. Seldom while no page is open: one that opens gets
+        the whole fleet at once, and its first change a moment later."""
+        loop = asyncio.get_running_loop()
+        while True:
+            beat_s = self._console.settings.stream_beat_s
+            beat_s *= 1 if self._console.hub.clients else UNSEEN_BEATS
+            due = loop.time() + beat_s
+            await asyncio.sleep(beat_s)
+            if self._health:
+                self._health.ticked(loop.time() - due, 0, self._bus.counts)
+            self.beat()
+
+    def beat(self) -> None:
+        console = self._console
+        now_s = console.clock()
+        console.view.source("bus", self._bus.connected, now_s)
+        if self._health:
+            self._health.bus_connected.set(self._bus.connected)
+            self._health.store_connected.set(console.view.sources["store"].is_up)
+        if (disk := console.traces.disk) is not None:
+            console.metrics.disk_bytes.set(disk.num_bytes)
+        console.metrics.stream_clients.set(len(console.hub.clients))
+        if console.hub.clients:
+            console.hub.flush(console.view, now_s)
+        console.metrics.stream_dropped.inc(console.hub.num_dropped - self._dropped_counted)
+        self._dropped_counted = console.hub.num_dropped
+
+
+def take(console: Console, event: Event, now_s: float) -> None:
+    """Give one event to all that a console shows."""
+    for one in as_listed(event):
+        console.events.take(one)
+    console.view.take(event, now_s)
+    console.requests.take(event, now_s)
+    console.history.take(event, now_s)
+
+
+def as_listed(event: Event) -> Iterator[Event]:
+    """The events that the log of events lists for one of the bus: the newest `request.finished` of a router's report of
+    many, and every other event as it is."""
+    if not isinstance(event.data, RouterRequestsFinished):
+        yield event
+        return
+    for number, (request, traceparent) in list(enumerate(event.data.traced()))[-ENDS_LISTED:]:
+        yield replace(
+            event,
+            event_id=f"{event.event_id}-{number}",
+            type=request.TYPE,
+            occurred_at=request.finished_at,
+            data=request,
+            cause_id=request.request_id,
+            traceparent=traceparent,
+        )
 
 
 async def serve(stopping: asyncio.Event) -> None:

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from glowplug.controllers.predictor.params import PredictorParams
-from glowplug.policies.throughput import CapacityParams
+from glowplug.fleet.throughput import CapacityParams
 from glowplug.runtime.settings import ElectedSettings, advanced
 
 

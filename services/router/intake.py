@@ -3,9 +3,12 @@
 Refusals, and requests for paths that need no engine, are answered here.
 """
 
+import html
 import logging
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -23,29 +26,28 @@ from glowplug.engines.apis import EngineApi
 from glowplug.engines.drivers import api_of
 from glowplug.events.facts import ModelKeepAliveAsked
 from glowplug.policies.limits.scope import Reservation
+from glowplug.policies.routing.prefix_index import Prefix
 from glowplug.services.router import (
-    about,
     api_errors,
     batch_paths,
-    content_coding,
     forced_responses,
     forced_tools,
     messages_as_chat,
     ollama,
     sequences,
-    text_formats,
     tracing,
 )
-from glowplug.services.router.adapter_answers import AsItIs, Renaming
+from glowplug.services.router import request_shapes as shapes
 from glowplug.services.router.api_errors import STOPPING, ApiError, refused
-from glowplug.services.router.conversation import TextReader
+from glowplug.services.router.continuation import decode
+from glowplug.services.router.conversation import TextReader, text_of
 from glowplug.services.router.ends import ClientSink
 from glowplug.services.router.exchange import Exchange
-from glowplug.services.router.http_request import HttpRequest
+from glowplug.services.router.http_request import HttpRequest, body_too_large
 from glowplug.services.router.nearest import LATEST
 from glowplug.services.router.port_context import PortContext
-from glowplug.services.router.prefixes import prefix_of
 from glowplug.services.router.request_body import (
+    CHARS_PER_TOKEN,
     OPERATIONS,
     check_model,
     fields_named,
@@ -55,13 +57,308 @@ from glowplug.services.router.request_body import (
     sizes,
     unknown_fields,
 )
-from glowplug.services.router.request_shapes import CompletionAsked, Generating, MessagesAsked, ResponseAsked
+from glowplug.services.router.request_shapes import (
+    NULL,
+    CompletionAsked,
+    Generating,
+    MessagesAsked,
+    ResponseAsked,
+    ResponseFormat,
+    TextFormat,
+)
 from glowplug.services.router.request_table import RequestTable, Stage
+from glowplug.services.router.settings import Limits
 from glowplug.services.router.tracing import RequestTrace, Sampler
-from glowplug.services.router.translated import TranslatedClient, Translation, inner_request
-from glowplug.services.router.wire import JSON_HEADERS, MESSAGES, encode_json
+from glowplug.services.router.translated import SameApi, TranslatedClient, Translation, inner_request
+from glowplug.services.router.wire import JSON_HEADERS, MESSAGES, encode_json, is_anthropic
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
+
+# The data port's answer at `/` (a page for browsers, JSON for programs), and the list of models in the shape of
+# Anthropic's API.
+
+HTML_HEADERS = (
+    b"content-type: text/html; charset=utf-8\r\ncontent-security-policy: default-src 'none'\r\nvary: accept\r\n"
+)
+PATHS = {
+    "/v1/models": "the models, and how warm each one is",
+    "/v1/chat/completions": "OpenAI's chats",
+    "/v1/completions": "OpenAI's completions",
+    "/v1/responses": "OpenAI's responses",
+    "/v1/embeddings": "OpenAI's embeddings",
+    "/v1/files": "OpenAI's files of batches, where the fleet keeps files",
+    "/v1/batches": "OpenAI's batches: many requests, answered later",
+    "/v1/messages": "Anthropic's messages",
+    "/v1/messages/count_tokens": "Anthropic's count of a message's tokens",
+    "/v1/rerank": "documents in the order of their relevance",
+    "/api/*": "Ollama's API: chat, generate, embed, tags, ps, show, version, pull",
+    "/v1/audio/*": "speech and transcriptions, of models whose engine has them",
+    "/tokenize": "the tokens of a text, of models whose engine has it (and /detokenize)",
+    "/ready": "whether this router takes requests (and /health)",
+}
+ANTHROPIC_VERSION = b"anthropic-version"
+
+
+def root(accept: bytes, console_url: str) -> tuple[int, bytes, bytes]:
+    """(status, body, headers) of GET /."""
+    if b"text/html" not in accept.lower():
+        said: dict[str, Any] = {
+            "service": "glowplug",
+            "what": "Models served over the APIs of OpenAI, Anthropic and Ollama.",
+        }
+        said |= {"base_url": "/v1", "paths": PATHS}
+        if console_url:
+            said["console"] = console_url
+        return 200, encode_json(said), JSON_HEADERS + b"vary: accept\r\n"
+    rows = "".join(
+        f"<dt><code>{html.escape(path)}</code></dt><dd>{html.escape(what)}</dd>" for path, what in PATHS.items()
+    )
+    address = html.escape(console_url, quote=True)
+    console = f'<p>The console is at <a href="{address}">{address}</a>.</p>' if console_url else ""
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Glowplug</title><h1>Glowplug</h1>'
+        "<p>This port serves models over the APIs of OpenAI, Anthropic and Ollama. Give a client its address with "
+        f"<code>/v1</code> behind it as the base URL.</p>{console}<dl>{rows}</dl></html>\n"
+    )
+    return 200, page.encode(), HTML_HEADERS
+
+
+def anthropic_row(name: str, created: int) -> dict[str, Any]:
+    """One model in the shape of Anthropic's API. `created`: epoch seconds."""
+    at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": name, "display_name": name, "created_at": at}
+
+
+def anthropic_list(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The list of all models in Anthropic's shape, as a single page."""
+    first, last = (rows[0]["id"], rows[-1]["id"]) if rows else (None, None)
+    return {"data": list(rows), "has_more": False, "first_id": first, "last_id": last}
+
+
+# Answers of an adapter from an engine that calls itself by its base's name: they carry the adapter's name instead.
+#
+# The name stands as a value of the answer's JSON, where no text of an answer can look like it: quotes within a string
+# are escaped there.
+
+
+class Renaming:
+    """The change of what the engine says, before any translation of it."""
+
+    def __init__(self, base: str, name: str) -> None:
+        self._base, self._name = (b'"model":' + encode_json(one) for one in (base, name))
+
+    def __call__(self, said: bytes) -> bytes:
+        """Whole events or a whole answer, with the adapter's name for the base's."""
+        return said.replace(self._base, self._name)
+
+
+class AsItIs(SameApi):
+    """The translation of an answer to a request of `path` that only its Renaming changes."""
+
+    def __init__(self, path: bytes, *, streams: bool) -> None:
+        super().__init__(streams)
+        self._path, self._has_error = path, False
+
+    def events(self, events: bytes) -> bytes:
+        """The events unchanged; the last one is the stream's own end, or an error."""
+        self._has_error = self._has_error or b"event: error\n" in events
+        return events
+
+    def end(self) -> bytes:
+        """Nothing: the stream has ended."""
+        return b""
+
+    def whole(self, answer: bytes) -> bytes:
+        """The answer unchanged."""
+        return answer
+
+    def error(self, error: bytes) -> bytes:
+        """The error object, in the shape of the API of its path."""
+        is_other = is_anthropic(self._path) and error.startswith(b'{"error"')
+        return messages_as_chat.anthropic_error(error) if is_other else error
+
+    def error_event(self, error: bytes) -> bytes:
+        """The event that carries an error and ends the stream, unless one has come."""
+        return b"" if self._has_error else api_errors.event(self._path, self.error(error))
+
+
+# Request bodies that are compressed or begin with a byte order mark, decoded within the size limit of a body, since
+# engines take plain JSON only.
+
+BOM = b"\xef\xbb\xbf"
+ENCODING = b"content-encoding"
+TAKEN = "gzip, deflate"
+ACCEPTED = b"accept-encoding: gzip, deflate\r\n"  # beside a 415 (RFC 9110, 12.5.3)
+_AUTO, _RAW = 47, -15  # zlib's window bits: a gzip or zlib header, none
+_MOST_MEMBERS = 32  # of one gzip body; each costs a copy of the bytes after it
+_GZIP = frozenset((b"gzip", b"x-gzip"))
+
+
+def undo_coding(request: HttpRequest, limits: Limits) -> int:
+    """Decode the request's body in place and remove its content-encoding header. Returns by how many bytes the body has
+    grown. Raises ApiError."""
+    before, encoding = request.body, request.headers.pop(ENCODING, b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        if encoding not in _GZIP and encoding != b"deflate":
+            shown = encoding[:100].decode("ascii", "replace")
+            message = f"The content-encoding `{shown}` is not taken; send the body plain, or as {TAKEN}."
+            raise refused(415, message, "unsupported_media_type")
+        request.body = _inflated(before, encoding, limits)
+    request.body = request.body.removeprefix(BOM)
+    return len(request.body) - len(before)
+
+
+def _inflated(body: bytes, encoding: bytes, limits: Limits) -> bytes:
+    """Decompress a body, and stop once it exceeds the size limit of a body. Raises ApiError."""
+    is_gzip = encoding in _GZIP
+    bits = _AUTO if is_gzip or _has_zlib_header(body) else _RAW
+    out = bytearray()
+    try:
+        for _ in range(_MOST_MEMBERS):
+            stream = zlib.decompressobj(bits)
+            out += stream.decompress(body, limits.body_bytes + 1 - len(out))
+            if len(out) > limits.body_bytes:
+                raise body_too_large(limits)
+            if not stream.eof:
+                raise _wrong(encoding, "it ends too early")
+            body = stream.unused_data if is_gzip else b""  # a gzip file may have several members
+            if not body:
+                return bytes(out)
+    except zlib.error as error:
+        raise _wrong(encoding, str(error)) from error
+    raise _wrong(encoding, f"it has more than {_MOST_MEMBERS} members")
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    """Return whether a deflate body has zlib's header (RFC 9110, 8.4.1.2), which some clients leave out."""
+    return len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+
+
+def _wrong(encoding: bytes, why: str) -> ApiError:
+    name = encoding.decode()
+    return refused(400, f"The body is labelled `content-encoding: {name}`, and is no {name}: {why}.", "invalid_body")
+
+
+# The structure of an answer, moved to the field where the engine reads it: llama.cpp ignores `text.format` on
+# /v1/responses and heeds `response_format` there; it ignores `response_format` on /v1/completions and heeds its own
+# field `json_schema` there.
+#
+# Pure: bytes in, bytes out.
+
+_ANY_OBJECT = Raw(b'{"type":"object"}')
+
+
+def translate(body: bytes, asked: ResponseAsked | CompletionAsked) -> bytes:
+    """The body for the engine. It keeps the client's field, which the continuation of a stream reads. Raises BadRequest
+    where the schema is missing, or where the request asks for another structure besides."""
+    if isinstance(asked, ResponseAsked):
+        wanted = asked.text.format if asked.text is not None else None
+        more = _of_response(wanted) if wanted is not None and wanted.type != "text" else {}
+    else:
+        form = asked.response_format
+        more = _completion_format(asked, form) if form is not None and form.type != "text" else {}
+    return encode_json(decode(body, type=dict[str, Raw]) | more) if more else body
+
+
+def _of_response(wanted: TextFormat) -> dict[str, Any]:
+    form: dict[str, Any] = {"type": wanted.type}
+    if wanted.type == "json_schema":
+        if wanted.schema == NULL:
+            raise BadRequest("text.format.schema is missing.", param="text.format.schema")
+        form["json_schema"] = {"name": "response", "schema": wanted.schema}
+    return {"response_format": form}
+
+
+def _completion_format(asked: CompletionAsked, form: ResponseFormat) -> dict[str, Any]:
+    for name in ("json_schema", "grammar"):
+        if getattr(asked, name) not in (NULL, None, ""):
+            text = f"response_format: `{name}` asks for a structure already; leave one of them out."
+            raise BadRequest(text, param="response_format")
+    schema = form.schema
+    if schema == NULL and form.json_schema != NULL:
+        schema = msgspec.json.decode(form.json_schema, type=dict[str, Raw]).get("schema", NULL)
+    if schema == NULL and form.type == "json_schema":
+        param = "response_format.json_schema.schema"
+        raise BadRequest(f"{param} is missing.", param=param)
+    return {"json_schema": _ANY_OBJECT if schema == NULL else schema}
+
+
+# The blocks of a prompt, for routing by prefixes (policies/routing/prefix_index.py). Only hashes leave this module,
+# and they mean nothing outside this process: Python's hash of a text has a key of its own in each.
+#
+# Blocks are of characters, at four a token. Engines render prompts with a template that this router does not know; it
+# puts tools before all messages and messages in their order, and so does the text that is hashed here. Where two
+# prompts differ in what is not read here (images, a template's settings), the estimate is wrong and engines correct
+# it.
+
+MOST_BLOCKS = 4096  # of one prompt
+
+
+def prefix_of(asked: Any, block_tokens: int) -> Prefix:
+    """The blocks of a request's prompt, of so many tokens each; none of several prompts."""
+    if isinstance(asked, shapes.CompletionAsked):
+        return _completion_prefix(asked.prompt, block_tokens)
+    return blocks("\0".join(texts_of(asked)), block_tokens * CHARS_PER_TOKEN)
+
+
+def _completion_prefix(prompt: Any, block_tokens: int) -> Prefix:
+    """The blocks of one text, or of one list of token ids."""
+    if isinstance(prompt, list) and len(prompt) == 1:
+        (prompt,) = prompt
+    if isinstance(prompt, str):
+        return blocks(prompt, block_tokens * CHARS_PER_TOKEN)
+    ids = tuple(prompt[: block_tokens * MOST_BLOCKS]) if isinstance(prompt, list) else ()
+    return blocks(ids, block_tokens) if all(isinstance(one, int) for one in ids) else ()
+
+
+def blocks(prompt: str | tuple[Any, ...], size: int) -> Prefix:
+    """Chained hashes of the whole blocks of a text, or of token ids: of so many each, `MOST_BLOCKS` at most."""
+    last, found = hash("the key of this process"), []
+    for at in range(size, min(len(prompt), size * MOST_BLOCKS) + 1, size):
+        last = hash((last, prompt[at - size : at]))
+        found.append(last)
+    return tuple(found)
+
+
+def texts_of(asked: Any) -> Iterator[str]:
+    """The texts of a conversation in the order in which an engine reads them; none of a request that has none."""
+    yield from _tool_names(getattr(asked, "tools", None) or ())
+    if isinstance(asked, shapes.ChatAsked):
+        yield from _said(asked.messages)
+    elif isinstance(asked, shapes.MessagesAsked):
+        yield text_of(asked.system)
+        yield from _said(asked.messages)
+    elif isinstance(asked, shapes.ResponseAsked):
+        yield asked.instructions or ""
+        if isinstance(asked.input, str):
+            yield asked.input
+        else:
+            yield from _said(asked.input)
+
+
+def _said(turns: Iterable[Any]) -> Iterator[str]:
+    """What was said, by whom, with the calls of tools and what came of them."""
+    for turn in turns:
+        yield turn.role or ""
+        yield from _texts(turn.content)
+        yield from _texts(getattr(turn, "output", None))
+        for call in getattr(turn, "tool_calls", None) or ():
+            yield call.function.arguments
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+        return
+    for piece in content or ():
+        yield piece.text or ""
+        yield from _texts(getattr(piece, "content", None))  # of a tool's result in a message of Anthropic's API
+
+
+def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
+    for tool in tools:
+        yield getattr(getattr(tool, "function", tool), "name", None) or ""
+
 
 log = logging.getLogger(__name__)
 _LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
@@ -127,8 +424,8 @@ class Intake:
         """Send a POST for an engine on, as an exchange, or refuse it. Returns as `take`."""
         path = request.path
         try:
-            if content_coding.ENCODING in request.headers or request.body[:1] == content_coding.BOM[:1]:
-                self._context.buffered_bytes += content_coding.decode(request, self._context.limits)
+            if ENCODING in request.headers or request.body[:1] == BOM[:1]:
+                self._context.buffered_bytes += undo_coding(request, self._context.limits)
             if (reader := self._readers.get(path)) is None:
                 asked = read_form(request.body, request.headers.get(b"content-type", b""))
             else:
@@ -251,7 +548,7 @@ class Intake:
         """The client that translates the answer back, and the translated request."""
         inner = inner_request(request, path, body)
         if path != request.path:  # errors come in the shape of the inner path's API, then are translated
-            inner.headers.pop(about.ANTHROPIC_VERSION, None)
+            inner.headers.pop(ANTHROPIC_VERSION, None)
         return TranslatedClient(client, request, translation, self._context), inner
 
     def _ask_behind(self, outer: HttpRequest, client: ClientSink, inner: HttpRequest, *, is_translated: bool) -> bool:
@@ -285,7 +582,7 @@ class Intake:
             if path not in ollama.ASKS:
                 client.respond(request, 200, *self._about_ollama(request))
                 return False
-            self._context.buffered_bytes += content_coding.decode(request, self._context.limits)
+            self._context.buffered_bytes += undo_coding(request, self._context.limits)
             asked = ollama.read(request.body)
             model = self._table.find(ollama.name_of(asked), request.caller)
             keep_alive_s = ollama.keep_alive_s(asked, model, self._context.limits.client_keep_alive_s)
@@ -374,7 +671,7 @@ class Intake:
     def _write_format(self, request: HttpRequest, asked: ResponseAsked | CompletionAsked) -> None:
         """Move the structure that the client asks for to the field that the engine reads. Raises BadRequest."""
         before = len(request.body)
-        request.body = text_formats.translate(request.body, asked)
+        request.body = translate(request.body, asked)
         self._context.buffered_bytes += len(request.body) - before
 
     def forget_models(self) -> None:
@@ -434,24 +731,24 @@ class Intake:
     def _answer(self, request: HttpRequest) -> tuple[int, bytes, bytes]:
         """(status, body, headers) of a GET on a local path. Raises GlowplugError."""
         path, table = request.path, self._table
-        is_anthropic = about.ANTHROPIC_VERSION in request.headers
+        is_anthropic = ANTHROPIC_VERSION in request.headers
         if path == b"/":
             console_url = self._console_url if self._access.admits(request) else ""
-            return about.root(request.headers.get(b"accept", b""), console_url)
+            return root(request.headers.get(b"accept", b""), console_url)
         if path == b"/metrics":
             raise NotFound("This port has no metrics: each service shows its own at /metrics of its admin port.")
         if path == b"/v1/models":
             rows = [_model_row(model, table) for model in table.models(request.caller)]
             if is_anthropic:
-                rows = [about.anthropic_row(row["id"], row["created"]) for row in rows]
-                return 200, encode_json(about.anthropic_list(rows)), JSON_HEADERS
+                rows = [anthropic_row(row["id"], row["created"]) for row in rows]
+                return 200, encode_json(anthropic_list(rows)), JSON_HEADERS
             return 200, encode_json({"object": "list", "data": rows}), JSON_HEADERS
         if path.startswith(b"/v1/models/"):
             name = unquote_to_bytes(path.removeprefix(b"/v1/models/")).decode("utf-8", "replace")
             row = _model_row(table.find(name, request.caller), table)
             return (
                 200,
-                encode_json(about.anthropic_row(row["id"], row["created"]) if is_anthropic else row),
+                encode_json(anthropic_row(row["id"], row["created"]) if is_anthropic else row),
                 JSON_HEADERS,
             )
         if path in (b"/ready", b"/readyz"):
@@ -467,9 +764,9 @@ class Intake:
         self._context.metrics.refused(error.status)
         self._context.report_refusal(request, error)
         headers = JSON_HEADERS + headers + api_errors.no_retry(error)
-        path = MESSAGES if about.ANTHROPIC_VERSION in request.headers else request.path
+        path = MESSAGES if ANTHROPIC_VERSION in request.headers else request.path
         if error.status == 415 and request.path in OPERATIONS:
-            headers += content_coding.ACCEPTED
+            headers += ACCEPTED
         body, more = api_errors.body(path, error), api_errors.retry_after(error)
         client.respond(request, error.status, body, headers, more)
         return False

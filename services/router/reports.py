@@ -7,31 +7,138 @@ counted.
 import asyncio
 import heapq
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from glowplug.bus.port import Bus, BusUnavailable
 from glowplug.controllers.effects import Publish
 from glowplug.domain.access import Priority, prefix_of
+from glowplug.domain.errors import GlowplugError
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
-from glowplug.events.facts import RequestFinished, RouterRequestsFinished, RouterRequestsReported
+from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsFinished, RouterRequestsReported
 from glowplug.events.subjects import is_telemetry
 from glowplug.fleet.demand import LoadReporter
 from glowplug.services.router.conversation import TextReader
 from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.metrics import RouterMetrics
-from glowplug.services.router.refusals import Refusals
 from glowplug.services.router.request_table import RequestTable
-from glowplug.services.router.slow_lines import SlowLines
 from glowplug.services.router.tracing import event_id
 from glowplug.services.router.usage import UsageLog
 
+# Requests refused before they become requests of a model: no key, no such model, a bad body, over a limit.
+#
+# Anybody who reaches the port can cause refusals, at any rate: only the last ones are kept, and a flood is sampled.
+# Neither the request nor the error's message, which may quote it, is kept or reported.
+
+BURST: Final = 20  # refusals listed in a burst
+PER_S: Final = 1.0  # refusals listed per second in the long run
+
+
+class Refusals:
+    """The sampled refusals: the last `num_kept` for /v1/requests, and each to `put` as request.rejected. `clock`:
+    seconds since the epoch."""
+
+    def __init__(
+        self, router_id: str, put: Callable[..., None], num_kept: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._router_id, self._put, self._clock = router_id, put, clock
+        self._kept: deque[tuple[float, RequestRejected]] = deque(maxlen=num_kept)
+        self._room, self._since = float(BURST), clock()
+        self._num_unlisted = 0
+
+    def take(self, request: HttpRequest, error: GlowplugError) -> None:
+        """Report one request that was answered with `error`, unless the rate is exceeded."""
+        now = self._clock()
+        self._room = min(self._room + max(now - self._since, 0.0) * PER_S, float(BURST))
+        self._since = now
+        if self._room < 1:
+            self._num_unlisted += 1
+            return
+        self._room -= 1
+        fact = RequestRejected(
+            model_key="",
+            request_id=request.request_id,
+            router_id=self._router_id,
+            status=error.status,
+            code=error.code,
+            retry_after_s=error.retry_after_s or 0.0,
+            num_unlisted=self._num_unlisted,
+            tenant=request.caller.tenant if request.caller.key_id else "",
+            key_id=request.caller.key_id,
+        )
+        self._num_unlisted = 0
+        self._kept.append((now, fact))
+        self._put(fact)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows for /v1/requests, newest first, with the fields that a refusal has."""
+        return [_row(*kept) for kept in reversed(self._kept)]
+
+
+def _row(at: float, fact: RequestRejected) -> dict[str, Any]:
+    known = asdict(fact) | {"key": prefix_of(fact.key_id)}
+    code = known.pop("code")
+    return known | {"model": "", "state": "refused", "error_code": code, "arrived_at": at, "finished_at": at}
+
+
+# One line in the log for each request that waited for a start, lost its instance, or failed: why was it slow?
+#
+# A warm request that ends well writes none. In a flood of failures at most MOST_A_S lines a second are written; the
+# next line says how many were not.
+
+MOST_A_S: Final = 10
 log = logging.getLogger(__name__)
+
+
+class SlowLines:
+    """The lines of one router."""
+
+    def __init__(self) -> None:
+        self._second, self._num, self._num_unsaid = -1, 0, 0
+
+    def take(self, fact: RequestFinished, traceparent: str) -> None:
+        """Write the line of a request that is not warm and well. `traceparent`: "" where no trace is kept of it."""
+        second = math.floor(fact.finished_at)
+        if second != self._second:
+            self._second, self._num = second, 0
+        self._num += 1
+        if self._num > MOST_A_S:
+            self._num_unsaid += 1
+            return
+        unsaid = f" ({self._num_unsaid} such requests before it have no line)" if self._num_unsaid else ""
+        self._num_unsaid = 0
+        log.log(
+            logging.WARNING if fact.status >= 500 else logging.INFO,
+            "%s%s",
+            sentence(fact),
+            unsaid,
+            extra={
+                "request_id": fact.request_id,
+                "model": fact.model_key,
+                "instance": fact.instance_id or None,
+                "error_code": fact.error_code or None,
+                "trace_id": traceparent[3:35] or None,
+                "event_id": None,  # of whatever made the connection that the answer came on
+                "event_type": None,
+            },
+        )
+
+
+def sentence(fact: RequestFinished) -> str:
+    """What a person is told of a request: how it ended, how long it took, and how much of that it waited."""
+    waited = f"waited {fact.queue_s:.2f} s for {'a start of its model' if fact.cold else 'an instance'}"
+    end = f"was answered with {fact.status} after {fact.e2e_s:.2f} s"
+    lost = f", and its stream went on elsewhere {fact.num_continued} times" if fact.num_continued else ""
+    return f"a request for {fact.model_key} {waited} and {end}{lost}"
+
+
 Put = Callable[..., None]  # Outbox.put
 OUTBOX_LIMIT = 10_000  # events that wait for the bus, in each lane
 LOAD_EVERY_S = 0.5  # longest time between two reports of the loads

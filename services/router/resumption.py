@@ -6,14 +6,400 @@ their text is kept (continuation.py), at most TEXT_CHARS over all engines; no ot
 
 import copy
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from glowplug.controllers.router.messages import Recall
 from glowplug.domain.model import Model
-from glowplug.engines.apis import EngineApi
-from glowplug.services.router import continuation_apis, wire
-from glowplug.services.router.continuation import Continuation, NotContinuable
+from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, EngineApi
+from glowplug.services.router import wire
+from glowplug.services.router.continuation import DONE_EVENT, Continuation, NotContinuable, decode
 from glowplug.services.router.http_request import HttpRequest
+from glowplug.services.router.wire import encode_json
+
+# Continuations of an answer in each API: chats, completions, Anthropic's messages, and responses (continuation.py).
+
+# Fields of a chat that mean the same in a completion or do not affect the answer; a chat with other fields continues by
+# text.
+_PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", *_PENALTIES}
+_LENGTH = {"max_tokens", "min_tokens", "stop_token_ids", "ignore_eos"}
+_OF_BOTH = {
+    "model",
+    "stream",
+    "stream_options",
+    "user",
+    "skip_special_tokens",
+    "return_token_ids",
+    *_SAMPLING,
+    *_LENGTH,
+}
+_OF_CHATS = {"messages", "max_completion_tokens", "metadata", "store", "service_tier", "safety_identifier"}
+_SEVERAL = "several answers were asked for"
+_AT_ITS_END = "its end was under way"
+
+
+def begin(path: bytes, body: bytes, api: EngineApi, context_tokens: int) -> Continuation:
+    """Start the continuation of the answer to a request, for a model with a context of `context_tokens`. Raises
+    NotContinuable."""
+    kind = _KINDS.get(path.decode())
+    if kind is None or path.decode() not in api.continues:
+        raise NotContinuable("its engine cannot go on with an answer on this path")
+    return kind(decode(body), api, context_tokens)
+
+
+class _Chunks(Continuation):
+    """A continuation in OpenAI's chunks, of chats and completions."""
+
+    def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
+        super().__init__(asked, api, context_tokens)
+        if (asked.get("n") or 1) > 1 or (asked.get("best_of") or 1) > 1:
+            raise NotContinuable(_SEVERAL)
+        self._head: dict[str, Any] = {}  # id, created and so on, from the first engine
+        self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
+        self._has_usage = False
+        self._prompt_ids: list[int] = []
+        self._ids: list[int] = []  # of the answer's tokens whose text was sent
+        self._unshown: list[int] = []  # ids after these, whose text has not come yet
+        self._all_have_ids = True
+        self._seam_chars = 0
+
+    def ending(self) -> bytes:
+        return DONE_EVENT if self.is_finished and (self._has_usage or not self._wants_usage) else b""
+
+    def request(self) -> bytes:
+        self._unshown.clear()
+        self._seam_chars = len(self.text)
+        body = decode(super().request())
+        body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        if self._api.token_ids:
+            body["return_token_ids"] = True
+        return encode_json(body)
+
+    def _has_schema(self) -> bool:
+        return bool((self._asked.get("response_format") or {}).get("type", "text") != "text")
+
+    @property
+    def _known_ids(self) -> list[int]:
+        """The token ids of prompt and answer if the engine has returned them all, else none. None with stop strings
+        too: then text comes later than its tokens, and only the text tells how far the client is."""
+        if not (self._prompt_ids and self._ids and self._all_have_ids) or self._asked.get("stop"):
+            return []
+        return self._prompt_ids + self._ids
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if not self._head and "choices" in event:
+            kept = ("id", "created", "model", "system_fingerprint", "object")
+            self._head = {name: event[name] for name in kept if name in event}
+        self._take_prompt_ids(event)
+        self._has_usage = self._has_usage or bool(event.get("usage") and not event.get("choices"))
+        for choice in event.get("choices") or ():
+            self._take_choice(choice)
+
+    def _take_prompt_ids(self, holder: Mapping[str, Any]) -> None:
+        ids = holder.get("prompt_token_ids")
+        if isinstance(ids, list) and not self._prompt_ids:
+            self._prompt_ids = ids
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
+        if choice.get("index"):
+            raise NotContinuable(_SEVERAL)
+        self._take_prompt_ids(choice)
+        ids = choice.get("token_ids")
+        if isinstance(ids, list):
+            self._unshown += ids
+        if text := self._text_of(choice):
+            self._all_have_ids = self._all_have_ids and bool(self._unshown)
+            self._sent(text, len(self._unshown) or 1)
+            self._ids += self._unshown
+            self._unshown.clear()
+        self.is_finished = self.is_finished or bool(choice.get("finish_reason"))
+
+    def _rewritten(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        if "choices" not in event:
+            return event or None  # an error
+        usage = event.get("usage")
+        if not self._head:  # nothing was sent but comments
+            self._take({**event, "choices": [], "usage": None})
+        choices = [made for choice in event["choices"] or () if (made := self._rewritten_choice(choice)) is not None]
+        event.pop("timings", None)  # llama.cpp's, of this engine alone
+        event.pop("prompt_token_ids", None)
+        if usage:
+            event["usage"] = self._summed(usage, "prompt_tokens", "completion_tokens")
+        if not choices and not (usage and self._wants_usage and not self._has_usage):
+            return None
+        self._has_usage = self._has_usage or bool(usage and not choices)
+        return {**event, **self._head, "choices": choices}
+
+    def _rewritten_choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
+        if self._only_tail and self._text_of(choice):
+            self._set_text(choice, "")
+        was_finished = self.is_finished
+        shows = self._shows(choice)
+        self._take_choice(choice)
+        reason = choice.get("finish_reason")
+        if was_finished or not (shows or reason):
+            return None
+        if reason and self._only_tail:
+            choice["finish_reason"] = "length"
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict) and isinstance(logprobs.get("text_offset"), list):
+            logprobs["text_offset"] = [self._seam_chars + offset for offset in logprobs["text_offset"]]
+        choice.pop("prompt_token_ids", None)
+        return choice
+
+    def _text_of(self, choice: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    def _set_text(self, choice: dict[str, Any], text: str) -> None:
+        raise NotImplementedError
+
+    def _shows(self, choice: dict[str, Any]) -> bool:
+        """Return whether a choice tells the client anything new."""
+        return bool(self._text_of(choice))
+
+
+class _Completion(_Chunks):
+    path = COMPLETIONS.encode()
+
+    def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
+        super().__init__(asked, api, context_tokens)
+        if asked.get("echo"):
+            raise NotContinuable("its prompt was asked for in the answer (echo)")
+        if asked.get("suffix"):
+            raise NotContinuable("it fills in a text (suffix)")
+
+    def _go_on(self, body: dict[str, Any]) -> None:
+        prompt = body["prompt"]
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if self._known_ids:
+            body["prompt"] = self._known_ids
+        elif isinstance(prompt, str):
+            body["prompt"] = prompt + self.text
+        elif self._api.mixed_prompts and all(isinstance(one, int) for one in prompt):
+            body["prompt"] = [*prompt, self.text]
+        else:
+            raise NotContinuable("the request has more than one prompt")
+        if body.get("max_tokens") is None and self._api.completion_tokens:
+            body["max_tokens"] = self._api.completion_tokens
+
+    def _text_of(self, choice: dict[str, Any]) -> str:
+        return choice.get("text") or ""
+
+    def _set_text(self, choice: dict[str, Any], text: str) -> None:
+        choice["text"] = text
+
+
+class _Chat(_Chunks):
+    """A chat, which continues as a completion of its tokens where they are known; the choices become a chat's again."""
+
+    MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
+
+    def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
+        super().__init__(asked, api, context_tokens)
+        self.path = CHAT.encode()
+        self._has_role = False
+
+    def _go_on(self, body: dict[str, Any]) -> None:
+        ids = self._known_ids
+        if ids and all(name in _OF_BOTH or name in _OF_CHATS or value is None for name, value in body.items()):
+            most = body.get("max_completion_tokens") or body.get("max_tokens")
+            left = self._context_tokens - len(ids)
+            for name in [name for name in body if name not in _OF_BOTH]:
+                del body[name]
+            body["prompt"] = ids
+            body["max_tokens"] = most or self.num_tokens + max(left, 1)
+            self.path = COMPLETIONS.encode()
+            return
+        self.path = CHAT.encode()
+        prefills = self._api.prefills or bool(body.get("continue_final_message"))
+        body["messages"] = self._with_answer(body.get("messages"), prefills=prefills)
+        body["add_generation_prompt"], body["continue_final_message"] = False, True
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta") or {}
+        self._has_role = self._has_role or "role" in delta
+        if delta.get("tool_calls") or delta.get("function_call"):
+            self._why_not = "a tool is being called"
+        elif delta.get("reasoning_content") or delta.get("reasoning"):
+            self._why_not = "it began with reasoning"
+        super()._take_choice(choice)
+
+    def _rewritten_choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
+        if "delta" not in choice:
+            choice["delta"] = {"content": choice.pop("text", "")} if choice.get("text") else {}
+            choice.pop("text", None)
+        elif self._has_role:
+            choice["delta"].pop("role", None)
+        return super()._rewritten_choice(choice)
+
+    def _shows(self, choice: dict[str, Any]) -> bool:
+        delta = choice.get("delta") or {}
+        return any(value for name, value in delta.items() if not (self._only_tail and name == "content"))
+
+    def _text_of(self, choice: dict[str, Any]) -> str:
+        return (choice.get("delta") or {}).get("content") or ""
+
+    def _set_text(self, choice: dict[str, Any], text: str) -> None:
+        choice["delta"]["content"] = text
+
+
+class _Messages(Continuation):
+    """A message of Anthropic's API, which always extends a last message of the assistant's."""
+
+    path = MESSAGES.encode()
+
+    def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
+        super().__init__(asked, api, context_tokens)
+        self._has_start = False
+        self._has_block = False  # a block of text is open
+
+    def ending(self) -> bytes:
+        return b'event: message_stop\ndata: {"type":"message_stop"}\n\n' if self.is_finished else b""
+
+    def _has_schema(self) -> bool:
+        in_config = (self._asked.get("output_config") or {}).get("format")  # its effort is no structure
+        return bool(self._asked.get("output_format") or in_config)
+
+    def _go_on(self, body: dict[str, Any]) -> None:
+        if (body.get("thinking") or {}).get("type") not in (None, "disabled"):
+            raise NotContinuable("it may think")
+        body["messages"] = self._with_answer(body.get("messages"), prefills=True)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event.get("type")
+        if kind == "message_start":
+            self._has_start = True
+        elif kind == "content_block_start":
+            if (event.get("content_block") or {}).get("type") != "text":
+                self._why_not = "a tool is being called, or it thinks"
+            self._has_block = True
+        elif kind == "content_block_delta":
+            self._sent((event.get("delta") or {}).get("text") or "")
+        elif kind == "content_block_stop":
+            self._why_not = self._why_not or _AT_ITS_END
+        elif kind == "message_delta":
+            self.is_finished = True
+
+    def _rewritten(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        kind = event.get("type")
+        if kind == "message_start" and self._has_start:
+            return None
+        if kind == "content_block_start" and self._has_block and not event.get("index"):
+            return None
+        if kind == "content_block_delta" and self._only_tail:
+            return None
+        if kind == "message_delta":
+            event["usage"] = self._summed(event.get("usage") or {}, "input_tokens", "output_tokens")
+            if self._only_tail:
+                event["delta"] = {**(event.get("delta") or {}), "stop_reason": "max_tokens", "stop_sequence": None}
+        self._take(event)
+        return event or None
+
+
+class _Response(Continuation):
+    """A response of OpenAI's API, which extends a message of the assistant's that is in progress."""
+
+    MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
+    path = RESPONSES.encode()
+
+    def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
+        super().__init__(asked, api, context_tokens)
+        self._head: dict[str, Any] = {}  # id and created_at
+        self._item_id = ""
+        self._sequence = -1  # number of the last event; llama.cpp counts none
+        self._known: set[str] = set()  # kinds of events that have come
+        self._seam = ""
+
+    def request(self) -> bytes:
+        self._seam = self.text
+        return super().request()
+
+    def _has_schema(self) -> bool:
+        asked = self._asked.get("text") or {}
+        return bool((asked.get("format") or {}).get("type", "text") != "text")
+
+    def _go_on(self, body: dict[str, Any]) -> None:
+        given = body.get("input") or ""
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+        part = {"type": "output_text", "text": self.text, "annotations": []}
+        message = {"type": "message", "role": "assistant", "id": self._item_id, "status": "in_progress"}
+        body["input"] = [*items, {**message, "content": [part]}]
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = str(event.get("type", ""))
+        self._sequence = max(self._sequence, event.get("sequence_number", -1))
+        self._known.add(kind)
+        if kind == "response.created":
+            found = event.get("response") or {}
+            self._head = {name: found[name] for name in ("id", "created_at") if name in found}
+        elif kind == "response.output_item.added":
+            item = event.get("item") or {}
+            self._item_id = item.get("id", "")
+            if item.get("type") != "message":
+                self._why_not = "a tool is being called, or it reasons"
+        elif kind == "response.output_text.delta":
+            self._sent(event.get("delta") or "")
+        elif kind == "response.output_text.done":
+            self._why_not = self._why_not or _AT_ITS_END
+
+    def _rewritten(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        kind = str(event.get("type", ""))
+        comes_once = kind.endswith((".created", ".in_progress", ".added"))
+        if comes_once and kind in self._known:
+            return None
+        if kind == "response.output_text.delta" and self._only_tail:
+            return None
+        if "item_id" in event:
+            event["item_id"] = self._item_id or event["item_id"]
+        if self._only_tail and kind == "response.output_text.done":
+            event["text"] = self.text
+        elif "text" in event:
+            event["text"] = self._whole(event["text"])
+        if isinstance(event.get("part"), dict):
+            self._mend(event["part"])
+        if isinstance(event.get("item"), dict):
+            self._mend_item(event["item"])
+        if isinstance(event.get("response"), dict):
+            self._mend_response(event["response"])
+        if "sequence_number" in event:
+            event["sequence_number"] = self._sequence + 1
+        event.pop("timings", None)
+        self._take(event)
+        return event or None
+
+    def _whole(self, text: str) -> str:
+        """The text of the whole answer, given an engine's text, which is all of it or only what that engine added."""
+        if self._only_tail:
+            return self.text
+        return text if text.startswith(self._seam) else self._seam + text
+
+    def _mend(self, part: dict[str, Any]) -> None:
+        if part.get("type") == "output_text" and part.get("text"):
+            part["text"] = self._whole(part["text"])
+
+    def _mend_item(self, item: dict[str, Any]) -> None:
+        if item.get("type") == "message":
+            item["id"] = self._item_id or item.get("id", "")
+            for part in item.get("content") or ():
+                self._mend(part)
+
+    def _mend_response(self, response: dict[str, Any]) -> None:
+        response.update(self._head)
+        for item in response.get("output") or ():
+            self._mend_item(item)
+        if isinstance(response.get("usage"), dict):
+            response["usage"] = self._summed(response["usage"], "input_tokens", "output_tokens")
+
+
+_KINDS: dict[str, type[Continuation]] = {
+    CHAT: _Chat,
+    COMPLETIONS: _Completion,
+    MESSAGES: _Messages,
+    RESPONSES: _Response,
+}
+
 
 # Why a stream leaves its engine, as metrics and traces name it.
 LOST: Final = "engine_lost"  # the engine's connection broke, or the engine was silent for too long
@@ -62,7 +448,7 @@ class Resumption:
         try:
             if self._continuation is None:
                 path, body = self._request.path, self._request.body
-                self._continuation = continuation_apis.begin(path, body, self._api, self._model.context_tokens)
+                self._continuation = begin(path, body, self._api, self._model.context_tokens)
             self._continuation.take(data[:end])
             if self._continuation.num_chars > TEXT_CHARS:
                 raise NotContinuable(_TOO_LONG)

@@ -106,7 +106,7 @@ class TranslatedClient:
         self._is_answered = False
         self._keep_alive = request.keep_alive
         self.at_end: Callable[[], None] | None = None  # called once the request is over, however it ended
-        self.renaming: Callable[[bytes], bytes] | None = None  # of what the engine says (adapter_answers.py)
+        self.renaming: Callable[[bytes], bytes] | None = None  # of what the engine says (intake.py)
         self.write: wire.Write = self._write
 
     @property

@@ -18,7 +18,7 @@ from glowplug.domain.instance import PhaseName
 from glowplug.engines import apis
 from glowplug.engines.drivers import declaration
 from glowplug.engines.port import EngineHandle, Health, LoadReport
-from glowplug.services.router import continuation, continuation_apis, wire
+from glowplug.services.router import continuation, resumption, wire
 from glowplug.services.router.continuation import NotContinuable
 from glowplug_lab.emulated.profiles import DEFAULT_PROFILE, PROFILES
 from tests.contract.engine_rig import ENGINES, EngineCase, engine_case, until_idle
@@ -167,7 +167,7 @@ async def test_another_engine_goes_on_with_a_stream(case: EngineCase, client: ht
     whole = shown(b"".join(told))
     assert len(whole[0]) > 10
     for cut in range(1, len(told) - 1, 3):
-        kept = continuation_apis.begin(path.encode(), json.dumps(ask).encode(), api, model.context_tokens)
+        kept = resumption.begin(path.encode(), json.dumps(ask).encode(), api, model.context_tokens)
         kept.take(b"".join(told[:cut]))
         if kept.is_finished:
             break

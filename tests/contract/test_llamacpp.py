@@ -23,8 +23,7 @@ from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import EngineHandle
 from glowplug.engines.process import anonymous_bytes
 from glowplug.engines.samples import sample_weights_path
-from glowplug.policies.routing.prefix_index import num_alike
-from glowplug.policies.routing.prefix_slots import SIMILARITY, Slots
+from glowplug.policies.routing.prefix_index import SIMILARITY, Slots, num_alike
 from tests.contract.engine_rig import EngineCase, engine_case, until_idle
 from tests.waiting import WAIT_S
 
@@ -75,7 +74,7 @@ async def test_a_grant_for_fewer_slots_is_reported_as_such(case: EngineCase) -> 
 
 
 async def test_its_slots_keep_what_the_router_takes_them_to_keep(case: EngineCase) -> None:
-    """Three conversations over two slots in a fixed order: cached tokens are those of prefix_slots.py."""
+    """Three conversations over two slots in a fixed order: cached tokens are those of prefix_index.py."""
     report = await case.start(max_concurrency=2)
     slots, block = Slots(2), 16
     async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
-from glowplug.events import Event, decode, encode, shapes
+from glowplug.events import Event, decode, document, encode
 from glowplug.events.envelope import COMMANDS, PAYLOADS, from_json, to_json
 from glowplug.events.subjects import is_telemetry
 from tests.strategies import events, values
@@ -34,7 +34,7 @@ KINDS = {
     FieldDescriptor.TYPE_DOUBLE: "number",
     FieldDescriptor.TYPE_BOOL: "bool",
 }
-CARRIED = [*PAYLOADS.values(), *shapes.carried(list(PAYLOADS.values()))]
+CARRIED = [*PAYLOADS.values(), *document.carried(list(PAYLOADS.values()))]
 few = settings(max_examples=10)
 FUTURE = {"from_the_future": {"deep": [1, 2, 3]}}
 
@@ -102,7 +102,7 @@ def options(pool: descriptor_pool.DescriptorPool, descriptor: Descriptor) -> dic
 
 def test_a_class_and_its_message_have_the_same_fields(pool: descriptor_pool.DescriptorPool) -> None:
     for cls in [*CARRIED, Event]:
-        ours = {f.name: kind_of_hint(f.hint) for f in shapes.fields(cls)}
+        ours = {f.name: kind_of_hint(f.hint) for f in document.fields(cls)}
         theirs = {f.name: kind_of_field(f) for f in descriptor_of(pool, cls.__name__).fields}
         assert theirs == ours, cls
 
@@ -120,7 +120,7 @@ def test_a_message_names_its_event_type_and_plane(pool: descriptor_pool.Descript
 def test_the_listed_words_of_each_enumeration_are_the_real_ones() -> None:
     text = " ".join((PROTO / "glowplug/v1/domain.proto").read_text().split())
     for cls in CARRIED:
-        for field in shapes.fields(cls):
+        for field in document.fields(cls):
             if isinstance(field.hint, type) and issubclass(field.hint, StrEnum):
                 words = ", ".join(member.value for member in field.hint)
                 assert re.search(rf"string {field.name} = \d+; // [^/]*one of: {words}\b", text), (cls, field.name)

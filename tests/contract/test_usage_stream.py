@@ -18,8 +18,8 @@ from glowplug.events import Event, encode
 from glowplug.events.facts import UsageRecorded
 from glowplug.events.subjects import FACTS_STREAM, USAGE_STREAM, facts_of
 from glowplug.services.console.metrics import ConsoleMetrics
+from glowplug.services.console.usage_api import UsageReader
 from glowplug.services.console.usage_ledger import Ledger
-from glowplug.services.console.usage_reader import UsageReader
 from tests.contract.bus_rig import Listener
 from tests.servers import NatsProcess
 from tests.unit.console.test_usage_ledger import record

@@ -28,7 +28,7 @@ GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
 LINES = {"events.jsonl", "decisions.jsonl", "requests.jsonl", "timeline.jsonl"}
 FILES = {"setup.json", "results.json", "report.html", *LINES}
 BREAKS = """
-from glowplug_lab.simulator.checkers import Checker
+from glowplug_lab.simulator.world import Checker
 from glowplug_lab.simulator.kernel import Kernel
 
 first = Checker.look

@@ -17,7 +17,7 @@ from glowplug.domain.hardware import CachedWeights, Link, Node
 from glowplug.domain.instance import InstanceState, PhaseName
 from glowplug.engines.process import started_at
 from glowplug.events.envelope import from_json
-from glowplug.services.agent.app import make
+from glowplug.services.agent.main import make
 from glowplug.weights.inventory import DiskContent, write_disk, write_links
 from tests.agent_rig import (
     NODE,

@@ -26,7 +26,7 @@ from glowplug.bus.nats_bus import NatsBus
 from glowplug.events.envelope import to_json
 from glowplug.events.facts import ModelDeployed, NodeBeat
 from glowplug.services.console.app import PAGE_HEADERS, Console
-from glowplug.services.console.handlers import Feed
+from glowplug.services.console.main import Feed
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.settings import ConsoleSettings
 from glowplug.state.memory_store import MemoryStore

@@ -23,12 +23,12 @@ from glowplug.policies.placement.first_fit import place
 from glowplug.policies.scaling.baselines import reactive as scale
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.shell import Shell
-from glowplug.services.autoscaler import app as autoscaler_app
+from glowplug.services.autoscaler import main as autoscaler_app
 from glowplug.services.autoscaler.model_watch import ModelWatch
 from glowplug.services.autoscaler.settings import AutoscalerSettings
-from glowplug.services.placer import app as placer_app
+from glowplug.services.placer import main as placer_app
 from glowplug.services.placer.settings import PlacerSettings
-from glowplug.services.predictor import app as predictor_app
+from glowplug.services.predictor import main as predictor_app
 from glowplug.services.predictor.settings import PredictorSettings
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics

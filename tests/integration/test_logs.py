@@ -17,7 +17,7 @@ from glowplug.runtime.identity import PROCESSES, Holder
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.service import serve_rest
 from glowplug.runtime.settings import ServiceSettings
-from glowplug.services.agent.outputs import MAX_READ_BYTES, EngineOutputs, level_of
+from glowplug.services.agent.service import MAX_READ_BYTES, EngineOutputs, level_of
 from glowplug.telemetry.log_ring import LogRing
 from glowplug.telemetry.logs import RING, KeptStream, Lines, labelled
 from tests.console_server import ADMIN_TOKEN, ConsoleUnderTest, visited

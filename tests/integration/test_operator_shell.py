@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry
 from glowplug.controllers.resources.messages import Answered, FleetView, Kind, Resource, Row
 from glowplug.runtime.tasks import end
 from glowplug.services.operator.api_server import ApiServer
-from glowplug.services.operator.lease import Lease
-from glowplug.services.operator.shell import Operator
+from glowplug.services.operator.main import Lease, Operator
 from glowplug.telemetry.metrics import ShellMetrics
 from tests import kube_api
 from tests.kube_api import KubeApi, Refused

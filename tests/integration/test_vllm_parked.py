@@ -22,11 +22,11 @@ import pytest_asyncio
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
-from glowplug.engines import vllm_env, vllm_sample, vllm_stages
+from glowplug.engines import vllm, vllm_env, vllm_sample
 from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
 from glowplug.engines.process import kill_group
 from glowplug.engines.vllm import VllmDriver
-from glowplug.services.agent.stage_moves import KV_MOVES_S
+from glowplug.services.agent.executor import KV_MOVES_S
 from glowplug.weights.region import RegionInfo
 from tests import tiny_llama
 from tests.agent_rig import AgentRig, start_command, write_weights
@@ -339,7 +339,7 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     report = lane.driver.whole(serving)
     assert report is not None and await lane.driver.consolidate(report.handle, model, tiny.weights) == report.kv_tokens
     whole = report.handle
-    directory = vllm_stages.kv_directory(serving.run_dir)
+    directory = vllm.kv_directory(serving.run_dir)
     streams = [asyncio.create_task(begin(serving.url, *one)) for one in zip(prompts, said, strict=True)]
     await until(lambda: all(said), "both streams have begun")
     moved = await lane.driver.move_requests(whole)
@@ -376,7 +376,7 @@ async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(l
     serving = (await lane.driver.serve_stages(first.handle)).handle
     model = lane.request(tiny.weights, **TINY_ARGS).model
     coming = asyncio.create_task(lane.driver.consolidate(serving, model, tiny.weights))
-    beside = Path(serving.run_dir) / vllm_stages.WHOLE / vllm_stages.HANDLE
+    beside = Path(serving.run_dir) / vllm.WHOLE / vllm.HANDLE
     await until(beside.exists, "the whole engine is launched")
     process = EngineHandle.from_json(beside.read_bytes())
     coming.cancel()
@@ -410,4 +410,4 @@ async def test_a_later_stage_that_dies_under_a_move_costs_the_kv_cache_alone(lan
     assert await lane.driver.abandon_consolidation(report.handle) == report.kv_tokens, "there is no way back"
     for handle in (report.handle, later.handle):
         await lane.driver.stop(handle, 0.0)
-    assert not vllm_stages.kv_directory(serving.run_dir).exists()
+    assert not vllm.kv_directory(serving.run_dir).exists()

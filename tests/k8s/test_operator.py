@@ -6,13 +6,13 @@ import pytest
 import yaml
 
 from glowplug.runtime.custom_resources import GROUP, definitions
-from glowplug.services.operator.lease import NAME
+from glowplug.services.operator.main import NAME
 from glowplug.services.operator.settings import OperatorSettings
 from tests.k8s.rendering import K8S, named
 
 FOLDER = K8S / "components/operator"
 VERSIONS = ("1.30.0", "1.36.0")
-CALLS = {  # of services/operator: api_server.py, lease.py, shell.py
+CALLS = {  # of services/operator: api_server.py, main.py
     *((GROUP, plural, verb) for plural in ("models", "tenants") for verb in ("get", "list", "watch", "patch")),
     *((GROUP, f"{plural}/status", "patch") for plural in ("models", "tenants")),
     ("events.k8s.io", "events", "create"),

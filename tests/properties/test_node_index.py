@@ -15,11 +15,11 @@ from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.fleet.capacity import Capacity
 from glowplug.fleet.demand import Demand
+from glowplug.fleet.node_index import NodeIndex
 from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.eviction.turns import Shares, TurnParams
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.links import Fetch, LinkLedger, has_copy_on_disk
-from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose, installed
 from tests.fleet_builder import MIB, a_model, an_instance, load_report

@@ -35,11 +35,11 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.envelope import PAYLOADS, Event, MalformedEvent, decode, encode, from_json, to_json
 from glowplug.events.facts import NodeBeat
 from glowplug.events.subjects import subject
+from glowplug.fleet.start_times import START_TIMES
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.registry import choose
-from glowplug.policies.start_times import START_TIMES
 from glowplug.services.console.app import Console, build_app
-from glowplug.services.console.handlers import Feed
+from glowplug.services.console.main import Feed
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.settings import ConsoleSettings
 from glowplug.state.memory_store import MemoryStore

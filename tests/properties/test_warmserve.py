@@ -5,9 +5,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan
-from glowplug.policies.placement.warmserve_scores import PrewarmDemand, ReplicaClass, replicas
-from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, is_nested_or_disjoint
+from glowplug.policies.placement.warmserve_evict_aware import (
+    PrewarmDemand,
+    Prewarmed,
+    PrewarmNode,
+    ReplicaClass,
+    ReplicaShape,
+    is_nested_or_disjoint,
+    plan,
+    replicas,
+)
 from glowplug.policies.prewarming.warmserve import LayerProfile, first_layers, first_layers_bytes
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 from glowplug_lab.policies.warmserve_placement import take_over

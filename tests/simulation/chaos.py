@@ -15,13 +15,12 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.model import WeightsRef
 from glowplug.events import Event
 from glowplug.events.commands import CancelPlacement, PlaceInstance, StartInstance, StopInstance
-from glowplug_lab.simulator.checkers import Checker
 from glowplug_lab.simulator.control_plane import Chaos
 from glowplug_lab.simulator.costs import StepCosts
 from glowplug_lab.simulator.hardware.node import SimNode
 from glowplug_lab.simulator.setup import ABILITIES, ModelSetup, Params, PolicyNames, ServerSetup, Setup, StartSeconds
 from glowplug_lab.simulator.workload.arrival import Arrival
-from glowplug_lab.simulator.world import World
+from glowplug_lab.simulator.world import Checker, World
 from glowplug_lab.systems import SYSTEMS
 from tests.fleet_builder import MIB, a_model
 

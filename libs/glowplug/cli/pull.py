@@ -1,7 +1,8 @@
 """`glowplug pull`: bring weights to where engines read them, and show how far they are.
 
 With a fleet that is the host memory of a node, filled by its prefetcher; without one it is the cache of the Hugging
-Face hub on this machine, for weights that come from there."""
+Face hub on this machine, for weights that come from there.
+"""
 
 import asyncio
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +26,70 @@ from glowplug.domain.model import WeightsRef
 from glowplug.domain.units import show_bytes
 from glowplug.runtime import model_files
 from glowplug.weights.files import NoAnswer
-from glowplug.weights.hub_cache import fill_cache
 from glowplug.weights.source import SourceInterrupted, is_read, local_path, redacted, scheme_of
-from glowplug.weights.sources.hub import HubSource
+from glowplug.weights.sources.hub import HubSnapshot, HubSource
 from glowplug.weights.split_gguf import NotJoinable, part_names
+
+# Filling the cache of the Hugging Face hub on this machine, by the library that owns it.
+
+TENSORS = (".safetensors", ".gguf")
+
+
+def fill_cache(source: HubSource, snapshot: HubSnapshot, report: Callable[[int], None]) -> Path:
+    """Download what the cache lacks of `snapshot`; `report` is given the bytes as they come. Returns the snapshot's
+    folder. Blocking; what has come stays when it is interrupted, and tensors come last: a snapshot without them is not
+    taken for whole. Raises WeightsUnavailable and SourceInterrupted."""
+    hub: Any = import_module("huggingface_hub")
+    folder = source.folder(snapshot.commit)
+    for file in sorted(snapshot.files, key=lambda file: (file.name.lower().endswith(TENSORS), file.name)):
+        if file.cached is not None:
+            continue
+        try:
+            came = hub.hf_hub_download(
+                source.address.repo,
+                file.name,
+                revision=source.address.revision,  # by its name, so that the cache remembers which commit it was
+                cache_dir=source.cache_dir,
+                endpoint=source.endpoint,
+                token=source.token() or False,
+                tqdm_class=_bar(report),
+            )
+        except (hub.errors.HTTPError, OSError, ValueError) as error:
+            raise source.translated(error) from error
+        if Path(came) != folder / file.name:
+            raise WeightsUnavailable(f"{source.address.uri}: it has changed while it came; pull it once more")
+    return folder
+
+
+def _bar(report: Callable[[int], None]) -> type[Any]:
+    """What the library takes for a progress bar of one file."""
+
+    class Bar:
+        def __init__(self, *_: Any, initial: float = 0, **__: Any) -> None:
+            self.update(initial)
+
+        def update(self, num_bytes: float | None = 1) -> None:
+            report(int(num_bytes or 0))
+
+        def __enter__(self) -> "Bar":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing to close."""
+
+        def close(self) -> None:
+            """Nothing to close."""
+
+        def update_transfer(self, num_bytes: float | None = 1) -> None:
+            """Bytes of the network; those of the file are what counts."""
+
+        def set_postfix_str(self, *_: Any, **__: Any) -> None:
+            """Its rate is shown elsewhere."""
+
+        set_transfer_postfix_str = set_postfix_str
+
+    return Bar
+
 
 POLL_S = 0.2
 LOST_S = 5.0  # a fetch that is neither there nor ended for so long has been given up

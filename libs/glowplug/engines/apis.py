@@ -50,7 +50,7 @@ class EngineApi:
     # forced_responses.py, messages_as_chat.py).
     translated: frozenset[bytes] = frozenset()
     # On RESPONSES and COMPLETIONS it does nothing of the structure that is asked for: the router writes that where the
-    # engine reads it (services/router/text_formats.py).
+    # engine reads it (services/router/intake.py).
     ignores_formats: bool = False
     # Fields of each request by which the engine tells the adapters of a base, and the base, from one another, whatever
     # the client has sent under these names. Empty: the field `model` does.

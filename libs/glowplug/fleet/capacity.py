@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from glowplug.domain.hardware import Gpu, Node, SharedWeights
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.policies.placement.node_index import NodeIndex
+from glowplug.fleet.node_index import NodeIndex
 
 LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)  # states in which bytes come free by themselves
 

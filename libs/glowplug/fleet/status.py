@@ -14,7 +14,7 @@ from typing import Final
 from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung, Temperature
-from glowplug.policies.start_times import FROM_NOTHING, StartKind, StartTimes
+from glowplug.fleet.start_times import FROM_NOTHING, StartKind, StartTimes
 
 
 class ModelState(StrEnum):

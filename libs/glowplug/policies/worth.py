@@ -3,7 +3,7 @@
     worth = P(asked before it could be reloaded) x seconds to climb one rung / byte                          [s/B]
 
 P: the probability that a request asks for it while it would be away. Seconds: how much longer that request waits, which
-is the start from the rung below less the start from this one, both measured (`policies/start_times.py`; in host memory
+is the start from the rung below less the start from this one, both measured (`fleet/start_times.py`; in host memory
 and on disk the seconds of the fetch that is saved). Bytes: what evicting it frees.
 
 Derivation. Something of S bytes saves c seconds when it is asked for. If it is evicted now it can be back after h =

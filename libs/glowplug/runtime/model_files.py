@@ -3,10 +3,13 @@
 Unknown keys are refused. Sizes may be written "300MiB", durations "30s" or "5m".
 """
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from glowplug.domain.bounds import OutOfBounds
 from glowplug.domain.errors import BadRequest, EngineMisconfigured, GlowplugError, InvalidModelFile, WeightsUnavailable
+from glowplug.domain.gguf import NeedMore
 from glowplug.domain.model import Model, OnCold, Slo, WeightsRef, model_key
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.engines import lora, vllm_sample
@@ -24,7 +28,6 @@ from glowplug.engines.port import Ability
 from glowplug.engines.samples import eight_bits_path, sample_weights_path
 from glowplug.memory.discovery import HOST
 from glowplug.runtime import plain_yaml
-from glowplug.runtime.split_weights import in_one_piece
 from glowplug.weights.files import read_regular
 from glowplug.weights.measure import Measure, not_asked
 from glowplug.weights.source import (
@@ -39,7 +42,44 @@ from glowplug.weights.source import (
     scheme_of,
     suffix,
 )
-from glowplug.weights.split_gguf import NotJoinable
+from glowplug.weights.split_gguf import NotJoinable, Part, join, part_names, read_part
+
+# A split GGUF of this machine as one file that can be looked at, without a copy of its tensors.
+
+
+@contextlib.contextmanager
+def in_one_piece(path: Path) -> Iterator[Path]:
+    """`path` itself, unless it is the first part of a split GGUF: then a file of the same name for as long as the block
+    lasts, which has the joined header, the joined size, and holes for tensors. Raises NotJoinable, which names the part
+    that is missing or wrong, and OSError."""
+    names = part_names(path.name)
+    if not names:
+        yield path
+        return
+    paths = [path.parent / name for name in names]
+    if missing := [part.name for part in paths if not part.is_file()]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise NotJoinable(f"there is no {missing[0]}{more} beside it")
+    joined = join([_part(part) for part in paths], [part.stat().st_size for part in paths])
+    with tempfile.TemporaryDirectory(prefix="glowplug-") as folder:
+        whole = Path(folder) / path.name
+        with whole.open("wb") as file:
+            file.write(joined.header)
+            file.truncate(joined.num_bytes)
+        yield whole
+
+
+def _part(path: Path) -> Part:
+    if not path.stat().st_size:
+        raise NotJoinable(f"{path.name} is cut short")
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        try:
+            return read_part(data)
+        except NeedMore as error:
+            raise NotJoinable(f"{path.name} is cut short") from error
+        except NotJoinable as error:
+            raise NotJoinable(f"{path.name}: {error}") from error
+
 
 log = logging.getLogger(__name__)
 DEFAULT_KV_BYTES = 64 * 1024**2

@@ -3,24 +3,363 @@
 import asyncio
 import base64
 import hmac
+import json
 import struct
 import time
 import uuid
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from itertools import islice
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from glowplug.engines.listener import REFUSED
+from glowplug.fleet.start_times import ADAPTER_LOAD_S
 from glowplug_lab.emulated import openai
-from glowplug_lab.emulated.adapters import Adapters
-from glowplug_lab.emulated.answer import Answer
-from glowplug_lab.emulated.engine import Engine
+from glowplug_lab.emulated.batch import BLOCK_TOKENS, Sequence
+from glowplug_lab.emulated.engine import Engine, Whole
 from glowplug_lab.emulated.faults import FAILURES, Faults, as_json, changed
 from glowplug_lab.emulated.http import Reply, Request
 from glowplug_lab.emulated.openai import ApiError, Generate
-from glowplug_lab.emulated.stage_api import StageApi
-from glowplug_lab.emulated.text import count_tokens, embedding, token_ids
+from glowplug_lab.emulated.stages import KV_CHUNK_BYTES, Pipeline, StageLink, StageLost, StepPart, ended
+from glowplug_lab.emulated.text import answer_tokens, count_tokens, embedding, natural_length, num_begun, token_ids
+
+# LoRA adapters of an emulated engine: vLLM's routes to load and unload them, and what they cost in modelled time.
+#
+# A load moves the adapter's bytes over the modelled link and takes `ADAPTER_LOAD_S` besides. While the engine holds
+# any, each step takes `STEP_S` longer, as in Punica (Chen et al. 2023, arXiv 2310.18547, abstract: "only adding 2ms
+# latency per token").
+
+STEP_S: Final = 0.002
+
+
+class _LoadBody(openai.Body):
+    lora_name: str
+    num_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class _UnloadBody(openai.Body):
+    lora_name: str
+
+
+class Adapters:
+    """The adapters that an engine holds, at most `num_slots`. `names`: of its model, to which theirs are added;
+    `count(name)`: requests under a name that are being answered."""
+
+    def __init__(self, engine: Engine, names: list[str], num_slots: int, count: Callable[[str], int]) -> None:
+        self._engine, self._names, self._num_slots, self._count = engine, names, num_slots, count
+        self._held: dict[str, None] = {}
+        self._loading = asyncio.Lock()
+        self.routes = {
+            ("POST", "/v1/load_lora_adapter"): self._load,
+            ("POST", "/v1/unload_lora_adapter"): self._unload,
+            ("GET", "/admin/adapters"): self._show,
+        }
+
+    async def _load(self, request: Request, reply: Reply) -> None:
+        body = openai.parse(request.body, _LoadBody)
+        async with self._loading:
+            if body.lora_name not in self._held:
+                if len(self._held) >= self._num_slots:
+                    raise openai.bad("lora_name", f"all {self._num_slots} adapter slots are taken")
+                await self._engine.pass_time(body.num_bytes / self._engine.config.load_bytes_per_s + ADAPTER_LOAD_S)
+                self._held[body.lora_name] = None
+                self._names.append(body.lora_name)
+                self._engine.adapters_s = STEP_S
+        reply.send(200, b"")
+
+    async def _unload(self, request: Request, reply: Reply) -> None:
+        name = openai.parse(request.body, _UnloadBody).lora_name
+        if name in self._held:
+            del self._held[name]
+            self._names.remove(name)
+            self._engine.adapters_s = STEP_S if self._held else 0.0
+        reply.send(200, b"")
+
+    async def _show(self, request: Request, reply: Reply) -> None:
+        shown: dict[str, Any] = {name: self._count(name) for name in self._held}
+        reply.send(200, shown)
+
+
+# One text on its way to a client: tokens come from the engine's clock, their words from the prompt.
+
+
+class Answer:
+    """Sent whole or as a stream; `abort` ends it early with the finish reason "abort"."""
+
+    def __init__(self, engine: Engine, wanted: Generate, answer_id: str, chat: bool) -> None:
+        self._engine = engine
+        self._wanted, self.model = wanted, wanted.model
+        self._chat = chat
+        body = wanted.body
+        seed, is_echo = body.seed or engine.config.seed, engine.faults.mode == "echo"
+        num_there = num_begun(wanted.prompt, seed, wanted.begun, is_echo) if wanted.begun else 0
+        prompt = wanted.prompt if num_there else wanted.prompt + wanted.begun
+        self._words = islice(answer_tokens(prompt, seed, is_echo), num_there, None)
+        self._due: asyncio.Queue[bool | None] = asyncio.Queue()  # one entry per token: is it the last; None: aborted
+        self._num_tokens = 0
+        self._reason = "stop"
+        num_free = engine.config.context_tokens - wanted.num_prompt
+        natural = max(natural_length(prompt, seed) - num_there, body.min_tokens or 0, 1)
+        limit = min(body.num_wanted or num_free, num_free)
+        self._length = limit if body.ignore_eos else min(natural, limit)
+        self._end_reason = "length" if self._length >= limit else "stop"
+        kind = "chat.completion" if chat else "text_completion"
+        self._head = {
+            "id": answer_id,
+            "object": f"{kind}.chunk" if chat and body.stream else kind,
+            "created": int(time.time()),
+            "model": wanted.model,
+            "system_fingerprint": openai.FINGERPRINT,
+        }
+
+    async def whole(self, reply: Reply) -> None:
+        async with aclosing(self._pieces()) as pieces:
+            text = "".join([piece async for piece in pieces])
+        choice: dict[str, Any] = {"index": 0, "finish_reason": self._reason, "logprobs": None}
+        choice |= {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        reply.send(200, {**self._head, "choices": [choice], "usage": self._usage()})
+
+    async def stream(self, reply: Reply) -> None:
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                if not reply.started:
+                    reply.start("text/event-stream; charset=utf-8")
+                    if self._chat:
+                        await reply.chunk(self._event({"role": "assistant", "content": ""}, None))
+                if piece:
+                    await reply.chunk(self._event({"content": piece} if self._chat else piece, None))
+        await reply.chunk(self._event({} if self._chat else "", self._reason))
+        if self._wanted.body.includes_usage:
+            last = {**self._head, "choices": [], "usage": self._usage()}
+            await reply.chunk(f"data: {json.dumps(last)}\n\n".encode())
+        await reply.chunk(b"data: [DONE]\n\n")
+        reply.end()
+
+    def abort(self) -> None:
+        self._due.put_nowait(None)
+
+    async def _pieces(self) -> AsyncGenerator[str, None]:
+        """Pieces of text as tokens come due, cut at the first stop string."""
+        self._reason = "abort"  # what holds when this ends early
+        sequence = self._engine.submit(self._wanted.num_prompt, self._length, self._due.put_nowait)
+        cutter = StopCutter(self._wanted.body.stops)
+        try:
+            last: bool | None = False
+            while last is False and not cutter.found:
+                last = await self._due.get()
+                if last is not None:
+                    self._num_tokens += 1
+                    yield cutter.feed(next(self._words))
+            yield cutter.rest()
+            if last is not None:
+                self._reason = "stop" if cutter.found else self._end_reason
+        finally:
+            self._engine.finish(sequence, self._reason)
+
+    def _event(self, delta: dict[str, str] | str, reason: str | None) -> bytes:
+        choice = {"index": 0, "delta" if self._chat else "text": delta, "logprobs": None, "finish_reason": reason}
+        return f"data: {json.dumps({**self._head, 'choices': [choice]})}\n\n".encode()
+
+    def _usage(self) -> dict[str, int]:
+        prompt, answer = self._wanted.num_prompt, self._num_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+class StopCutter:
+    """Lets text through up to the first stop string; holds back what could still become one."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """The text that is sure to be shown now."""
+        if not self._stops:
+            return text
+        self._held += text
+        starts = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if starts:
+            self.found = True
+            shown, self._held = self._held[: min(starts)], ""
+            return shown
+        keep = max(self._overlap(stop) for stop in self._stops)
+        shown = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return shown
+
+    def rest(self) -> str:
+        shown, self._held = self._held, ""
+        return shown
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins `stop`."""
+        return next((n for n in range(min(len(stop), len(self._held)), 0, -1) if self._held.endswith(stop[:n])), 0)
+
+
+# How one stage gets all of the model while the pipeline serves on (HydraServe section 6): the rest of the weights
+# first, then the other stages' part of the KV cache, then it runs all of the layers from one step to the next.
+#
+# KV cache moves while tokens are made, in rounds: what came meanwhile is the next round, and the last, small one
+# holds up a single step. Where a stage is lost before its part has come, that is computed again from the tokens.
+
+MAX_ROUNDS = 4
+FEW_TOKENS = 32  # what is left for the last round
+
+
+class Consolidation:
+    """One at a time, by whoever asks; a second one waits for the first."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._engine.config.num_blocks * BLOCK_TOKENS
+
+    async def run(self, whole: Whole) -> None:
+        """Returns once it runs all of the model; at once where it does already."""
+        if self._engine.num_stages == 1:
+            return
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._become(whole))
+        await asyncio.shield(self._task)
+
+    async def abandon(self) -> bool:
+        """Give it up. Whether it was whole sooner."""
+        if self._task is not None and not self._task.done():
+            await ended(self._task)
+        if self._engine.num_stages > 1:
+            self._engine.whole = None
+        return self._engine.num_stages == 1
+
+    async def _become(self, whole: Whole) -> None:
+        engine = self._engine
+        rest_bytes = engine.config.weights_bytes - engine.config.part_bytes
+        await engine.pass_time(rest_bytes / engine.config.load_bytes_per_s)
+        engine.whole = whole
+        print("the rest of the weights is loaded", flush=True)
+        try:
+            await self._take_kv()
+        except StageLost as error:
+            print(f"a part of the KV cache is computed again: {error}", flush=True)
+            async with engine.stepping:
+                if engine.num_stages > 1:  # else a step found the same, and went on alone
+                    engine.be_whole(recompute=True)
+
+    async def _take_kv(self) -> None:
+        """The other stages' part of what the requests under way have computed; the last of it between two steps, at the
+        end of which it has become whole. Raises StageLost."""
+        engine, taken = self._engine, dict[Sequence, int]()
+        for _ in range(MAX_ROUNDS):
+            if (pipeline := engine.pipeline) is None or _missing(engine, taken) <= FEW_TOKENS:
+                break
+            await self._round(pipeline, taken)
+        async with engine.stepping:
+            if engine.pipeline is not None:
+                await self._round(engine.pipeline, taken)
+            if engine.num_stages > 1:
+                engine.be_whole(recompute=False)
+
+    async def _round(self, pipeline: Pipeline, taken: dict[Sequence, int]) -> None:
+        engine = self._engine
+        now = {sequence: sequence.num_computed for sequence in engine.batch.running}
+        await pipeline.take_kv(_missing(engine, taken), engine.kv_bytes_per_token)
+        taken.clear()
+        taken.update(now)
+
+
+def _missing(engine: Engine, taken: dict[Sequence, int]) -> int:
+    """Tokens of requests under way that have not been taken."""
+    return sum(max(0, one.num_computed - taken.get(one, 0)) for one in engine.batch.running)
+
+
+# The routes of a stage: what its agent asks of it, and what a pipeline's first stage asks of the later ones. All of
+# them ask for the engine's key.
+#
+#     POST /stage/join         agent to the first stage: {"stages": [{"url", "api_key"}, ...]}, the later ones in order
+#     POST /stage/consolidate  agent: {"kv_bytes", "max_running"}; answers when it runs all of the model
+#     POST /stage/abandon      agent: give that up
+#     POST /stage/attach       first stage: {"instance_id", "stage", "num_stages"}
+#     POST /stage/step         first stage: activations of a step's tokens; its numbers stand in the query
+#     GET  /stage/kv           first stage: keys and values of so many `tokens`
+
+Route = Callable[[Request, Reply], Awaitable[None]]
+
+
+class _Stage(msgspec.Struct):
+    url: str
+    api_key: str
+
+
+class _Join(msgspec.Struct):
+    stages: list[_Stage] = []
+
+
+class StageApi:
+    """`routes` by method and path."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine, self._name = engine, name
+        self._consolidation = Consolidation(engine)
+        self.routes: dict[tuple[str, str], Route] = {
+            ("POST", "/stage/join"): self._join,
+            ("POST", "/stage/consolidate"): self._consolidate,
+            ("POST", "/stage/abandon"): self._abandon,
+            ("POST", "/stage/attach"): self._attach,
+            ("POST", "/stage/step"): self._step,
+            ("GET", "/stage/kv"): self._kv,
+        }
+
+    async def _join(self, request: Request, reply: Reply) -> None:
+        engine, config = self._engine, self._engine.config
+        given = openai.parse(request.body, _Join).stages
+        if config.stage or len(given) != config.num_stages - 1:
+            raise openai.bad("stages", f"the {config.num_stages - 1} later stages of stage {config.stage} are expected")
+        links = [StageLink(one.url, one.api_key, config.stage_timeout_s) for one in given]
+        pipeline = Pipeline(links, config.profile.activation_bytes, config.hop_s / config.time_scale)
+        try:
+            kv_tokens = await pipeline.attach(self._name)
+        except StageLost as error:
+            pipeline.close()
+            raise ApiError(502, str(error), type="server_error", code="stage_lost") from error
+        engine.join(pipeline, kv_tokens)
+        reply.send(200, {"kv_tokens": engine.batch.num_blocks * BLOCK_TOKENS, "num_slots": config.max_running})
+
+    async def _consolidate(self, request: Request, reply: Reply) -> None:
+        await self._consolidation.run(openai.parse(request.body, Whole))
+        reply.send(200, {"kv_tokens": self._consolidation.kv_tokens})
+
+    async def _abandon(self, request: Request, reply: Reply) -> None:
+        is_whole = await self._consolidation.abandon()
+        reply.send(200, {"is_whole": is_whole, "kv_tokens": self._consolidation.kv_tokens if is_whole else 0})
+
+    async def _attach(self, request: Request, reply: Reply) -> None:
+        body, config = openai.parse(request.body, dict[str, Any]), self._engine.config
+        asked = body.get("stage"), body.get("num_stages")
+        if asked != (config.stage, config.num_stages) or not config.stage:
+            message = f"this is stage {config.stage} of {config.num_stages}, not {asked[0]} of {asked[1]}"
+            raise ApiError(409, message, code="another_stage")
+        reply.send(200, {"kv_tokens": config.num_blocks * BLOCK_TOKENS})
+
+    async def _step(self, request: Request, reply: Reply) -> None:
+        try:
+            part = StepPart.read(request.query)
+        except ValueError as error:
+            raise openai.bad("step", str(error)) from error
+        await self._engine.carry(part)
+        reply.send(200, request.body)
+
+    async def _kv(self, request: Request, reply: Reply) -> None:
+        given = request.query.get("tokens", [""])[-1]
+        num_bytes = int(given) * self._engine.carried.bytes_per_token if given.isdecimal() else -1
+        if not 0 <= num_bytes <= max(KV_CHUNK_BYTES, self._engine.carried.bytes_per_token):
+            raise openai.bad("tokens", f"a number of tokens that have {KV_CHUNK_BYTES} bytes at most is expected")
+        reply.send(200, bytes(num_bytes), "application/octet-stream")
+
 
 EMBEDDING_DIMENSIONS = 64
 _GUARDED = ("/v1/", "/stage/")  # vLLM guards /v1/ alone

@@ -7,11 +7,11 @@ runs (and says so) and hybrid is reactive. A held request always gets an instanc
 
 import math
 
+from glowplug.fleet.throughput import Capacity
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.baselines import ReactiveState, reactive, why_now
 from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve import capacity_in, instances_for, tokens_of
-from glowplug.policies.throughput import Capacity
 
 NOTHING_EXPECTED = 0.01  # expected concurrency below this counts as none
 

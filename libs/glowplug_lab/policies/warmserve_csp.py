@@ -28,7 +28,8 @@ from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
 from glowplug.domain.units import DAY_S
-from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, forecast_of, reading_of
+from glowplug.fleet.forecasts import Reading
+from glowplug.policies.prediction.port import NOTHING, WindowTotals, forecast_of, reading_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

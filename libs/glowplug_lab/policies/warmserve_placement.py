@@ -16,8 +16,14 @@ from glowplug.policies.placement.dormant import giving_way
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape
-from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, groups_of, members, start_nodes
+from glowplug.policies.placement.warmserve_evict_aware import (
+    Prewarmed,
+    PrewarmNode,
+    ReplicaShape,
+    groups_of,
+    members,
+    start_nodes,
+)
 
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
 from glowplug.domain.units import DAY_S
-from glowplug.policies.prediction.port import NOTHING, Reading, WindowTotals, forecast_of, mean_of, reading_of
+from glowplug.fleet.forecasts import Reading
+from glowplug.policies.prediction.port import NOTHING, WindowTotals, forecast_of, mean_of, reading_of
 
 
 @dataclass(slots=True)

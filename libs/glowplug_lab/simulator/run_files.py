@@ -1,4 +1,4 @@
-"""Reading of a run's files (run_folder.py lists them) and other rows of JSON, without the simulator."""
+"""Reading of a run's files (jobs.py lists them) and other rows of JSON, without the simulator."""
 
 import gzip
 import json

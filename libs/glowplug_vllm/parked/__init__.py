@@ -1,8 +1,7 @@
 """Parked starts: a zygote is one process with vLLM imported; a new server is a fork of it and skips the imports.
 
     zygote.py     the loop: listen, fork, reap, end when no lease is held
-    boot.py       what the fork does to become a server
-    preload.py    the modules a server needs up to its first token
+    boot.py       what the fork does to become a server, and the modules that it needs up to its first token
     patches.py    what is replaced in memory, so that vLLM's own children are forks too
     tokenizers.py tokenizers kept before the fork
     protocol.py   the words on the socket

@@ -15,7 +15,7 @@ from glowplug.controllers.operator import Deploy
 from glowplug.policies.scaling.baselines import reactive
 from glowplug.runtime import model_files
 from glowplug.runtime.service import serve_rest
-from glowplug.services.autoscaler import app as autoscaler_app
+from glowplug.services.autoscaler import main as autoscaler_app
 from glowplug.services.autoscaler.model_watch import ModelWatch
 from glowplug.services.autoscaler.settings import AutoscalerSettings
 from tests.console_server import ADMIN_TOKEN, ConsoleUnderTest

@@ -10,7 +10,7 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.domain.model import WeightsRef
 from glowplug.engines.drivers import driver
 from glowplug.engines.port import Ability
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 from glowplug.services.agent.service import engine_kind
 from tests.agent_rig import AgentRig
 from tests.arriving_region import ArrivingRegion

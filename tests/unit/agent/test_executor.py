@@ -16,7 +16,7 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.model import WeightsRef
 from glowplug.engines import drivers, process
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 from glowplug.services.agent.executor import file_name
 from glowplug.services.agent.processes import kill_orphans
 from glowplug.services.agent.service import gpu_kind

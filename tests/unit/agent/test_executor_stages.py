@@ -17,8 +17,8 @@ from glowplug.domain.instance import StageAddress
 from glowplug.engines import process
 from glowplug.engines.port import EngineHandle
 from glowplug.events.facts import NodeLeft
-from glowplug.policies.start_times import StartKind
-from glowplug.services.agent import executor, stage_moves
+from glowplug.fleet.start_times import StartKind
+from glowplug.services.agent import executor
 from glowplug.services.agent.processes import kill_orphans
 from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionInfo, region_digest
@@ -145,8 +145,8 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
 ) -> None:
     """The KV cache is read out before anything hears of it: routers take their streams away then, and the placer ends
     the later stages, which hold a part of it."""
-    monkeypatch.setattr(stage_moves, "STREAMS_MOVE_S", 0.01)
-    monkeypatch.setattr(stage_moves, "KV_KEPT_S", 0.01)
+    monkeypatch.setattr(executor, "STREAMS_MOVE_S", 0.01)
+    monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
         if fault is not None:
             rig.driver.errors["move"] = fault
@@ -216,7 +216,7 @@ async def test_a_stage_that_ends_while_its_requests_move_in_vain_ends_the_engine
 
 
 async def test_a_kv_cache_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_moves, "KV_MOVES_S", 0.05)
+    monkeypatch.setattr(executor, "KV_MOVES_S", 0.05)
     async with rig_of(tmp_path, FakeMover()) as rig:
         rig.driver.may_move.clear()
         await becomes_whole(rig)
@@ -257,7 +257,7 @@ async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the
     tmp_path: Path, state: ConsolidationState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the consolidation is over: before that something may run there still, and the controller asks again."""
-    monkeypatch.setattr(stage_moves, "KV_KEPT_S", 0.01)
+    monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
         await rig.launch()
         holding = Holding(
@@ -296,8 +296,8 @@ async def test_a_stage_ends_after_what_runs_there_or_once_its_time_is_over(
 ) -> None:
     """One that does not answer may still run something."""
     for name in ("STREAMS_MOVE_S", "STAGE_POLL_S"):
-        monkeypatch.setattr(stage_moves, name, 0.01)
-    monkeypatch.setattr(stage_moves, "KV_KEPT_S", 0.15)
+        monkeypatch.setattr(executor, name, 0.01)
+    monkeypatch.setattr(executor, "KV_KEPT_S", 0.15)
     async with rig_of(tmp_path, FakeMover()) as rig:
         await rig.launch()
         rig.driver.is_over = False

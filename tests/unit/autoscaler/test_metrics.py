@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.instance import InstanceState
 from glowplug.policies.registry import choose
-from glowplug.services.autoscaler.metrics import ModelCollector
+from glowplug.services.autoscaler.main import ModelCollector
 from tests.fleet_builder import a_model, an_instance
 
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from glowplug.cli import client
+from glowplug.cli.client import Answer
 from glowplug.cli.main import app_of
-from glowplug.cli.service_call import Answer
 from glowplug.domain.access import digest_of, key_id_of
 
 Run = Callable[..., tuple[str, str]]

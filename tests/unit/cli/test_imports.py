@@ -14,9 +14,8 @@ import pytest
 import typer
 
 from glowplug import __version__
-from glowplug.cli.client import FleetClient
+from glowplug.cli.client import FleetClient, NoAnswer, request
 from glowplug.cli.main import app_of, listing
-from glowplug.cli.service_call import NoAnswer, request
 from glowplug.cli.terminal import CliError
 
 HEAVY = {

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from glowplug.cli import client, verbs
+from glowplug.cli.client import Answer
 from glowplug.cli.main import app_of
-from glowplug.cli.service_call import Answer
 
 COST = {
     "model": "tiny", "verb": "load", "rung": "ready", "seconds": 2.5, "kind": "cold", "phases": {}, "scope": "prior",

@@ -14,11 +14,10 @@ from glowplug.domain.errors import BadRequest
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceFailed, InstanceReady, NodeBeat
-from glowplug.services.console import prometheus
+from glowplug.services.console import history_api
 from glowplug.services.console.fleet_view import FleetView
 from glowplug.services.console.history import FLEET, MAX_MODELS, History, Page, Sample
-from glowplug.services.console.history_disk import HistoryDisk
-from glowplug.services.console.history_keeper import HistoryKeeper, sample_of
+from glowplug.services.console.history_keeper import HistoryDisk, HistoryKeeper, sample_of
 from glowplug.telemetry import semconv
 from tests import console_story as story
 from tests.fleet_builder import a_node
@@ -229,7 +228,7 @@ def asked_of(answer: httpx.Response, *metrics: str, model: str = "") -> tuple[Pa
 
     async def read() -> Page:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as client:
-            return await prometheus.read_page(client, "http://prometheus:9090/", "1h", model, metrics, T + 5)
+            return await history_api.read_page(client, "http://prometheus:9090/", "1h", model, metrics, T + 5)
 
     return asyncio.run(read()), texts
 

@@ -8,9 +8,9 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import WeightsRef
 from glowplug.events.facts import WeightsFetched, WeightsProgressed
 from glowplug.services.console.decisions import DecisionLog
+from glowplug.services.console.fleet_api import STARTS_SHOWN, coming, declared, starts, why_so
 from glowplug.services.console.fleet_rows import Start
 from glowplug.services.console.fleet_view import FETCH_LEASE_S, Fetches
-from glowplug.services.console.model_detail import STARTS_SHOWN, coming, declared, starts, why_so
 from tests import console_story as story
 
 AT = 1000.0

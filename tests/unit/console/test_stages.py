@@ -3,7 +3,7 @@
 import pytest
 
 from glowplug.services.console.spans import Span, SpanEvent
-from glowplug.services.console.stages import stages
+from glowplug.services.console.trace_api import stages
 
 SECOND = 1_000_000_000
 

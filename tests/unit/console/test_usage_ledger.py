@@ -14,9 +14,9 @@ from glowplug.domain.usage import UsageRecord
 from glowplug.events import Event
 from glowplug.events.facts import UsageRecorded
 from glowplug.services.console.metrics import ConsoleMetrics
+from glowplug.services.console.usage_api import UsageReader
 from glowplug.services.console.usage_ledger import HOUR_S, Ledger, Question
 from glowplug.services.console.usage_prices import PriceFile
-from glowplug.services.console.usage_reader import UsageReader
 from tests.waiting import until
 
 NOON = 1_800_000_000 // HOUR_S * HOUR_S

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from glowplug.engines import pages
-from glowplug.engines.pages import CHUNK_BYTES, Pages
+from glowplug.engines import llamacpp_sleep
+from glowplug.engines.llamacpp_sleep import CHUNK_BYTES, Pages
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 NUM_BYTES = 24 * CHUNK_BYTES
@@ -31,7 +31,7 @@ def place_of(buffer: mmap.mmap) -> Pages:
 
 def overlap(place: Pages) -> int:
     """Bytes of it that are found."""
-    runs = pages.zero_runs(1 << 20)
+    runs = llamacpp_sleep.zero_runs(1 << 20)
     return sum(max(0, min(run.end, place.end) - max(run.start, place.start)) for run in runs)
 
 
@@ -48,7 +48,7 @@ def test_memory_that_was_never_touched_is_not(buffer: mmap.mmap) -> None:
 def test_what_is_not_zero_bounds_a_run(buffer: mmap.mmap, at: int) -> None:
     buffer[at] = 1
     place = place_of(buffer)
-    assert all(not run.start <= place.start + at < run.end for run in pages.zero_runs(1 << 20))
+    assert all(not run.start <= place.start + at < run.end for run in llamacpp_sleep.zero_runs(1 << 20))
 
 
 def test_short_runs_are_left_out(buffer: mmap.mmap) -> None:
@@ -61,7 +61,7 @@ def test_what_is_given_back_is_free_and_reads_as_zeros(buffer: mmap.mmap) -> Non
     place, process = place_of(buffer), psutil.Process()
     buffer[:] = b"x" * NUM_BYTES
     before = process.memory_info().rss
-    pages.give_back([place])
+    llamacpp_sleep.give_back([place])
     assert before - process.memory_info().rss >= NUM_BYTES // 2
     assert buffer[:] == bytes(NUM_BYTES)
 
@@ -70,15 +70,15 @@ def test_a_mapped_file_is_found_by_its_name_even_when_it_is_deleted(tmp_path: Pa
     path = tmp_path / "weights"
     path.write_bytes(bytes(8192))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
-        assert sum(found.num_bytes for found in pages.mapped(path)) == len(mapping)
+        assert sum(found.num_bytes for found in llamacpp_sleep.mapped(path)) == len(mapping)
         path.unlink()
-        assert pages.mapped(path)
-    assert pages.mapped(path) == []
+        assert llamacpp_sleep.mapped(path)
+    assert llamacpp_sleep.mapped(path) == []
 
 
 def test_pages_that_are_not_ours_are_an_error() -> None:
     with pytest.raises(OSError, match="madvise"):
-        pages.give_back([Pages(mmap.PAGESIZE, 2 * mmap.PAGESIZE)])
+        llamacpp_sleep.give_back([Pages(mmap.PAGESIZE, 2 * mmap.PAGESIZE)])
 
 
 def test_what_of_a_mapped_file_was_read_since_its_pages_were_given_back(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_what_of_a_mapped_file_was_read_since_its_pages_were_given_back(tmp_path
     spans = [(0, part), (part, 2 * part), (2 * part, 3 * part)]
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as data:
         assert data[part // 2] == data[2 * part + part // 2] == 0
-        assert pages.num_bytes_read(path, spans) == 2 * part
-        pages.give_back_small(pages.mapped(path))
-        assert pages.num_bytes_read(path, spans) == 0
+        assert llamacpp_sleep.num_bytes_read(path, spans) == 2 * part
+        llamacpp_sleep.give_back_small(llamacpp_sleep.mapped(path))
+        assert llamacpp_sleep.num_bytes_read(path, spans) == 0
         assert data[part + part // 2] == 0
-        assert pages.num_bytes_read(path, spans) == part
-    assert pages.num_bytes_read(path, spans) == 0, "it is mapped no more"
+        assert llamacpp_sleep.num_bytes_read(path, spans) == part
+    assert llamacpp_sleep.num_bytes_read(path, spans) == 0, "it is mapped no more"

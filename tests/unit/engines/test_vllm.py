@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import glowplug
 from glowplug.domain.errors import EngineFailed, WeightsUnavailable
-from glowplug.engines import process, vllm_env, vllm_sample, vllm_stages, vllm_zygote
+from glowplug.engines import process, vllm, vllm_env, vllm_sample, vllm_zygote
 from glowplug.engines.port import Ability, EngineHandle
 from glowplug.engines.vllm import VllmDriver, root_cause
 from glowplug.engines.vllm_zygote import Zygote
@@ -278,7 +278,7 @@ def of_stage(tmp_path: Path) -> EngineHandle:
     stage = EngineHandle(
         engine="vllm", instance_id="i-1", pid=pid, pid_started_at=at, run_dir=str(tmp_path), log_path=""
     )
-    return replace(stage, data={vllm_stages.OF_STAGE: stage.to_json().decode()})
+    return replace(stage, data={vllm.OF_STAGE: stage.to_json().decode()})
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"null", b"{}", b'{"num_requests": []}', b'{"num_requests": "many"}'])
@@ -313,7 +313,7 @@ REQUEST = b'{"num_bytes": 8, "num_computed": 4}'
 async def test_stages_that_do_not_say_what_they_have_written_have_moved_nothing(
     tmp_path: Path, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its caller computes anew then (services/agent/stage_moves.py)."""
+    """Its caller computes anew then (services/agent/executor.py)."""
     driver, given = VllmDriver(), [(200, body)]
 
     async def answer(*_: Any, **__: Any) -> tuple[int, bytes]:
@@ -329,12 +329,12 @@ async def test_stages_that_do_not_say_what_they_have_written_have_moved_nothing(
 
 def test_a_process_beside_an_engine_is_one_of_it_while_it_lives(tmp_path: Path) -> None:
     driver, whole = VllmDriver(), of_stage(tmp_path)
-    stage = vllm_stages.stage_of(whole)
+    stage = vllm.stage_of(whole)
     assert stage is not None and driver.processes(whole) == (stage.pid,)
     assert driver.processes(stage) == ()
-    (tmp_path / vllm_stages.WHOLE).mkdir()
-    (tmp_path / vllm_stages.WHOLE / vllm_stages.HANDLE).write_bytes(stage.to_json())
+    (tmp_path / vllm.WHOLE).mkdir()
+    (tmp_path / vllm.WHOLE / vllm.HANDLE).write_bytes(stage.to_json())
     assert driver.processes(stage) == (stage.pid,)
     other = replace(stage, pid_started_at=stage.pid_started_at - 60.0)
-    (tmp_path / vllm_stages.WHOLE / vllm_stages.HANDLE).write_bytes(other.to_json())
+    (tmp_path / vllm.WHOLE / vllm.HANDLE).write_bytes(other.to_json())
     assert driver.processes(stage) == (), "its pid is another's by now"

@@ -15,8 +15,8 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Rung, Temperature
 from glowplug.fleet.status import ModelState, StartEstimates, check_nowhere_else, is_target
 from glowplug.policies.registry import choose
-from glowplug.services.autoscaler.app import model_row as rest_row
-from glowplug.services.autoscaler.metrics import ModelCollector
+from glowplug.services.autoscaler.main import ModelCollector
+from glowplug.services.autoscaler.main import model_row as rest_row
 from glowplug.services.autoscaler.model_watch import ModelWatch
 from glowplug.services.console.fleet_view import FleetView
 from tests.fleet_builder import a_model, an_instance

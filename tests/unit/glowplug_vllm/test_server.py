@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from glowplug_vllm import chat_template, plugin, rundir, server, weights_check
+from glowplug_vllm import plugin, rundir, server
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 USER = {"role": "user", "content": "hi"}
@@ -143,23 +143,23 @@ def render(template: str, messages: list[dict[str, str]]) -> str:
     ["You are Ada.", 'Say "{{ x }}" and %} and {% if', "two\nlines\tand \\ back", "snow ☃ and 😀", "it's"],
 )
 def test_the_prompt_is_rendered_as_it_was_written(prompt: str) -> None:
-    assert render(chat_template.with_system_prompt(TEMPLATE, prompt), [USER]) == f"<system>{prompt}<user>hi"
+    assert render(server.with_system_prompt(TEMPLATE, prompt), [USER]) == f"<system>{prompt}<user>hi"
 
 
 def test_a_system_message_of_the_client_wins() -> None:
     own = {"role": "system", "content": "mine"}
-    assert render(chat_template.with_system_prompt(TEMPLATE, "default"), [own, USER]) == "<system>mine<user>hi"
+    assert render(server.with_system_prompt(TEMPLATE, "default"), [own, USER]) == "<system>mine<user>hi"
 
 
 def test_no_prompt_leaves_the_template_untouched() -> None:
-    assert chat_template.with_system_prompt(TEMPLATE, "") == TEMPLATE
+    assert server.with_system_prompt(TEMPLATE, "") == TEMPLATE
 
 
 def test_a_template_file_goes_before_the_one_in_the_tokenizer_config(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "from config"}))
-    assert chat_template.read_template(tmp_path) == "from config"
+    assert server.read_template(tmp_path) == "from config"
     (tmp_path / "chat_template.jinja").write_text("from file")
-    assert chat_template.read_template(tmp_path) == "from file"
+    assert server.read_template(tmp_path) == "from file"
 
 
 NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
@@ -172,15 +172,15 @@ NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "templat
 def test_of_several_named_templates_the_default_is_taken_and_what_is_none_is_left(
     tmp_path: Path, text: str, template: str
 ) -> None:
-    assert chat_template.read_template(tmp_path) == ""
+    assert server.read_template(tmp_path) == ""
     (tmp_path / "tokenizer_config.json").write_text(text)
-    assert chat_template.read_template(tmp_path) == template
+    assert server.read_template(tmp_path) == template
 
 
 def test_a_model_that_sees_is_not_text_only(tmp_path: Path) -> None:
-    assert chat_template.is_text_only(tmp_path)
+    assert server.is_text_only(tmp_path)
     (tmp_path / "config.json").write_text('{"vision_config": {}}')
-    assert not chat_template.is_text_only(tmp_path)
+    assert not server.is_text_only(tmp_path)
 
 
 def image(num_bytes: int = 8) -> bytes:
@@ -192,7 +192,7 @@ def image(num_bytes: int = 8) -> bytes:
 def test_whole_files_and_other_files_pass(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(image())
     (tmp_path / "config.json").write_text("{")
-    assert weights_check.check(tmp_path) is None
+    assert server.check(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -209,5 +209,5 @@ def test_whole_files_and_other_files_pass(tmp_path: Path) -> None:
 )
 def test_a_broken_file_is_named(tmp_path: Path, raw: bytes, why: str) -> None:
     (tmp_path / "b.safetensors").write_bytes(raw)
-    with pytest.raises(weights_check.BrokenWeights, match=f"b.safetensors.*{why}|b.safetensors {why}"):
-        weights_check.check(tmp_path)
+    with pytest.raises(server.BrokenWeights, match=f"b.safetensors.*{why}|b.safetensors {why}"):
+        server.check(tmp_path)

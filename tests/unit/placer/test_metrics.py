@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.events.facts import NodeBeat, NodeLeft
-from glowplug.services.placer.metrics import REMEMBER_LOST_S, FleetCollector
+from glowplug.services.placer.main import REMEMBER_LOST_S, FleetCollector
 from tests.fleet_builder import a_model, a_node, an_event
 from tests.unit.controllers.placer.rig import a_placer, asked
 

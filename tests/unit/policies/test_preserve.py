@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from glowplug.domain.snapshot import Outlook
+from glowplug.fleet.throughput import Capacity
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder, load_of
 from glowplug.policies.scaling.preserve import ScalerState, instances_for
 from glowplug.policies.scaling.preserve import algorithm_2 as scale
-from glowplug.policies.throughput import Capacity
 from tests.unit.policies.scaling.rig import a_forecast
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import Model
-from glowplug.policies.start_times import KEPT, PRIORS, Prior, StageTimes, StartKind, StartTimes
+from glowplug.fleet.start_times import KEPT, PRIORS, Prior, StageTimes, StartKind, StartTimes
 from glowplug_lab.emulated.profiles import ColdStart
 from tests.fleet_builder import a_model, an_instance
 

@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
-from glowplug.policies.throughput import (
+from glowplug.fleet.throughput import (
     DECLARED,
     MEASURED,
     Capacity,

@@ -4,15 +4,18 @@ import math
 
 import pytest
 
-from glowplug.policies.placement.warmserve_evict_aware import ReplicaShape, plan
-from glowplug.policies.placement.warmserve_scores import (
+from glowplug.policies.placement.warmserve_evict_aware import (
     MAX_REPLICAS,
     PrewarmDemand,
+    Prewarmed,
+    PrewarmNode,
     ReplicaClass,
+    ReplicaShape,
     ScoreParams,
+    is_nested_or_disjoint,
+    plan,
     replicas,
 )
-from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, is_nested_or_disjoint
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 from glowplug_lab.policies.warmserve_csp import CspParams, forecast, season
 from glowplug_lab.policies.warmserve_placement import take_over

@@ -11,8 +11,7 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
 from glowplug.services.console.asked import read_page
-from glowplug.services.predictor.app import make
-from glowplug.services.predictor.metrics import ForecastCollector
+from glowplug.services.predictor.main import ForecastCollector, make
 from glowplug.services.predictor.settings import PredictorSettings
 from tests.fleet_builder import load_report
 

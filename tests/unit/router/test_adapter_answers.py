@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from glowplug.services.router.adapter_answers import AsItIs, Renaming
+from glowplug.services.router.intake import AsItIs, Renaming
 from tests.contract.data_port_rig import DONE, a_model, a_rig, answering, post, streaming
 
 FLEET = (a_model(engine="llamacpp"), a_model("tuned", engine="llamacpp", base="m"))

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import RequestArrived
-from glowplug.services.router.app import make
 from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.main import make
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.reports import Reports
 from glowplug.services.router.request_table import RequestTable, Stage

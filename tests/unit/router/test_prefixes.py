@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from glowplug.services.router.prefixes import MOST_BLOCKS, blocks, prefix_of
+from glowplug.services.router.intake import MOST_BLOCKS, blocks, prefix_of
 from glowplug.services.router.request_body import READERS, read_body
 
 LONG = "one two three " * 40

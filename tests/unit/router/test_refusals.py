@@ -5,7 +5,7 @@ from typing import Any
 from glowplug.domain.errors import Unauthorized
 from glowplug.services.router.api_errors import refused
 from glowplug.services.router.http_request import HttpRequest
-from glowplug.services.router.refusals import BURST, Refusals
+from glowplug.services.router.reports import BURST, Refusals
 
 SECRET = "what nobody else should read"
 

@@ -7,8 +7,15 @@ import pytest
 
 from glowplug.domain.errors import BadRequest
 from glowplug.engines.drivers import api_of
-from glowplug.services.router.emptiness import lone_surrogate
-from glowplug.services.router.request_body import NotSupported, check_model, read_body, readers, sizes, unknown_fields
+from glowplug.services.router.request_body import (
+    NotSupported,
+    check_model,
+    lone_surrogate,
+    read_body,
+    readers,
+    sizes,
+    unknown_fields,
+)
 from tests.contract.data_port_rig import a_model
 
 CHAT, COMPLETION, EMBEDDING, RESPONSE = (

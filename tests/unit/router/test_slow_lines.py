@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from glowplug.events.facts import RequestFinished
-from glowplug.services.router.slow_lines import MOST_A_S, SlowLines
+from glowplug.services.router.reports import MOST_A_S, SlowLines
 from glowplug.telemetry.logs import labelled, more_of
 
 FACT = RequestFinished(

@@ -22,14 +22,14 @@ from glowplug.domain.access import KEYS, TENANTS
 from glowplug.domain.batch import BATCHES, BATCHES_OPEN, FILES
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.subjects import TELEMETRY, facts_of
-from glowplug.policies.start_times import START_TIMES
+from glowplug.fleet.start_times import START_TIMES
 from glowplug.runtime import privileges
 from glowplug.runtime.identity import PROCESSES
 from glowplug.runtime.privileges import RIGHTS
 from glowplug.runtime.settings import ElectedSettings
 from glowplug.runtime.shell import DECISIONS_LOG
-from glowplug.services.console import fleet_view, usage_reader
-from glowplug.services.console import handlers as console_handlers
+from glowplug.services.console import fleet_view, usage_api
+from glowplug.services.console import main as console_handlers
 from tests.house.tree import ON_THE_BUS, ROOT
 
 RUN = ("glowplug.services.", "glowplug.controllers.", "glowplug.fleet.", "glowplug.runtime.")
@@ -51,7 +51,7 @@ def wiring(service: str) -> tuple[set[str], set[str], set[str], set[str]]:
     if service == "console":
         of_telemetry = TELEMETRY.removesuffix(">")  # it may watch all, and leaves out what reports sum up
         watched = {TELEMETRY if one.startswith(of_telemetry) else one for one in console_handlers.WATCHED}
-        return set(usage_reader.FILTERS.values()), watched, set(), set(fleet_view.TABLES)
+        return set(usage_api.FILTERS.values()), watched, set(), set(fleet_view.TABLES)
     reads = importlib.import_module(f"glowplug.controllers.{service}.reads").READS.asked()
     found = reads.fact_filters(), reads.telemetry_filters(), reads.command_filters("n")
     return set(found[0]), set(found[1]), set(found[2]), set(reads.tables)
@@ -221,8 +221,8 @@ def test_subscriptions_are_made_where_this_file_looks() -> None:
     assert found == {
         "libs/glowplug/runtime/control.py",
         "services/agent/service.py",
-        "services/console/handlers.py",
-        "services/console/usage_reader.py",
+        "services/console/main.py",
+        "services/console/usage_api.py",
         "services/router/main.py",
     }
 

@@ -16,8 +16,7 @@ from glowplug.bus.memory_bus import MemoryBus
 from glowplug.controllers.reads import Reads
 from glowplug.domain import errors
 from glowplug.domain.lease import Lease
-from glowplug.runtime.control import ControlService
-from glowplug.runtime.forward import PASSED_ON, ToLeader
+from glowplug.runtime.control import PASSED_ON, ControlService, ToLeader
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.service import World
 from glowplug.runtime.shell import Shell

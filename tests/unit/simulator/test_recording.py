@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from glowplug_lab.simulator.recording.costs import Busy, Costs
 from glowplug_lab.simulator.recording.read import read_recording
-from glowplug_lab.simulator.recording.scenario import scenario_of, write_arrivals
+from glowplug_lab.simulator.recording.scenario import Busy, Costs, scenario_of, write_arrivals
 from glowplug_lab.simulator.scenario.load import Scenario, ScenarioError, load_tree
 
 MODEL = {

@@ -17,8 +17,7 @@ from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceOptions
 from glowplug.weights.sources import open_source
-from glowplug.weights.sources.http import HttpSource
-from glowplug.weights.sources.redirects import next_url
+from glowplug.weights.sources.http import HttpSource, next_url
 from glowplug.weights.writer import SAVE_EVERY_BYTES
 from tests.waiting import WAIT_S, until
 from tests.weight_servers import WeightServer

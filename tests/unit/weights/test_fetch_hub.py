@@ -18,11 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from glowplug.cli.pull import fill_cache
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.fetch import Fetch, FetchOptions
-from glowplug.weights.hub_cache import fill_cache
-from glowplug.weights.hub_files import Chosen, choose
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, region_digest
 from glowplug.weights.source import (
@@ -36,7 +35,7 @@ from glowplug.weights.source import (
     suffix,
 )
 from glowplug.weights.sources.connection import Answer, Connections, Limits
-from glowplug.weights.sources.hub import HubSource
+from glowplug.weights.sources.hub import Chosen, HubSource, choose
 from tests.hub_server import HubServer, etag_of
 from tests.waiting import WAIT_S
 from tests.weight_servers import WeightServer
@@ -343,7 +342,7 @@ async def test_a_private_repository_opens_with_the_token_which_no_log_shows(
 RESOLVE = """
 import asyncio, sys
 from glowplug.weights.sources.hub import HubSource
-from glowplug.weights.hub_cache import fill_cache
+from glowplug.cli.pull import fill_cache
 source = HubSource("hf:org/one")
 print(fill_cache(source, asyncio.run(source.resolve()), lambda _: None) / "one.Q4_K_M.gguf")
 """

@@ -17,11 +17,11 @@ from glowplug.weights.fetch import Fetch, FetchOptions, PiecesWrong
 from glowplug.weights.inventory import read_cached
 from glowplug.weights.link import COLD_START, SERVING, LinkMeter, Rank, RateEstimate
 from glowplug.weights.order import Kind, stage_ranges
-from glowplug.weights.parts import Parts
 from glowplug.weights.pieces import Layout, piece_digest
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceOptions
 from glowplug.weights.sources import open_source
+from glowplug.weights.transfer import Parts
 from tests.arriving_region import has_landed
 from tests.weight_servers import WeightServer
 

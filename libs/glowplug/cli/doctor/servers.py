@@ -29,7 +29,7 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.domain.units import show_bytes
-from glowplug.policies.start_times import START_TIMES, StartRow
+from glowplug.fleet.start_times import START_TIMES, StartRow
 from glowplug.runtime.identity import PROCESSES, Holder
 from glowplug.runtime.privileges import RIGHTS, inbox_of, user_of
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG

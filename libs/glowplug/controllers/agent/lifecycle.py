@@ -17,8 +17,8 @@ from glowplug.controllers.effects import Remove, Tick
 from glowplug.domain.errors import WEIGHTS_CODES, OutOfMemory
 from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
 from glowplug.domain.phrasing import counted
+from glowplug.fleet.start_times import StartKind, kind_from
 from glowplug.policies.placement.expect import STREAMS
-from glowplug.policies.start_times import StartKind, kind_from
 
 INTERRUPTED = "interrupted"  # the kind of a start whose times are not to be learned
 _ORDER = {name: rank for rank, name in enumerate(PhaseName)}

@@ -12,7 +12,7 @@ from glowplug.controllers.agent.record import Holding
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import Instance, Phase, StageAddress, Worker
 from glowplug.domain.model import Model, WeightsRef
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 
 # Stimuli
 

@@ -13,8 +13,8 @@ from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import Instance, InstanceState, Phase, StageAddress, Worker
 from glowplug.domain.model import Model
 from glowplug.events.envelope import Event
+from glowplug.fleet.start_times import StartKind
 from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
-from glowplug.policies.start_times import StartKind
 
 Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
 

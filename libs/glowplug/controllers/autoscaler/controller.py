@@ -37,38 +37,314 @@ What it never does
   - It does not change how many instances a policy wants; an operator's order overrides the policy.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 from glowplug.controllers import operator
-from glowplug.controllers.autoscaler import adapters
 from glowplug.controllers.autoscaler.access import AccessRows
 from glowplug.controllers.autoscaler.adapting import on_base
-from glowplug.controllers.autoscaler.consolidation import Consolidations
 from glowplug.controllers.autoscaler.decisions import Decisions, figures
 from glowplug.controllers.autoscaler.keeping import BECOMES, check_able, why_unable
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, Learned
 from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start, place
 from glowplug.controllers.autoscaler.params import AutoscalerParams
-from glowplug.controllers.autoscaler.starts import Starts
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.port import Handlers, dispatch
-from glowplug.domain.access import KEYS, TENANTS
-from glowplug.domain.errors import ModelNotFound, NotFound
+from glowplug.domain.access import KEYS, TENANTS, Priority
+from glowplug.domain.errors import Conflict, InvalidModelFile, ModelNotFound, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import KeptAt, Model, Rung
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import facts
-from glowplug.events.commands import ResumeInstance, StopInstance
+from glowplug.events.commands import CancelPlacement, ConsolidateInstance, ResumeInstance, StopInstance
 from glowplug.events.envelope import Event
+from glowplug.fleet.adapters import with_adapters
 from glowplug.fleet.demand import Demand
-from glowplug.fleet.status import lacks_one_asleep
+from glowplug.fleet.status import is_ready, lacks_one_asleep
 from glowplug.fleet.tables import InstanceTable
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline, without_load
+from glowplug.policies.scaling.hydraserve import Consolidation, ConsolidationDecision, consolidate
+from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline, without_load, worths
+
+# Adapters and their bases: how many instances each needs.
+#
+# A base runs the requests of its adapters, so its demand includes theirs. An adapter's own instances only hold it in
+# the engines of its base: there are at most as many as instances of the base that are READY, or one, which waits for
+# the first of them. While requests of an adapter wait, whatever its hosts run takes the slots that these wait for,
+# and counts as its own: so it spreads to another host once its hosts are full, whoever filled them.
+
+MOST_NAMED = 3  # adapters that an error names
+
+
+def load_of(record: ModelRecord, models: ModelRecords, loads: Demand, instances: InstanceTable) -> ModelLoad:
+    """The reported load that a model's instances have to serve."""
+    load, model = loads.of(record.key), record.model
+    if model is not None and model.base:
+        return _crowded(load, record, models, loads, instances) if load.num_waiting else load
+    return with_adapters(record.key, loads, instances) if models.adapters_of(record.key) else load
+
+
+def _crowded(
+    load: ModelLoad, record: ModelRecord, models: ModelRecords, loads: Demand, instances: InstanceTable
+) -> ModelLoad:
+    """The load of an adapter that requests wait for, with all that its hosts run."""
+    hosts = {row.host_id for row in instances.living(record.key).values() if is_ready(row)}
+    if not hosts or record.model is None:
+        return load
+    together = load_of(models.of(record.model.base), models, loads, instances).in_flight_by_instance
+    return replace(load, num_in_flight=max(load.num_in_flight, sum(together.get(host, 0) for host in hosts)))
+
+
+def as_hosted(model: Model, models: ModelRecords, instances: InstanceTable) -> Model:
+    """An adapter as its base lets it be: with no more instances than there are hosts, and drained with its base."""
+    base = models.find(model.base)
+    num_hosts = sum(row.is_whole and is_ready(row) for row in instances.living(model.base).values())
+    most = min(model.max_instances, max(1, num_hosts))
+    return replace(
+        model,
+        suspended=model.suspended or (base is not None and base.suspended),
+        max_instances=most,
+        min_instances=min(model.min_instances, most),
+    )
+
+
+def following(base: Model, models: ModelRecords, nodes: Iterable[Node]) -> list[Model]:
+    """The adapters of a base as its new declaration lets them be. Raises Conflict where one cannot follow."""
+    found, nodes = [], list(nodes)
+    for adapter in models.adapters_of(base.key).values():
+        try:
+            found.append(on_base(adapter, {base.key: base}, nodes))
+        except InvalidModelFile as error:
+            why = f"its adapter {adapter.name} cannot follow: {error.message}; undeploy it first"
+            raise Conflict(why, param=error.param) from error
+    return found
+
+
+def check_no_adapters_of(model: Model, models: ModelRecords) -> None:
+    """Raise Conflict where a model that is to be deployed as an adapter has adapters itself."""
+    if model.base and models.adapters_of(model.key):
+        raise Conflict(f"{model.name} has adapters, and so becomes no adapter itself", param="base")
+
+
+def check_no_adapters(model: Model, models: ModelRecords) -> None:
+    """Raise Conflict where a model that is to be undeployed still has adapters."""
+    names = sorted(one.name for one in models.adapters_of(model.key).values())
+    if names:
+        shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
+        raise Conflict(f"{model.name} is the base of {shown}: undeploy its adapters first", param="model")
+
+
+def check_base_runs(model: Model, models: ModelRecords) -> None:
+    """Raise Conflict where an adapter is to be loaded whose base its operator has drained."""
+    base = models.find(model.base) if model.base else None
+    if base is not None and base.suspended:
+        raise Conflict(f"its base {base.name} has been drained by its operator: load {base.name} first", param="model")
+
+
+# Consolidation of serving pipelines into instances of one stage, at once and level by level (HydraServe section 6).
+#
+# A scale down is one command, to the first stage; the placer ends the other stages when the first one is whole. A
+# scale up goes to the later stages first and to the first one when they are whole, because the placer ends the later
+# stages of an instance that is no longer a pipeline.
+#
+# Departures: the paper converts all stages at once; here a stage that fails to become whole, or does not in time, is
+# recorded and asked again until it is.
+
+POLICY = "hydraserve_consolidation"
+
+
+@dataclass(slots=True)
+class _Stage:
+    """State of one stage that is not whole. A decision stands: what has begun to load cannot be taken back."""
+
+    decided: ConsolidationDecision | None = None  # of the whole pipeline, kept with its first stage
+    asked_at: float = float("-inf")  # when it was last asked to become whole
+    is_growing: bool = False  # its row has said that it becomes whole
+
+
+class Consolidations:
+    """Decisions on pipelines, and the commands sent to their stages."""
+
+    def __init__(self, decisions: Decisions, repeat_s: float) -> None:
+        self._decisions, self._repeat_s = decisions, repeat_s
+        self._stages: dict[str, _Stage] = {}  # instance_id -> stage
+
+    def of_model(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
+        """Decide on new pipelines and command their stages. `rows`: every living row of the model; `decision`: the
+        answer of its scaling policy now."""
+        pipelines = [i for i in rows.values() if not i.is_whole and i.serves and i.state is InstanceState.READY]
+        if not pipelines:
+            return []
+        pipelines.sort(key=lambda i: (i.created_at, i.instance_id))
+        effects = self._unconsolidated(rows, decision, now_s)
+        effects += self._decide(pipelines, rows, decision, now_s)
+        for instance in pipelines:
+            decided = self._decided(instance)
+            assert decided is not None
+            for target in _targets(instance, decided, rows):
+                stage = self._stage(target)
+                if now_s - stage.asked_at >= self._repeat_s:
+                    stage.asked_at = now_s
+                    command = ConsolidateInstance(
+                        target=target.node_id, instance_id=target.instance_id, reason=decided.reason
+                    )
+                    effects.append(Publish(command))
+        return effects
+
+    def expire(self, known: Mapping[str, Instance]) -> None:
+        """Forget instances that are not in `known` or have become whole."""
+        self._stages = {i: stage for i, stage in self._stages.items() if i in known and not known[i].is_whole}
+
+    def _stage(self, instance: Instance) -> _Stage:
+        return self._stages.setdefault(instance.instance_id, _Stage())
+
+    def _decided(self, instance: Instance) -> ConsolidationDecision | None:
+        stage = self._stages.get(instance.instance_id)
+        return stage.decided if stage is not None else None
+
+    def _unconsolidated(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
+        """Record stages that were to become whole and have not: their pipelines serve on."""
+        effects: list[Effect] = []
+        for instance_id, row in rows.items():
+            if row.consolidating:
+                self._stage(row).is_growing = True
+            elif (stage := self._stages.get(instance_id)) is not None and stage.is_growing:
+                stage.is_growing = False
+                if not row.is_whole and row.state is InstanceState.READY:
+                    effects.append(self._record(row, decision, row.reason, "unconsolidated", now_s))
+        return effects
+
+    def _decide(
+        self, pipelines: list[Instance], rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float
+    ) -> list[Effect]:
+        new = [i for i in pipelines if self._decided(i) is None]
+        effects: list[Effect] = []
+        for made in consolidate(new, self._num_sure(rows), decision.num_required) if new else ():
+            row = rows[made.instance_id]
+            self._stage(row).decided = made
+            effects.append(self._record(row, decision, made.reason, made.becomes.value, now_s))
+        return effects
+
+    def _record(self, row: Instance, decision: ScaleDecision, reason: str, chosen: str, now_s: float) -> Effect:
+        made = ScaleDecision(
+            model_key=decision.model_key,
+            num_wanted=decision.num_required,
+            reason=reason,
+            inputs={**decision.inputs, "stages": row.num_stages},
+        )
+        return self._decisions.record(made, row.instance_id, chosen, now_s, policy=POLICY)
+
+    def _num_sure(self, rows: Mapping[str, Instance]) -> int:
+        """Number of instances that are there or coming, less the pipelines still to be decided on."""
+        num = 0
+        there = [i for i in rows.values() if i.serves and not i.state.is_gone and i.state is not InstanceState.DRAINING]
+        worth = worths(there)
+        for instance in there:
+            decided = self._decided(instance)
+            if instance.is_whole or (decided is not None and decided.becomes is Consolidation.DOWN):
+                num += 1
+            elif decided is not None:
+                num += worth[instance.instance_id]
+        return num
+
+
+def _targets(instance: Instance, decided: ConsolidationDecision, rows: Mapping[str, Instance]) -> list[Instance]:
+    """The stages to command now."""
+    if decided.becomes is Consolidation.DOWN:
+        return [instance]
+    later = [i for i in rows.values() if i.part_of == instance.instance_id and not i.is_whole and not i.state.is_gone]
+    return later or [instance]
+
+
+# Instances asked of the placer for a model, and called off again, each for the most urgent class that needs it.
+#
+# A start is batch's (`PlaceInstance.is_batch`) while batch requests wait and all others have enough instances without
+# it. Once they have not, or no batch request waits, it is asked for again as any other start.
+
+
+class Starts:
+    """The starts of all models of one autoscaler."""
+
+    def __init__(
+        self, models: ModelRecords, decisions: Decisions, ids: Ids, policy: str, params: AutoscalerParams
+    ) -> None:
+        self._models, self._decisions, self._ids = models, decisions, ids
+        self._policy, self._params = policy, params
+
+    def add(
+        self,
+        record: ModelRecord,
+        model: Model,
+        decision: ScaleDecision,
+        num: int,
+        load: ModelLoad,
+        view: ScalingView,
+        now_s: float,
+    ) -> list[Effect]:
+        """Ask the placer for `num` more instances. `load`: as the routers report it."""
+        cause = record.waiting if load.num_waiting else None
+        wanted_at = cause.data.waiting_since if cause else now_s
+        if num <= 0 or now_s < record.not_before or (cause and now_s - wanted_at < self._params.gather_s):
+            return []
+        is_asked = bool(record.asked) and decision.reason == record.asked
+        policy, node_id = (operator.POLICY, record.asked_node) if is_asked else (self._policy, "")
+        effects: list[Effect] = []
+        num_there = view.num_coming_or_there
+        while num > 0:
+            instance_id, num_required = self._ids.next(model.key), min(num, max(1, decision.group_size))
+            num -= num_required
+            start = Start(wanted_at, now_s, decision.reason, cause, num_required, node_id=node_id)
+            start.is_awaited = is_asked or load.num_waiting > 0
+            start.is_batch = not is_asked and _is_for_batch(view, num_there)
+            num_there += num_required
+            self._models.start(record, instance_id, start)
+            effects += [
+                self._decisions.record(decision, instance_id, "start", now_s, policy=policy, cause=cause),
+                place(instance_id, start, model),
+            ]
+        return effects
+
+    def as_urgent(self, record: ModelRecord, model: Model, view: ScalingView, now_s: float) -> list[Effect]:
+        """Ask for batch's starts as for any other once others than batch requests need them."""
+        effects: list[Effect] = []
+        num_there = view.num_coming_or_there - record.num_pending
+        for instance_id, start in record.starts.items():
+            if start.is_batch and not _is_for_batch(view, num_there):
+                start.is_batch, start.sent_at = False, now_s
+                effects.append(place(instance_id, start, model))
+            num_there += 0 if start.waits else start.num_required
+        if effects:
+            self._models.changed()
+        return effects
+
+    def cancel_spare(self, record: ModelRecord, decision: ScaleDecision, missing: int, now_s: float) -> list[Effect]:
+        """Cancel spare starts, without taking away more than `missing` (negative) allows."""
+        effects: list[Effect] = []
+        for instance_id, start in list(record.starts.items()):
+            if not start.waits and missing + start.num_required <= 0:
+                missing += start.num_required
+                effects.append(self._decisions.record(decision, instance_id, "cancel", now_s))
+                effects += self.cancel(record, instance_id, "it is no longer wanted")
+        return effects
+
+    def cancel(self, record: ModelRecord, instance_id: str, reason: str) -> list[Effect]:
+        """Call off one start."""
+        self._models.started(record, instance_id)
+        return [Publish(CancelPlacement(instance_id=instance_id, reason=reason))]
+
+
+def _is_for_batch(view: ScalingView, num_there: int) -> bool:
+    """Return whether one instance more than `num_there` is for batch requests alone."""
+    load = view.load
+    if not load.of_class(Priority.BATCH).num_waiting:
+        return False
+    num_urgent = load.num_urgent_waiting + load.num_urgent_in_flight
+    return num_there >= max(view.floor, math.ceil(num_urgent / view.per_instance))
+
 
 KEPT: Final = "kept"  # the rule of a decision for a copy below READY
 _STAYS: Final = {Rung.ASLEEP: "asleep at least", Rung.HOST: "in host memory at least"}
@@ -191,7 +467,8 @@ class AutoscalerController:
 
     def _on_forecast(self, event: Event, now_s: float) -> list[Effect]:
         made: facts.ForecastMade = event.data
-        self._models.of(made.model_key).take_forecasts(made.forecasts, made.horizon_s, now_s)
+        record = self._models.of(made.model_key)
+        record.ahead = record.ahead.after(made, now_s)
         self._models.wake(made.model_key, now_s)
         return []
 
@@ -266,8 +543,8 @@ class AutoscalerController:
         model = on_base(request.model, {one.key: one for one in self._models.deployed()}, self.nodes.values())
         key = model.key
         is_new = self._models.find(key) is None
-        adapters.check_no_adapters_of(model, self._models)
-        following = adapters.following(model, self._models, self.nodes.values())
+        check_no_adapters_of(model, self._models)
+        adapters = following(model, self._models, self.nodes.values())
         if model.asleep:
             check_able(model, Rung.ASLEEP, self.nodes, "asleep")
         if not self._models.deploy(model, create=request.create, now_s=now_s):
@@ -280,11 +557,11 @@ class AutoscalerController:
         record.may_try_again()
         record.kept.may_try_again()
         effects = [Save("models", key, model), Publish(facts.ModelDeployed(model=model)), *self._balance(record, now_s)]
-        return [*effects, *(e for one in following for e in self._deploy(operator.Deploy(model=one), now_s))]
+        return [*effects, *(e for one in adapters for e in self._deploy(operator.Deploy(model=one), now_s))]
 
     def _undeploy(self, request: operator.Undeploy, now_s: float) -> list[Effect]:
         _, model = self._deployed(request.model_key)
-        adapters.check_no_adapters(model, self._models)
+        check_no_adapters(model, self._models)
         record = self._forget(model.key)
         stops = self._stop_all(record, "an operator has undeployed it", "undeploy", now_s)
         return [*stops, Remove("models", model.key), Publish(facts.ModelUndeployed(model_key=model.key))]
@@ -293,7 +570,7 @@ class AutoscalerController:
         record, model = self._deployed(request.model_key)
         if request.node_id and self.nodes and request.node_id not in self.nodes:
             raise NotFound(f"no node {request.node_id!r}", param="node")
-        adapters.check_base_runs(model, self._models)
+        check_base_runs(model, self._models)
         check_able(model, request.to, self.nodes, "to", request.node_id)
         record.check_node(request.to, request.node_id, self.instances.living(record.key).values())
         if request.to is Rung.READY:
@@ -414,8 +691,8 @@ class AutoscalerController:
         rows = self.instances.living(record.key)
         if record.asked and any(i.state is InstanceState.READY and i.serves for i in rows.values()):
             record.asked = ""
-        bounded = adapters.as_hosted(model, self._models, self.instances) if model.base else model
-        reported = adapters.load_of(record, self._models, self.loads, self.instances)
+        bounded = as_hosted(model, self._models, self.instances) if model.base else model
+        reported = load_of(record, self._models, self.loads, self.instances)
         load = record.demand(reported, self.instances.of(record.key))
         has_starts = bool(record.starts)
         effects = self._keep(record, model, load, rows, now_s)
@@ -444,7 +721,7 @@ class AutoscalerController:
         is_settled = is_settled and not record.kept.put_away
         if is_tick and is_settled and decision.stands_until > now_s and all(i.is_whole for i in rows.values()):
             lead_s = self._params.lead_s
-            record.stands_until = min(decision.stands_until, record.forecast_changes_at(now_s + lead_s) - lead_s)
+            record.stands_until = min(decision.stands_until, record.ahead.changes_at(now_s + lead_s) - lead_s)
         return [*effects, *self._learned.noted(record)]
 
     def _view(
@@ -458,8 +735,8 @@ class AutoscalerController:
             load=load,
             forecast=forecast,
             next_forecast=next_forecast,
-            windows=record.windows_from(now_s + self._params.lead_s),
-            start_s=record.horizon_s,
+            windows=record.ahead.windows_from(now_s + self._params.lead_s),
+            start_s=record.ahead.horizon_s,
             num_pending=record.num_pending,
             short_elsewhere=not model.base and self._models.is_short_elsewhere(record.key, now_s),
             unchanged_until=self._ticked_at if record.stands_until else 0.0,

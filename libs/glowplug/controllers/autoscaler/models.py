@@ -1,6 +1,5 @@
 """Records of models: each one's row, its marks of demand, the instances asked for, and the orders sent to agents."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,8 +18,8 @@ from glowplug.events.commands import PlaceInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ModelDeployed
 from glowplug.fleet.adapters import AdapterIndex
+from glowplug.fleet.forecasts import Ahead
 from glowplug.fleet.status import check_nowhere_else
-from glowplug.policies.prediction.port import is_newer, until, windows_from
 
 AT_ONCE = 8  # failed starts in a row before the next one waits, though another node could be tried
 PLACED_S = 1.0  # a placer with enough free GPUs answers in milliseconds
@@ -74,8 +73,7 @@ class ModelRecord:
     undeployed_revision: int | None = None  # of its row when undeployed, until the table lacks that row
     unknown_since: float | None = None  # since when it has instances but is not deployed
     policy_state: Any = None  # the scaling policy's memory of it
-    forecasts: tuple[Forecast, ...] = ()  # of the latest forecast.made
-    horizon_s: float = 0.0  # seconds of a start, of the latest forecast.made
+    ahead: Ahead = field(default_factory=Ahead)  # the latest forecasts
     waiting: Event | None = None  # the request.waiting to name as the cause
     asked: str = ""  # why an instance is wanted without a request
     asked_node: str = ""  # ... and on which node; "" on any
@@ -96,7 +94,7 @@ class ModelRecord:
     @property
     def is_empty(self) -> bool:
         """Return whether a new record would know as much. The model's instances are in another table."""
-        kept = self.starts or self.orders or self.forecasts
+        kept = self.starts or self.orders or self.ahead
         return self.model is None and self.undeployed_revision is None and not kept
 
     def is_leaving(self, instance_id: str, *kinds: OrderKind) -> bool:
@@ -140,29 +138,14 @@ class ModelRecord:
             starts=self.starts, orders=self.orders,
         )  # fmt: skip
 
-    def take_forecasts(self, forecasts: tuple[Forecast, ...], horizon_s: float, now_s: float) -> None:
-        """Take forecasts unless later ones are known."""
-        if is_newer(forecasts, self.forecasts, now_s):
-            self.forecasts, self.horizon_s = forecasts, horizon_s
-
     def forecast_at(self, at_s: float) -> tuple[Forecast | None, Forecast | None]:
         """Forecasts of the window that holds `at_s`, with the highest demand until a start begun then serves, and of
         the next window; None where there is none. A forecast counts while its window lasts, so a predictor that falls
         silent is ignored once its last window is over."""
-        windows = self.windows_from(at_s)
+        windows = self.ahead.windows_from(at_s)
         if not windows:
             return None, None
-        return until(windows[0], windows, at_s + self.horizon_s), windows[1] if len(windows) > 1 else None
-
-    def windows_from(self, at_s: float) -> tuple[Forecast, ...]:
-        """Forecasts of the window that holds `at_s` and of all later ones, each as it was made."""
-        return windows_from(self.forecasts, at_s)
-
-    def forecast_changes_at(self, at_s: float) -> float:
-        """The first time after `at_s` when a window begins, comes within the horizon or ends; inf without forecasts."""
-        horizon_s = self.horizon_s
-        edges = (at for f in self.forecasts for at in (f.starts_at - horizon_s, f.starts_at, f.starts_at + f.window_s))
-        return min((at for at in edges if at > at_s), default=math.inf)
+        return self.ahead.until_a_start_serves(windows[0], at_s), windows[1] if len(windows) > 1 else None
 
     def failed(self, now_s: float, backoff_s: float, max_backoff_s: float, tries_left: int = 0) -> None:
         """Pause starts after a failed one, longer each time. `tries_left`: other nodes on which the start may be tried;
@@ -180,8 +163,8 @@ class ModelRecord:
 
     def expire(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> None:
         """Drop forecasts of past windows, and orders that are over or of unknown instances."""
-        if self.forecasts and now_s >= self.forecasts[-1].starts_at + self.forecasts[-1].window_s:
-            self.forecasts = ()
+        if self.ahead.is_over(now_s):
+            self.ahead = replace(self.ahead, windows=())
         if not rows:
             self.unknown_since = None
         for instance_id, order in list(self.orders.items()):
@@ -328,7 +311,7 @@ class ModelRecords:
         undeployed is known by the fact, or by its row alone having been absent for more than `absent_s`."""
         for key, known in earlier.records.items():
             record = self.of(key)
-            record.forecasts, record.horizon_s = known.forecasts, known.horizon_s
+            record.ahead = known.ahead
             record.keep_alive_s = known.keep_alive_s
             if known.absent_since is None or now_s - known.absent_since <= absent_s:
                 record.model, record.absent_since = known.model, known.absent_since

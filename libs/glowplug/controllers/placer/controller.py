@@ -25,7 +25,7 @@ What it promises
     6. A start waits for the GPU where an engine of its model sleeps no longer than the wake should save (sleepers.py).
     7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no serving instance leaves for it.
        Where only batch requests wait for a start (`is_batch`), nothing leaves that others run or are expected to need;
-       instances that run batch requests alone leave first, and at once (classes.py).
+       instances that run batch requests alone leave first, and at once.
     8. Where the weights of a start cannot be had on its node, the next start of its model goes to another one, on
        `max_start_nodes` in all, and the first node is avoided for `avoid_node_s` (failed_nodes.py).
     9. Commands of a service that has been fenced off are refused (StaleEpoch).
@@ -41,36 +41,538 @@ Parts: `placing` (which placements wait, and where they go), `victims` (which in
 `fleet`.
 """
 
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, get_args
 
-from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
+from glowplug.controllers import operator
+from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence, service_of
 from glowplug.controllers.placer.adapters import AdapterPlacing
 from glowplug.controllers.placer.costs import Costs
 from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.holdings import Holdings
 from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.messages import CORDONS, Cordon, DropFromHost, FetchToHost
-from glowplug.controllers.placer.network import rest_of
-from glowplug.controllers.placer.nodes import Nodes
+from glowplug.controllers.placer.network import REST, rest_of
 from glowplug.controllers.placer.params import PlacerParams
-from glowplug.controllers.placer.placement import Placement, stop
+from glowplug.controllers.placer.placement import NEVER, Placement, stop
 from glowplug.controllers.placer.placing import Evict, Place, Placing
-from glowplug.controllers.placer.prewarming import Prewarm, Prewarming
 from glowplug.controllers.placer.price_list import PriceList
-from glowplug.controllers.placer.stages import Stages
 from glowplug.controllers.port import Handlers, dispatch
+from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, InstanceState, StageAddress, Worker
 from glowplug.domain.model import Model
 from glowplug.events import facts
-from glowplug.events.commands import CancelPlacement, PlaceInstance
+from glowplug.events.commands import CancelPlacement, FetchWeights, JoinStages, PlaceInstance, StartInstance
 from glowplug.events.envelope import Event
+from glowplug.events.facts import ForecastMade, InstanceFailed, NodeLeft
 from glowplug.fleet.demand import Demand
+from glowplug.fleet.start_times import PRIORS, START_TIMES, Prior
 from glowplug.fleet.tables import InstanceTable, NodeTable
+from glowplug.policies.placement.links import has_weights
 from glowplug.policies.placement.port import wants_seconds
-from glowplug.policies.prewarming.port import reads_profile
-from glowplug.policies.start_times import PRIORS, START_TIMES, Prior
+from glowplug.policies.placement.shape import weights_per_gpu
+from glowplug.policies.placement.warmserve_evict_aware import SCORE_UNIT, PrewarmStep
+from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, reads_profile, weighs_worth
+from glowplug.policies.scaling.port import needed_by_pipeline
+
+# Nodes that fall silent, and nodes that an operator drains.
+#
+# When the lease of a node runs out, the node has left and its instances with it. Nothing is placed on a cordoned
+# node, and every instance there is stopped, whenever it came; a stop is sent again until its instance drains, since a
+# command may be lost. A later stage of a serving pipeline is not stopped itself: the first stage is, on whatever
+# node, or becomes whole without it, and `Stages` then ends the later ones.
+
+
+class Nodes:
+    """Leases, cordons and the drains that follow from them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._knows_cordons = False  # this placer's table has been read once
+        self._stopped_at: dict[str, float] = {}  # instance of a cordoned node -> when its stop was last sent
+
+    def expire(self, now_s: float) -> list[Effect]:
+        """Take out nodes whose leases ran out, and report their instances as failed."""
+        effects: list[Effect] = []
+        lease_s = self.fleet.params.node_lease_s
+        for node in self.fleet.nodes.expire(now_s):
+            self.fleet.node_left(node.node_id)
+            reason = f"{node.node_id} has given no sign of life for {lease_s:g} s"
+            here = self.fleet.on_node(node.node_id)
+            inputs = {"lease_s": lease_s, "instances": len(here)}
+            decided = self.fleet.about_node(
+                node.node_id, "expire", "node_lease", reason, "taken as left", inputs, now_s
+            )
+            left = Publish(NodeLeft(node_id=node.node_id, reason=reason))
+            effects += [Record(decided), Remove("nodes", node.node_id), left]
+            for instance in here:
+                lost = replace(
+                    instance,
+                    state=InstanceState.FAILED,
+                    reason="its node has left",
+                    changed_at=now_s,
+                    revision=instance.revision + 1,
+                )
+                self.fleet.row(lost, now_s)
+                effects += [
+                    Save("instances", lost.instance_id, lost),
+                    Publish(InstanceFailed(instance=lost, code="node_left")),
+                ]
+        return effects
+
+    def forget_gone(self, now_s: float) -> list[Effect]:
+        """Forget instances long gone, and remove the rows of a node that never came back; a living agent removes
+        its own rows."""
+        removed: list[Effect] = []
+        for instance in self.fleet.capacity.gone_before(now_s - self.fleet.params.keep_gone_s):
+            self.fleet.forget(instance.instance_id)
+            if instance.node_id and instance.node_id not in self.fleet.nodes.by_id:
+                removed.append(Remove("instances", instance.instance_id))
+        return removed
+
+    def cordon(self, cordon: Cordon, now_s: float) -> list[Effect]:
+        """Cordon a node, or lift its cordon, because an operator asked."""
+        node_id, here = cordon.node_id, self.fleet.on_node(cordon.node_id)
+        self.fleet.capacity.cordon(node_id, is_cordoned=cordon.cordoned)
+        inputs: dict[str, float | int | str] = {"instances": len(here)}
+        if cordon.cordoned:
+            verb, why = "drain", f"an operator drains {node_id}, and nothing is placed there until the drain is lifted"
+        else:
+            verb = "undrain"
+            why = f"an operator has lifted the drain of {node_id}, and instances may be placed there again"
+        decided = self.fleet.about_node(node_id, "drain", operator.POLICY, why, verb, inputs, now_s)
+        effects: list[Effect] = [Record(decided), Save(CORDONS, node_id, cordon)]
+        if cordon.cordoned:
+            return [*effects, *self.drain(now_s)]
+        for instance in here:
+            self._stopped_at.pop(instance.instance_id, None)
+        return effects
+
+    def restore_cordons(self, rows: dict[str, Cordon]) -> list[Effect]:
+        """Take the table once, at the start; from then on write it where it differs from what this placer knows. A row
+        with `cordoned` false is a lifted cordon; a missing row says nothing."""
+        capacity = self.fleet.capacity
+        if not self._knows_cordons:
+            for node_id, row in rows.items():
+                if row.cordoned != (node_id in capacity.cordoned):
+                    capacity.cordon(node_id, is_cordoned=row.cordoned)
+            self._knows_cordons = True
+        stored = {n for n, row in rows.items() if row.cordoned}
+        wrong = {n: n in capacity.cordoned for n in capacity.cordoned ^ stored}
+        return [Save(CORDONS, n, Cordon(n, wrong[n])) for n in sorted(wrong)]
+
+    def drain(self, now_s: float) -> list[Effect]:
+        """Stop every instance on a cordoned node."""
+        effects: list[Effect] = []
+        known = self.fleet.instances.by_id
+        self._stopped_at = {name: at for name, at in self._stopped_at.items() if name in known}
+        for node_id in sorted(self.fleet.capacity.cordoned):
+            for instance in self.fleet.on_node(node_id):
+                leaves = self._who_leaves(instance)
+                effects += self._stop(leaves, node_id, now_s) if leaves is not None else []
+        return effects
+
+    def _who_leaves(self, instance: Instance) -> Instance | None:
+        """The instance to stop so that `instance` ends: of a serving pipeline the first stage, which has the streams.
+        None while the first stage becomes whole, or as a whole instance ends what runs in its stages: the others end
+        after that. A later stage that already serves for itself runs the pipeline's layers until then."""
+        known = self.fleet.instances.by_id
+        first = known.get(instance.part_of or needed_by_pipeline(instance.instance_id, known))
+        if first is None or first.state not in (InstanceState.READY, InstanceState.DRAINING):
+            return instance
+        if first.is_whole:
+            return None if first.stages_busy else instance
+        return None if first.consolidating else first
+
+    def _stop(self, instance: Instance, node_id: str, now_s: float) -> list[Effect]:
+        last = self._stopped_at.get(instance.instance_id)
+        is_going = instance.state is InstanceState.DRAINING
+        if is_going or (last is not None and now_s - last < self.fleet.params.repeat_s):
+            return []
+        self._stopped_at[instance.instance_id] = now_s
+        load, why = self.fleet.loads.of(instance.model_key), "its node is being drained"
+        if instance.node_id != node_id:
+            why = f"{node_id}, which runs one of its later stages, is being drained"
+        command = Publish(stop(instance.node_id, instance.instance_id, why, self.fleet.params.evict_grace_s))
+        if last is not None:
+            return [command]
+        busy = {"in_flight": load.in_flight_by_instance.get(instance.instance_id, 0)}
+        decided = self.fleet.about_node(node_id, "drain", operator.POLICY, why, "drain", busy, now_s, instance)
+        return [Record(decided), command]
+
+
+# Pipelines: an instance and its later stages start together, serve together and end together.
+#
+# Paper: HydraServe sections 4 and 6. The placement starts the stages; this file makes sure, whatever is lost, that
+#
+# - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
+# - a lost stage ends the others: a pipeline with a hole serves no request. A first stage that becomes whole has
+#   `hole_grace_s` before that: with all of the weights it goes on alone, and its row says so. Where a later stage
+#   drains, the first stage drains with it and ends before it, or becomes whole;
+# - the other stages end where no agent has reported one for `give_up_s`: it was never begun (its placer was killed
+#   before it had sent all of the starts);
+# - later stages end when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down) and
+#   nothing runs in its stages any more;
+# - a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
+#   they are there).
+
+ENDS_AHEAD_S = 0.5  # how long before a later stage's drain that of the first stage ends
+
+
+class Stages:
+    """Commands sent about pipelines, and when."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._sent_at: dict[str, float] = {}  # instance or stage id -> when it was last commanded to join or end
+
+    def row_changed(self, row: Instance, now_s: float) -> list[Effect]:
+        """Take a changed row, and command what follows for its pipeline."""
+        whole, capacity = row.part_of or row.instance_id, self.fleet.capacity
+        is_pipeline = whole in capacity.stages or whole in capacity.pipelines
+        follows = self._follow_up(whole, now_s) if is_pipeline else []
+        return [*follows, *self._fetch_rest(row, now_s)]
+
+    def work(self, now_s: float) -> list[Effect]:
+        """Send again the commands that have not been carried out."""
+        parts, known = self.fleet.capacity.stages, self.fleet.instances.by_id
+        self._sent_at = {key: at for key, at in self._sent_at.items() if key.removesuffix(REST) in known}
+        wholes = sorted(parts.keys() | self.fleet.capacity.pipelines.keys())
+        follows = [effect for whole in wholes for effect in self._follow_up(whole, now_s)]
+        rows = [row for w in wholes for row in (known.get(w), *parts.get(w, {}).values()) if row is not None]
+        return [*follows, *(effect for row in rows for effect in self._fetch_rest(row, now_s))]
+
+    def _fetch_rest(self, row: Instance, now_s: float) -> list[Effect]:
+        """Fetch the weights that a stage lacks while it becomes whole."""
+        model, node = self.fleet.models.get(row.model_key), self.fleet.nodes.by_id.get(row.node_id)
+        grows = row.consolidating and not row.state.is_gone
+        if not (grows and self.fleet.params.follows_parts) or model is None or node is None:
+            return []
+        if has_weights(node, model) or not self._is_due(rest_of(row), now_s):
+            return []
+        self.fleet.network.rest(row, model, node, now_s)
+        command = FetchWeights(
+            target=row.node_id,
+            model_key=model.key,
+            weights=model.weights,
+            instance_id=row.instance_id,
+            priority=model.priority,
+            background=True,
+        )
+        return [Publish(command)]
+
+    def _follow_up(self, whole: str, now_s: float) -> list[Effect]:
+        first = self.fleet.instances.by_id.get(whole)
+        parts = list(self.fleet.capacity.stages.get(whole, {}).values())
+        living = [part for part in parts if not part.state.is_gone]
+        if first is None:
+            orphaned = [p for p in living if now_s - p.created_at > self.fleet.params.give_up_s]
+            return self._end(orphaned, f"its pipeline {whole} is not known", now_s)
+        if first.state.is_gone:
+            return self._end(living, f"{whole} is gone: {first.reason}", now_s)
+        if first.is_whole:
+            left = [p for p in living if not p.is_whole and not p.consolidating]
+            is_busy = first.stages_busy and first.state in (InstanceState.READY, InstanceState.DRAINING)
+            if is_busy and all(p.state in (InstanceState.READY, InstanceState.DRAINING) for p in parts):
+                return []
+            return self._end(left, f"{whole} serves alone", now_s)
+        hole = next((p for p in parts if p.state.is_gone or p.state is InstanceState.DRAINING), None)
+        if hole is not None and first.consolidating:
+            is_there = not hole.state.is_gone  # the stage serves while it drains
+            if is_there or now_s - hole.changed_at < self.fleet.params.hole_grace_s:
+                return []
+        if hole is not None:
+            why = f"its stage {hole.instance_id} is {hole.state.value}: {hole.reason}"
+            return self._end([first], why, now_s, self._grace_s(hole, now_s))
+        is_late = first.state.is_coming and now_s - first.created_at > self.fleet.params.give_up_s
+        if is_late and len(parts) < first.num_stages - 1:
+            why = f"only {len(parts)} of its {first.num_stages - 1} later stages were started"
+            return self._end([first, *living], why, now_s)
+        is_ready = len(living) == first.num_stages - 1 and all(p.state is InstanceState.READY for p in living)
+        if first.state.is_coming and is_ready and self._is_due(whole, now_s):
+            later = tuple(_address(part) for part in sorted(living, key=lambda part: part.stage))
+            return [Publish(JoinStages(target=first.node_id, instance_id=whole, stages=later))]
+        return []
+
+    def _grace_s(self, hole: Instance, now_s: float) -> float:
+        """Seconds that the first stage may drain, so that it ends before the lost stage does."""
+        if hole.state.is_gone:
+            return 0.0
+        most_s = self.fleet.params.evict_grace_s
+        return min(most_s, max(0.0, hole.drain_ends_at - ENDS_AHEAD_S - now_s)) if hole.drain_ends_at else most_s
+
+    def _end(self, rows: list[Instance], why: str, now_s: float, grace_s: float = 0.0) -> list[Effect]:
+        return [
+            Publish(stop(row.node_id, row.instance_id, why, grace_s))
+            for row in rows
+            if self._is_due(row.instance_id, now_s)
+        ]
+
+    def _is_due(self, key: str, now_s: float) -> bool:
+        if now_s - self._sent_at.get(key, NEVER) < self.fleet.params.repeat_s:
+            return False
+        self._sent_at[key] = now_s
+        return True
+
+
+def _address(part: Instance) -> StageAddress:
+    return StageAddress(instance_id=part.instance_id, url=part.url, key_id=part.key_id)
+
+
+# Prewarming: the placer orders what the policy plans, again and again until the agent reports the replica.
+#
+# A plan is made when a forecast comes (a window has closed), when an instance starts, drains or ends, when bytes come
+# free (a draining instance gave some of its KV cache back, WarmServe section 4.1), and each `prewarm_every_s`.
+
+URGENCY = -100  # of a replica's fetch: below those of instances that requests wait for
+GIVEN_UP = "dropped"  # holder of the promise of a replica that was asked to leave
+
+Prewarm = Callable[[PrewarmView], PrewarmPlan]
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, eq=False)
+class _Ordered:
+    """A replica that was ordered and that its agent has not reported yet."""
+
+    row: Instance
+    commands: tuple[FetchWeights | StartInstance, ...]
+    began_at: float
+    sent_at: float
+
+
+class Prewarming:
+    """Replicas that were ordered or dropped, and the planning of new ones."""
+
+    def __init__(self, fleet: Fleet, prewarm: Prewarm | None) -> None:
+        self.fleet, self._prewarm = fleet, prewarm
+        self._weighs = weighs_worth(prewarm)
+        self._ordered: dict[str, _Ordered] = {}
+        self._dropped: dict[str, tuple[float, str]] = {}  # replica -> when it was last dropped, and why
+        self._failed_at: dict[str, float] = {}  # model_key -> when a replica of it last failed
+        self._planned_at = NEVER
+        self._is_due = False
+
+    def forecast(self, fact: ForecastMade, now_s: float) -> None:
+        """Take the forecast of a closed window."""
+        self.fleet.forecasts.take(fact, now_s)
+        self._is_due = True
+
+    def row_changed(self, row: Instance, now_s: float) -> None:
+        """Take a changed row: it reports an ordered replica, or the start that took the replica's place."""
+        taken = self.fleet.capacity.taken
+        if row.instance_id in self._ordered:
+            del self._ordered[row.instance_id]
+            self.fleet.promised.discard(row.instance_id)
+        for replica_id in [r for r in self._ordered if taken.get(r) == row.instance_id]:
+            self._forget(replica_id)
+        if row.replica and row.state is InstanceState.FAILED:
+            self._failed_at[row.model_key] = now_s
+
+    def plan_soon(self) -> None:
+        """Plan at the next chance: bytes came free, or an instance started, drained or ended."""
+        self._is_due = True
+
+    def work(self, now_s: float) -> list[Effect]:
+        """Repeat orders that no agent has confirmed, then make a plan where one is due."""
+        if self._prewarm is None:
+            return []
+        effects = [*self._repeat(now_s), *self._drop_again(now_s)]
+        params = self.fleet.params
+        gap_s = params.prewarm_gap_s if self._is_due else params.prewarm_every_s
+        has_something = bool(self.fleet.forecasts or self.fleet.capacity.dormant)
+        if has_something and self.fleet.is_settled(now_s) and now_s - self._planned_at >= gap_s:
+            self._planned_at, self._is_due = now_s, False
+            effects += self._plan(self._prewarm, now_s)
+        return effects
+
+    # planning
+
+    def _plan(self, prewarm: Prewarm, now_s: float) -> list[Effect]:
+        view = self._view(now_s)
+        plan = prewarm(view)
+        self.fleet.score(plan.scores)
+        dropped = dict.fromkeys(plan.drops, "its model has changed") | dict(plan.unpaid)
+        effects = [e for replica_id, why in dropped.items() for e in self._drop(replica_id, why, now_s)]
+        for step in plan.steps:
+            effects += self._order(step, plan, view, now_s)
+        self._is_due = bool(plan.steps)  # there may be more to do than one plan holds
+        return effects
+
+    def _view(self, now_s: float) -> PrewarmView:
+        fleet, capacity = self.fleet, self.fleet.capacity
+        finishing = {
+            node_id: [row for row in capacity.on_node[node_id].values() if row.state is InstanceState.DRAINING]
+            for node_id in capacity.leaving
+        }
+        retry_s, models = fleet.params.prewarm_retry_s, fleet.models
+        self._failed_at = {key: at for key, at in self._failed_at.items() if now_s - at < retry_s}
+        forecasts = {
+            key: found
+            for key, found in fleet.forecasts.expected(now_s).items()
+            if key in models and key not in self._failed_at and not models[key].base
+        }
+        nodes, holdings = fleet.alive(now_s), Holdings(fleet, now_s)
+        return PrewarmView(
+            now_s=now_s,
+            nodes=nodes,
+            models=models,
+            draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
+            finishing=finishing,
+            num_active=capacity.num_active,
+            slots={key: holdings.slots_of(models[key]) for key in forecasts},
+            forecasts=forecasts,
+            load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},
+            prefill_s=fleet.network.quickest_s,
+            growth_s=fleet.network.times.growths_s,
+            last_used_at={key: fleet.loads.of(key).last_active_at for key in nodes.models_with_copies()},
+            climb_s={key: holdings.replica_seconds(models[key]) for key in self._weighed(forecasts)},
+            holdings={
+                row.instance_id: holdings.of(row)
+                for row in self._weighed(row for rows in capacity.dormant.values() for row in rows)
+            },
+        )
+
+    def _weighed(self, some: Iterable[_T]) -> Iterable[_T]:
+        """Return `some` where the policy weighs what copies are worth; else nothing."""
+        return some if self._weighs else ()
+
+    # ordering
+
+    def _order(self, step: PrewarmStep, plan: PrewarmPlan, view: PrewarmView, now_s: float) -> list[Effect]:
+        """Order one replica; its bytes, and the replicas it replaces, are promised to it at once."""
+        capacity, model = self.fleet.capacity, view.models[step.model_key]
+        replica_id = self.fleet.ids.next("r")
+        decided = self._record(step, replica_id, plan, view)
+        row = _replica(step, replica_id, model, decided.decision_id, now_s)
+        given_up = {g: capacity.bytes_of(g, step.drop) for g in step.gpu_ids}
+        workers = tuple(replace(w, num_bytes=max(0, w.num_bytes - given_up[w.gpu_id])) for w in row.workers)
+        for dropped in step.drop:
+            capacity.take(dropped, replica_id)
+        self.fleet.promised.add(replica_id)
+        self.fleet.scores[replica_id] = step.score
+        capacity.put_row(replace(row, workers=workers))
+        start = StartInstance(
+            target=step.node_id,
+            instance_id=replica_id,
+            model=model,
+            workers=row.workers,
+            decision_id=decided.decision_id,
+            drops=step.drop,
+            replica=True,
+        )
+        fetch = FetchWeights(
+            target=step.node_id,
+            model_key=model.key,
+            weights=model.weights,
+            instance_id=replica_id,
+            priority=URGENCY,
+            drops=step.drop,
+        )
+        start = self.fleet.for_adapters(start)
+        commands = (self.fleet.with_peers(fetch), start) if model.weights.uri else (start,)
+        self._ordered[replica_id] = _Ordered(row, commands, now_s, now_s)
+        return [Record(decided), *(Publish(command) for command in commands)]
+
+    def _repeat(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        params, capacity = self.fleet.params, self.fleet.capacity
+        for replica_id, ordered in list(self._ordered.items()):
+            node_id, is_taken = ordered.row.node_id, replica_id in capacity.taken
+            if now_s - ordered.began_at > params.give_up_s or not self.fleet.nodes.is_alive(node_id, now_s):
+                self._forget(replica_id)
+                if not is_taken:
+                    self._failed_at[ordered.row.model_key] = now_s
+                    effects.append(Publish(stop(node_id, replica_id, "its agent did not answer", 0.0)))
+            elif now_s - ordered.sent_at >= params.repeat_s and not is_taken:  # else the start that took it does
+                ordered.sent_at = now_s
+                effects += [Publish(command) for command in ordered.commands]
+        return effects
+
+    def _forget(self, replica_id: str) -> None:
+        """Stop waiting for an ordered replica, and release its promises."""
+        del self._ordered[replica_id]
+        self.fleet.promised.discard(replica_id)
+        self.fleet.capacity.taken.pop(replica_id, None)
+        self.fleet.capacity.forget(replica_id)
+
+    def _drop(self, replica_id: str, why: str, now_s: float) -> list[Effect]:
+        row = self.fleet.instances.by_id.get(replica_id)
+        if row is None or now_s - self._dropped.get(replica_id, (NEVER, ""))[0] < self.fleet.params.repeat_s:
+            return []
+        self._dropped[replica_id] = now_s, why
+        self.fleet.capacity.take(replica_id, GIVEN_UP)
+        return [Publish(stop(row.node_id, replica_id, why, 0.0))]
+
+    def _drop_again(self, now_s: float) -> list[Effect]:
+        rows = self.fleet.instances.by_id
+        self._dropped = {r: at for r, at in self._dropped.items() if r in rows and not rows[r].state.is_gone}
+        return [e for replica_id, (_, why) in self._dropped.items() for e in self._drop(replica_id, why, now_s)]
+
+    def _record(self, step: PrewarmStep, replica_id: str, plan: PrewarmPlan, view: PrewarmView) -> DecisionRecord:
+        name, where = view.models[step.model_key].name, ", ".join(step.gpu_ids)
+        forecast, on = view.forecasts.get(step.model_key), set(step.gpu_ids)
+        inputs: dict[str, float | int | str] = {"score": round(step.score, 4), **plan.inputs}
+        inputs["load_s"] = round(view.load_s.get(step.model_key, 0.0), 4)
+        if 0 < step.bytes_per_gpu < weights_per_gpu(view.models[step.model_key]):
+            inputs["bytes_per_gpu"] = step.bytes_per_gpu
+        if forecast is not None:
+            inputs["concurrency_mean"] = round(forecast.concurrency_mean, 3)
+            inputs["concurrency_peak"] = round(forecast.concurrency_peak, 3)
+        rivals = tuple(
+            Rival(
+                name=row.instance_id,
+                score=self.fleet.scores.get(row.instance_id, 0.0),
+                why="it gives way" if row.instance_id in step.drop else f"a copy of {row.model_key} lies there too",
+                unit=SCORE_UNIT,
+            )
+            for row in self.fleet.capacity.dormant.get(step.node_id, ())
+            if any(worker.gpu_id in on for worker in row.workers)
+        )
+        return DecisionRecord(
+            decision_id=self.fleet.ids.next("d-p"),
+            kind="prewarm",
+            policy=self.fleet.policies.get("prewarming", ""),
+            service="placer",
+            reason=f"a copy of {name} is prewarmed on {where}" + (f": {step.reason}" if step.reason else ""),
+            made_at=view.now_s,
+            model_key=step.model_key,
+            instance_id=replica_id,
+            node_id=step.node_id,
+            gpu_id=step.gpu_ids[0],
+            chosen=where,
+            inputs=inputs,
+            rivals=rivals,
+        )
+
+
+def _replica(step: PrewarmStep, replica_id: str, model: Model, decision_id: str, now_s: float) -> Instance:
+    """The row that the replica's agent will write."""
+    return Instance(
+        instance_id=replica_id,
+        model_key=model.key,
+        engine=model.engine,
+        state=InstanceState.STARTING,
+        workers=tuple(
+            Worker(
+                worker_id=f"{replica_id}-{rank}",
+                node_id=step.node_id,
+                gpu_id=gpu_id,
+                num_bytes=step.bytes_per_gpu or weights_per_gpu(model),
+                rank=rank,
+            )
+            for rank, gpu_id in enumerate(step.gpu_ids)
+        ),
+        max_concurrency=model.max_concurrency,
+        model_revision=model.revision,
+        created_at=now_s,
+        decision_id=decision_id,
+        replica=True,
+    )
+
 
 __all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 

@@ -1,7 +1,7 @@
 """Cost of an operator's verb on a model now: seconds and bytes, the source of the figures, and the instances to leave.
 
 The answer is an estimate, not a promise: it uses the policies, ledgers and learned seconds of a placement
-(`Placing.preview`, policies/start_times.py), and changes nothing. It leaves out how long the running requests of a
+(`Placing.preview`, fleet/start_times.py), and changes nothing. It leaves out how long the running requests of a
 leaving instance take, which is not known; `num_in_flight` says how many there are.
 """
 
@@ -16,9 +16,9 @@ from glowplug.domain.errors import BadRequest, NotFound
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung
 from glowplug.domain.phrasing import counted
+from glowplug.fleet.start_times import Scope, StartKind
 from glowplug.fleet.status import NEAR, check_nowhere_else, is_coming, is_ready, rung_of
 from glowplug.policies.placement.links import disk_rate, found_at, gpu_kind_of
-from glowplug.policies.start_times import Scope, StartKind
 
 Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")

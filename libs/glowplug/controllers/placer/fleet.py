@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.placer.failed_nodes import FailedNodes
-from glowplug.controllers.placer.forecasts import Forecasts
 from glowplug.controllers.placer.network import Network
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.decision import DecisionRecord
@@ -18,10 +17,11 @@ from glowplug.events.commands import FetchWeights, StartInstance
 from glowplug.fleet.adapters import AdapterIndex, slots_for, with_adapters
 from glowplug.fleet.capacity import Capacity
 from glowplug.fleet.demand import Demand
+from glowplug.fleet.forecasts import Forecasts
+from glowplug.fleet.node_index import NodeIndex
+from glowplug.fleet.start_times import PRIORS, Prior, StartRow
 from glowplug.fleet.tables import InstanceTable, NodeTable
-from glowplug.policies.placement.node_index import NodeIndex
 from glowplug.policies.placement.port import PlacementView
-from glowplug.policies.start_times import PRIORS, Prior, StartRow
 
 MAX_PEERS = 8  # nodes named to one fetch, beside the source; a prefetcher asks the first of them
 

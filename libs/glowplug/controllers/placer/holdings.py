@@ -15,8 +15,8 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
+from glowplug.fleet.start_times import StartKind, kind_from
 from glowplug.policies.placement.links import declared_pcie, disk_rate, found_at, gpu_kind_of, network_rate
-from glowplug.policies.start_times import StartKind, kind_from
 from glowplug.policies.worth import (
     NEVER_S,
     Asking,

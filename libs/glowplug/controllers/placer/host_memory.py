@@ -3,7 +3,7 @@
 The placer sends a fetch again until the node shows the weights or reports a failure. It sends a drop again too, because
 a prefetcher refuses it while an instance reads the weights. A model pinned in host memory has its weights on at least
 one node: where no node has them they are fetched, with a longer pause after each failure. That they stay there is the
-prefetchers' part (controllers/prefetcher/holds.py).
+prefetchers' part (controllers/prefetcher/controller.py).
 """
 
 from dataclasses import dataclass

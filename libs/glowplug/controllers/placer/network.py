@@ -3,7 +3,7 @@
 Paper: HydraServe section 4.2, Eq. 3-4: a ledger of each link, kept from the fetches that the placer orders. A fetch
 ends when its node says so, when its instance loads, serves or is gone, or when its bytes must be there by the equal
 share; it is due when the first token is, less what comes after the fetch (erratum E17). Section 4.1: the stages of a
-start are learned from earlier starts (policies/start_times.py), t_p and t_d from requests that found a warm instance.
+start are learned from earlier starts (fleet/start_times.py), t_p and t_d from requests that found a warm instance.
 
 Departure: means of requests are exponential.
 """
@@ -19,11 +19,11 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.events.facts import RequestFinished
+from glowplug.fleet.start_times import KEPT, MAX_ROWS, PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
 from glowplug.policies.placement.expect import STREAMS
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds, besides_s
 from glowplug.policies.placement.links import Fetch, LinkLedger, begin, finish, found_at, gpu_kind_of, network_rate
 from glowplug.policies.placement.shape import bytes_per_gpu, parts_of
-from glowplug.policies.start_times import KEPT, MAX_ROWS, PRIORS, UNKNOWN, Prior, StartKind, StartRow, StartTimes
 
 WEIGHT_OF_NEWEST = 0.3
 WEIGHT_OF_REQUEST = 0.05

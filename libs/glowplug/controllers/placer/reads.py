@@ -11,9 +11,9 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.events import commands, facts
+from glowplug.fleet.start_times import START_TIMES, StartRow
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prewarming.port import reads_profile
-from glowplug.policies.start_times import START_TIMES, StartRow
 
 READS: Final = Reads(
     service="placer",

@@ -14,11 +14,11 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.domain.units import show_bytes
 from glowplug.fleet.capacity import LEAVING, Capacity
 from glowplug.fleet.demand import Demand
+from glowplug.fleet.node_index import IndexedNodes
 from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.eviction.turns import ModelDemand, Shares, Turn, TurnParams, goes_on
 from glowplug.policies.eviction.turns import Victims as VictimsRule
-from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.scaling.port import needed_by_pipeline
 from glowplug.policies.worth import FACTORS, expected_factor, num_weighted

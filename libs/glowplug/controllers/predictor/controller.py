@@ -24,19 +24,20 @@ What it promises
 What it never does
   - It changes nothing: autoscaler and placer act on forecasts, or do without where none covers their time.
   - It forecasts no batch requests: those fill idle capacity, and nothing is started or prewarmed ahead for them. One
-    that has waited for so long that it counts as standard (controllers/router/classes.py) counts here too.
+    that has waited for so long that it counts as standard (controllers/router/controller.py) counts here too.
   - It reads no prompt and keeps no single request, only sums of a window, and of an instance's last minutes.
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, Final, get_args
 
 from glowplug.controllers.effects import Effect, Publish, Tick
 from glowplug.controllers.port import Handlers, dispatch
-from glowplug.controllers.predictor.forecasts import Horizons, ModelForecasts, missed, objective_used, served
 from glowplug.controllers.predictor.params import PredictorParams
-from glowplug.controllers.predictor.series import RouterLoad, Series, Window
 from glowplug.domain.access import Priority
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Slo
@@ -52,10 +53,306 @@ from glowplug.events.facts import (
     RouterRequestsFinished,
 )
 from glowplug.fleet.demand import LoadReports
+from glowplug.fleet.start_times import FROM_NOTHING
 from glowplug.fleet.tables import InstanceTable
+from glowplug.fleet.throughput import Capacity, CapacityParams, Served, Throughput
 from glowplug.policies.prediction.baselines import Nothing
-from glowplug.policies.prediction.port import MakeForecaster, WindowTotals, make_with, shared
-from glowplug.policies.throughput import Capacity, Throughput
+from glowplug.policies.prediction.port import Forecaster, MakeForecaster, WindowTotals, make_with, shared
+
+# Demand of each model, window by window.
+#
+# Load is concurrency (WarmServe section 5.1: average is time-weighted, peak is the maximum of a window) and tokens per
+# window (PreServe section 4.1).
+
+
+@dataclass(slots=True)
+class Window:
+    """Demand of one model in one window; its token counts are exact where `num_tokens_exact` covers every request."""
+
+    started_at: float
+    num_requests: int = 0
+    num_cold: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    num_tokens_exact: int = 0
+    concurrency_peak: int = 0
+    concurrency_seconds: float = 0.0  # integral of concurrency over the window
+    num_missed: int = 0  # requests that missed an objective of their model, or failed
+    num_judged: int = 0  # requests that count for `objective_sum`
+    objective_sum: float = 0.0  # sum of the shares of their objective that they took
+    instance_seconds: float = 0.0  # integral of the number of instances that ran something
+    kv_peak_ratio: float = 0.0  # fullest KV cache that a router expected
+    slots_per_instance: int = 0  # most requests that an instance ran at once; 0: not reported
+
+    @property
+    def objective_ratio(self) -> float:
+        """The share of its objective that the window took: above 1 it missed. 0 where no request counts."""
+        return self.objective_sum / self.num_judged if self.num_judged else 0.0
+
+    def totals(self, window_s: float) -> WindowTotals:
+        """The sums that a forecaster learns."""
+        return WindowTotals(
+            started_at=self.started_at,
+            window_s=window_s,
+            num_requests=self.num_requests,
+            prompt_tokens=self.prompt_tokens,
+            response_tokens=self.response_tokens,
+            concurrency_mean=self.concurrency_seconds / window_s,
+            concurrency_peak=self.concurrency_peak,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLoad:
+    """The requests of a model that one router holds and runs, and the instances that run them."""
+
+    concurrency: int
+    busy: Collection[str]
+
+
+@dataclass(slots=True)
+class Series:
+    """Windows in which something happened, by number (the start of a window over its width); no others are kept."""
+
+    window_s: float
+    num_kept: int
+    first: int = 0  # number of the oldest window kept, empty or not
+    last: int = 0  # ... of the open one
+    windows: dict[int, Window] = field(default_factory=dict)
+    by_router: dict[str, RouterLoad] = field(default_factory=dict)  # router_id -> its latest report
+    concurrency: int = 0  # of all routers
+    changed_at: float = 0.0
+
+    def at(self, number: int) -> Window:
+        """The window of that number, closed or open; an empty one where nothing happened."""
+        return self.windows.get(number) or Window(started_at=number * self.window_s)
+
+    def open(self) -> Window:
+        """The window that is open now, to be written to."""
+        window = self.windows.get(self.last)
+        if window is None:
+            started_at = self.last * self.window_s
+            window = self.windows[self.last] = Window(started_at, concurrency_peak=self.concurrency)
+        return window
+
+    def advance(self, now_s: float) -> None:
+        """Close windows up to `now_s`, spreading the current concurrency over them, and drop those too old."""
+        width, number = self.window_s, int(now_s // self.window_s)
+        if number == self.last:
+            self._spread(now_s)
+            return
+        oldest = number - self.num_kept + 1
+        if self.last < oldest:  # after a long pause of this process, older windows would be dropped at once
+            self.last, self.changed_at = oldest, max(self.changed_at, oldest * width)
+        while self.last < number and self.concurrency:
+            self._spread((self.last + 1) * width)
+            self.last += 1
+        self.last = max(self.last, number)
+        self._spread(now_s)
+        self.first = max(self.first, oldest)
+        while self.windows and (first := next(iter(self.windows))) < oldest:
+            del self.windows[first]
+
+    def report(self, router_id: str, load: RouterLoad, kv_peak_ratio: float = 0.0, slots: int = 0) -> None:
+        """Take one router's load from now on, on instances of `slots` each, and the highest KV cache usage that it
+        expects of any of them."""
+        before = self.by_router.get(router_id)
+        self.by_router[router_id] = load
+        self.concurrency += load.concurrency - (before.concurrency if before else 0)
+        if self.concurrency:
+            window = self.open()
+            window.concurrency_peak = max(window.concurrency_peak, self.concurrency)
+            window.kv_peak_ratio = max(window.kv_peak_ratio, kv_peak_ratio)
+            window.slots_per_instance = max(window.slots_per_instance, slots)
+
+    def left(self, router_id: str) -> None:
+        """Note that a router holds and runs nothing any more."""
+        self.concurrency -= self.by_router.pop(router_id).concurrency
+
+    def _spread(self, until_s: float) -> None:
+        """Count the running load up to `until_s`."""
+        if self.concurrency:
+            seconds, window = max(0.0, until_s - self.changed_at), self.open()
+            window.concurrency_seconds += self.concurrency * seconds
+            window.instance_seconds += self._num_busy() * seconds
+        self.changed_at = max(self.changed_at, until_s)
+
+    def _num_busy(self) -> int:
+        if len(self.by_router) == 1:
+            return len(next(iter(self.by_router.values())).busy)
+        return len({i for load in self.by_router.values() for i in load.busy})
+
+
+# Forecasts of one model: its forecaster learns each closed window, and past forecasts are compared with it.
+#
+# A forecast carries the capacity of one instance (PreServe's mu, fleet/throughput.py). A model without objectives is
+# judged by the paper's own: `normalized_s` seconds per response token (section 5.1).
+
+LEAST_GROWS = 1.01  # growth per window, so that a model that became slower shows after a while
+LEAST_RATIO = 0.01  # least value to grow from: a window without a miss has 0
+NUM_ERRORS = 30  # recent forecasts that `error_ratio` averages
+AHEAD_KEPT = frozenset((1, 2, 3, 6, 12))  # windows ahead of the forecasts kept, beside those furthest ahead
+NUM_PAST = 288  # past windows whose forecasts are kept: a day of 300 s windows
+
+
+@dataclass(slots=True)
+class ModelForecasts:
+    """Forecasts of one model. `next_number`: the window that its forecaster learns next."""
+
+    forecaster: Forecaster
+    next_number: int
+    num_kept: int
+    latest: tuple[Forecast, ...] = ()
+    past: deque[Forecast] = field(default_factory=deque)  # of past windows, oldest window and oldest forecast first
+    _to_come: dict[int, list[Forecast]] = field(default_factory=dict)  # by number of the window, oldest first
+    throughput: Throughput = field(default_factory=Throughput)
+    _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (absolute error, actual value)
+    _objective_ratio: float = 0.0  # of the last closed window
+    _least_ratio: float = math.inf  # the least of recent windows
+
+    def close(self, series: Series) -> bool:
+        """Learn every window that has closed since the last call; False when none has."""
+        if self.next_number >= series.last:
+            return False
+        for number in range(max(self.next_number, series.last - series.num_kept + 1), series.last):
+            window = series.at(number)
+            self._judge(window, series.window_s)
+            self.forecaster.closed(window.totals(series.window_s))
+            self._objective_ratio = self._held_against_the_least(window)
+        self.next_number = series.last
+        return True
+
+    def make(self, now_s: float, num_ahead: int) -> tuple[Forecast, ...]:
+        """Make the forecasts of the next `num_ahead` windows, with mu and the recent error of such forecasts."""
+        made, mu = self.forecaster.forecast(now_s, num_ahead), self.throughput.capacity
+        self.latest = tuple(
+            replace(
+                one,
+                error_ratio=self.error_ratio,
+                prompt_per_s=mu.prompt_per_s,
+                response_per_s=mu.response_per_s,
+                total_per_s=mu.total_per_s,
+                rates_from=self.throughput.source,
+                objective_ratio=self._objective_ratio,
+            )
+            for one in made
+        )
+        for ahead, one in enumerate(self.latest, 1):
+            if ahead in AHEAD_KEPT or ahead == len(self.latest):
+                self._to_come.setdefault(round(one.starts_at / one.window_s), []).append(one)
+        return self.latest
+
+    def learn(self, history: Iterable[WindowTotals]) -> None:
+        """Learn windows from before this process began, oldest first, without a gap."""
+        for window in history:
+            self.forecaster.closed(window)
+            self.next_number = round((window.started_at + window.window_s) / window.window_s)
+
+    @property
+    def error_ratio(self) -> float:
+        """Mean absolute error of the mean concurrency, over the mean of the actual one; 0 while there was none."""
+        came = sum(value for _, value in self._errors)
+        return sum(off for off, _ in self._errors) / came if came > 0 else 0.0
+
+    def _held_against_the_least(self, window: Window) -> float:
+        """The share of its objective that the window took. Where the model takes half of it or more even in its best
+        windows, as with few tokens after a long prompt, twice those is its objective: more instances do not help."""
+        if not window.num_judged:
+            return 0.0
+        self._least_ratio = min(max(self._least_ratio, LEAST_RATIO) * LEAST_GROWS, window.objective_ratio)
+        return window.objective_ratio / max(1.0, 2 * self._least_ratio)
+
+    def _judge(self, window: Window, window_s: float) -> None:
+        """Compare what was forecast of a closed window with what came."""
+        self._keep(window, window_s)
+        about = next((f for f in self.latest if abs(f.starts_at - window.started_at) < window_s / 2), None)
+        if about is None:
+            return
+        came = window.concurrency_seconds / window_s
+        self._errors.append((abs(about.concurrency_mean - came), came))
+        if len(self._errors) > NUM_ERRORS:
+            self._errors.popleft()
+
+    def _keep(self, window: Window, window_s: float) -> None:
+        """Keep the forecasts of a closed window, and drop those of windows long past."""
+        number = round(window.started_at / window_s)
+        self.past.extend(self._to_come.get(number, ()))
+        self._to_come = {at: made for at, made in self._to_come.items() if at > number}
+        oldest = (number - min(NUM_PAST, self.num_kept) + 0.5) * window_s
+        while self.past and self.past[0].starts_at < oldest:
+            self.past.popleft()
+
+
+def served(request: RequestFinished, model: Model | None, params: CapacityParams) -> Served | None:
+    """The measurement of an instance by one answer; None where the answer had no instance, or several."""
+    if not request.instance_id or request.num_continued or not request.response_tokens:
+        return None
+    return Served(
+        instance_id=request.instance_id,
+        sent_at=request.arrived_at + request.queue_s,
+        first_at=request.arrived_at + max(request.queue_s, request.ttft_s),
+        ended_at=request.finished_at,
+        prompt_tokens=request.prompt_tokens,
+        response_tokens=request.response_tokens,
+        missed=not request.cold and request.priority != Priority.BATCH and missed(request, model, params),
+    )
+
+
+def objective_used(request: RequestFinished, model: Model | None, params: CapacityParams) -> float | None:
+    """The share of its model's objective that one request took; None for a request that waited for a start or whose
+    client left. Where the model has objectives, the mean over a window is the share of requests that missed one, over
+    the share that may: above 1 the window has missed. Else it is the seconds per token over the allowed ones."""
+    if request.cold or request.error_code == "client_left":
+        return None
+    slo = model.slo if model is not None else None
+    if request.error_code or (slo is not None and (slo.ttft_s or slo.tpot_s)):
+        return missed(request, model, params) / max(1e-3, 1 - params.clean_share)
+    return request.e2e_s / max(1, request.response_tokens) / params.normalized_s
+
+
+def missed(request: RequestFinished, model: Model | None, params: CapacityParams) -> bool:
+    """Return whether a request failed or missed an objective of its model. A client that leaves misses nothing."""
+    if request.error_code and request.error_code != "client_left":
+        return True
+    slo = model.slo if model is not None else None
+    num_more = max(1, request.response_tokens - 1)
+    if slo is not None and (slo.ttft_s or slo.tpot_s):
+        is_late = slo.ttft_s > 0 and request.ttft_s > slo.ttft_s
+        return is_late or (slo.tpot_s > 0 and (request.e2e_s - request.ttft_s) / num_more > slo.tpot_s)
+    return request.e2e_s / max(1, request.response_tokens) > params.normalized_s
+
+
+NUM_STARTS: Final = 3
+
+
+@dataclass(slots=True)
+class Horizons:
+    """The seconds of each model's last starts, by model_key."""
+
+    _took: dict[str, deque[tuple[str, float]]] = field(default_factory=dict)  # (instance_id, seconds)
+
+    def take(self, row: Instance) -> None:
+        """Take a row of an instance; each start from nothing counts once."""
+        if row.start_kind not in FROM_NOTHING or not 0 < row.created_at < row.ready_at:
+            return
+        known = self._took.setdefault(row.model_key, deque(maxlen=NUM_STARTS))
+        if all(instance_id != row.instance_id for instance_id, _ in known):
+            known.append((row.instance_id, row.ready_at - row.created_at))
+
+    def restore(self, rows: Iterable[Instance]) -> None:
+        """Take the rows of the table, in the order in which they became ready."""
+        for row in sorted(rows, key=lambda row: (row.ready_at, row.instance_id)):
+            self.take(row)
+
+    def drop(self, model_key: str) -> None:
+        """Forget a model that is gone."""
+        self._took.pop(model_key, None)
+
+    def of(self, model_key: str) -> float:
+        """Median seconds of the model's last starts; 0 before the first."""
+        known = self._took.get(model_key)
+        return median(seconds for _, seconds in known) if known else 0.0
+
 
 MAX_AHEAD: Final = 288  # windows, however long starts take
 

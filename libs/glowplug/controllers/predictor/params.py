@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from glowplug.domain.bounds import check_bounds
-from glowplug.policies.throughput import CapacityParams
+from glowplug.fleet.throughput import CapacityParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

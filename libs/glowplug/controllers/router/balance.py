@@ -8,14 +8,14 @@ router with a long queue cannot keep the others waiting for ever. Between two re
 it takes at once, by at most the others' shares and arrivals; it queues the surplus itself.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from glowplug.controllers.router.hosts import Hosts, Member, together
-from glowplug.controllers.router.queue import Request
-from glowplug.controllers.router.stays import Stays
-from glowplug.domain.instance import Instance
+from glowplug.controllers.effects import Effect
+from glowplug.controllers.router.queue import ModelQueue, Request
+from glowplug.domain.instance import BEFORE_START, Instance
 from glowplug.domain.snapshot import ModelLoad, Outlook, Target
 from glowplug.events.facts import RouterLoadReported
 from glowplug.fleet.demand import LoadReports, joined
@@ -23,6 +23,149 @@ from glowplug.fleet.status import is_target
 from glowplug.fleet.tables import Fleet
 from glowplug.policies.prediction.response_length import LengthParams, ResponseLengths
 from glowplug.policies.routing.port import Balancer, BalancerParams
+
+# Engines that several models share: a base's engine serves its adapters too (Instance.host_id).
+#
+# Such a host's slots are one count, whichever model a request names, and a slot that comes free goes to the request
+# that has waited longest among the models that the host serves.
+
+Member = tuple[str, str]  # model_key, instance_id
+
+
+class Hosts:
+    """The adapters' instances at each host. `instances`: all that the router knows."""
+
+    def __init__(self, instances: Mapping[str, Instance], of: Callable[[str], Mapping[str, Instance]]) -> None:
+        self._instances, self._of = instances, of
+        self.riders: dict[str, dict[str, str]] = {}  # host's instance_id -> adapter's instance_id -> its model_key
+
+    def changed(self, instance: Instance) -> None:
+        """Take the new row of an adapter's instance."""
+        if not instance.state.is_gone:
+            self.riders.setdefault(instance.host_id, {})[instance.instance_id] = instance.model_key
+            return
+        here = self.riders.get(instance.host_id, {})
+        here.pop(instance.instance_id, None)
+        if not here:
+            self.riders.pop(instance.host_id, None)
+
+    def forget(self, known: Container[str]) -> None:
+        """Drop instances that are no longer known."""
+        for host_id, here in list(self.riders.items()):
+            for instance_id in [i for i in here if i not in known]:
+                del here[instance_id]
+            if not here:
+                del self.riders[host_id]
+
+    def members(self, instance: Instance) -> list[Member]:
+        """All instances that the same engine serves; the host itself first, where it is known."""
+        host = self._instances.get(instance.engine_id)
+        riders = self.riders.get(instance.engine_id, {})
+        first = [(host.model_key, host.instance_id)] if host is not None else []
+        found = [*first, *((key, instance_id) for instance_id, key in riders.items())]
+        return found or [(instance.model_key, instance.instance_id)]
+
+    def in_turn(
+        self, model_key: str, queues: Mapping[str, ModelQueue], send: Callable[[str], list[Effect]]
+    ) -> list[Effect]:
+        """Give free slots of the engines that serve a model to the requests that wait for them, the oldest first.
+        `send(model_key)` dispatches one held request of a model, if any may go now."""
+        beside = {key for row in self._of(model_key).values() for key, _ in self.members(row)}
+        held = {key for key in (model_key, *beside) if key in queues}
+        effects: list[Effect] = []
+        while waiting := sorted((held_since(queues[key]), key) for key in held if queues[key].waiting):
+            for _, key in waiting:
+                num_before = len(queues[key].waiting)
+                effects += send(key)
+                if len(queues[key].waiting) < num_before:
+                    break
+                held.discard(key)
+        return effects
+
+
+def held_since(queue: ModelQueue) -> float:
+    """When the oldest held request of a queue began to wait."""
+    oldest = queue.oldest()
+    return oldest.waits_since if oldest is not None else 0.0
+
+
+def together(counts: Mapping[str, int], members: Iterable[Member]) -> int:
+    """The sum of some count of the members' instances."""
+    return sum(counts.get(instance_id, 0) for _, instance_id in members)
+
+
+# GPU memory that requests take, in GPU-seconds: an instance that fills half of one GPU for a second takes 0.5.
+#
+# Each moment of an instance is shared evenly among the requests that this router has there then. A running integral of
+# 1/n by instance makes that a few additions a request. A start or wake is charged to the request that it was for: the
+# first one sent to the instance after it, which had arrived before it began; at most one at each router.
+
+CLOCKS_APART_S = 2.0  # between a router and a node
+
+
+class _Stay:
+    """One instance: its requests of this router, and the integral of 1/n over time."""
+
+    __slots__ = ("at", "instance", "integral_s", "num", "share", "started_at")
+
+    def __init__(self) -> None:
+        self.instance: Instance | None = None
+        self.num, self.at, self.integral_s = 0, 0.0, 0.0
+        self.share, self.started_at = math.nan, 0.0
+
+
+class Stays:
+    """The instances of one router, and what each of its requests has taken so far."""
+
+    def __init__(self) -> None:
+        self._stays: dict[str, _Stay] = {}
+
+    def sent(self, request: Request, instance: Instance, now_s: float) -> None:
+        """Count a request at the instance that it is sent to."""
+        stay = self._stays.get(instance.instance_id)
+        if stay is None:
+            stay = self._stays[instance.instance_id] = _Stay()
+        if stay.num and now_s > stay.at:
+            stay.integral_s += (now_s - stay.at) / stay.num
+        if stay.instance is not instance:
+            self._look(stay, request, instance)
+        stay.at, stay.num = now_s, stay.num + 1
+        request.stay_from_s = stay.integral_s
+
+    def left(self, request: Request, now_s: float) -> None:
+        """Stop counting a request at `request.instance_id`."""
+        stay = self._stays[request.instance_id]
+        if now_s > stay.at:
+            stay.integral_s += (now_s - stay.at) / stay.num
+        stay.at, stay.num = now_s, stay.num - 1
+        request.gpu_s += (stay.integral_s - request.stay_from_s) * stay.share
+
+    def taken(self, request: Request | None, now_s: float) -> float:
+        """GPU-seconds that a request has taken until now; NaN where the bytes of an instance or of its GPUs, or the
+        request, are not known."""
+        if request is None:
+            return math.nan
+        if not request.instance_id:
+            return request.gpu_s
+        stay = self._stays[request.instance_id]
+        since_s = (now_s - stay.at) / stay.num if now_s > stay.at else 0.0
+        return request.gpu_s + (stay.integral_s + since_s - request.stay_from_s) * stay.share
+
+    def forget(self, instances: Container[str]) -> None:
+        """Drop what is known of others than these that run nothing."""
+        for instance_id in [i for i, stay in self._stays.items() if not stay.num and i not in instances]:
+            del self._stays[instance_id]
+
+    def _look(self, stay: _Stay, request: Request, instance: Instance) -> None:
+        stay.instance, stay.share = instance, instance.gpu_share
+        if instance.ready_at == stay.started_at:
+            return
+        stay.started_at = instance.ready_at
+        phases = (phase.started_at for phase in instance.phases if phase.name not in BEFORE_START)
+        began_at = min(phases, default=instance.created_at)
+        if instance.ready_at > began_at and request.arrived_at <= began_at + CLOCKS_APART_S:
+            request.gpu_s += (instance.ready_at - began_at) * stay.share
+
 
 Factory = Callable[[BalancerParams], Balancer]
 _NO_LOAD = ModelLoad()

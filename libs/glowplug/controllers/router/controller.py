@@ -21,7 +21,7 @@ The first rule that applies to a request answers it:
 A stream whose instance was lost goes on: the router dispatches it again, or holds it before all later requests, for at
 most `continue_within_s`, and counts it as demand once. It rejects a stream that lost its instance more than
 `max_continuations` times, or for which nothing can start. A stream that would outlast the drain of its instance is
-moved before that drain ends (moving.py).
+moved before that drain ends.
 A held request leaves when it is dispatched, when its client leaves, when it turns out that it cannot be sent on in
 time (429, unless its client has already been answered 200), when its time has run out (503) or when its model is
 undeployed (404).
@@ -37,31 +37,288 @@ Never: waits for the control plane to serve a warm model; starts, stops or place
 socket or the text of a request.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from math import inf
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from glowplug.controllers.effects import Effect, Tick
 from glowplug.controllers.port import Handlers
-from glowplug.controllers.router import classes
 from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.balance import Balances, Factory
-from glowplug.controllers.router.failures import BusWatch, Failures, rejection, suspended
-from glowplug.controllers.router.moving import Moves
-from glowplug.controllers.router.overload import Estimates, Overload
+from glowplug.controllers.router.failures import BusWatch, Failures, coded, rejection, suspended
+from glowplug.controllers.router.messages import MoveFailed, MoveStream, Recall, StreamMoved
+from glowplug.controllers.router.overload import Estimates, Overload, retry_after_s
 from glowplug.controllers.router.params import RouterParams
 from glowplug.controllers.router.queue import ModelQueue, Request, rejected_fact, waiting_fact
-from glowplug.controllers.router.refusals import Refusals
 from glowplug.controllers.router.sharing import MakeDiscipline, Sharing
+from glowplug.domain.access import Priority
 from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model, OnCold
-from glowplug.domain.snapshot import ModelLoad
+from glowplug.domain.snapshot import ClassLoad, ModelLoad, Outlook
 from glowplug.events import Event, facts
+from glowplug.fleet.start_times import PRIORS, START_TIMES, Prior, StartTimes
 from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import Fleet
 from glowplug.policies.registry import choose
-from glowplug.policies.start_times import PRIORS, START_TIMES, Prior, StartTimes
+from glowplug.policies.worth import patience_s
+
+# The classes of a router's requests as its load reports tell them, and batch requests that give way.
+#
+# A batch request that has waited for `patience_s` (policies/worth.py) is reported as a standard one, waiting and then
+# running to its end: its model is started as for any other, so that nobody waits for ever. One that runs on an
+# instance whose drain is short is taken back at once, since others wait for the memory: it waits again, and a stream
+# goes on later where it stopped.
+
+SHORT_S: Final = 2.0  # batch requests leave an instance at once whose drain is no longer than this
+
+
+def load_of(
+    model_key: str,
+    queue: ModelQueue,
+    fleet: Fleet,
+    in_flight: Mapping[str, int],
+    outlooks: Mapping[str, Outlook],
+    requests: Mapping[int, Request],
+) -> ModelLoad:
+    """One router's load of a model."""
+    mine = fleet.of(model_key)
+    return ModelLoad(
+        num_waiting=len(queue.waiting),
+        num_in_flight=queue.num_running,
+        last_active_at=queue.last_active_at,
+        num_arrived=queue.num_arrived,
+        num_dispatched=queue.num_dispatched,
+        in_flight_by_instance={i: in_flight[i] for i in mine if i in in_flight},
+        outlook_by_instance=outlooks,
+        slots_per_instance=slots_per_instance(mine.values()),
+        by_class={} if queue.is_standard else _by_class(model_key, queue, requests),
+        num_batch_arrived=queue.num_batch_arrived,
+    )
+
+
+def num_by_class(queue: ModelQueue) -> dict[str, int]:
+    """How many of the requests that wait are of each class other than standard."""
+    found: dict[str, int] = {}
+    for request in () if queue.is_standard else queue.waiting.values():
+        if request.counts_as is not Priority.STANDARD:
+            name = request.counts_as.value
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _by_class(model_key: str, queue: ModelQueue, requests: Mapping[int, Request]) -> dict[str, ClassLoad]:
+    waiting, running = num_by_class(queue), dict[str, dict[str, int]]()
+    for request in requests.values():
+        if request.model_key == model_key and request.instance_id and request.counts_as is not Priority.STANDARD:
+            here = running.setdefault(request.counts_as.value, {})
+            here[request.instance_id] = here.get(request.instance_id, 0) + 1
+    alone_s = max(0.0, queue.last_active_at - queue.urgent_at)
+    batch = {Priority.BATCH.value} if alone_s else set[str]()
+    return {
+        name: ClassLoad(
+            num_waiting=waiting.get(name, 0),
+            in_flight_by_instance=running.get(name, {}),
+            alone_s=alone_s if name == Priority.BATCH else 0.0,
+        )
+        for name in sorted(waiting.keys() | running.keys() | batch)
+    }
+
+
+def age(queue: ModelQueue, model: Model, now_s: float) -> None:
+    """Count batch requests as standard ones that have waited long enough in all."""
+    most_s = patience_s(model.max_wait_s)
+    for request in () if queue.is_standard else queue.waiting.values():
+        if request.priority is Priority.BATCH and request.waited_s + now_s - request.held_at >= most_s:
+            request.has_aged = True
+
+
+def gives_way(instance: Instance, requests: Iterable[Request]) -> list[Recall]:
+    """Take back the batch requests of an instance whose drain is short, but for those that another instance takes."""
+    if instance.drain_ends_at - instance.changed_at > SHORT_S:
+        return []
+    recalls = []
+    for request in requests:
+        if request.instance_id == instance.instance_id and request.counts_as is Priority.BATCH:
+            if request.leaves or request.gives_way:
+                continue
+            request.gives_way = True
+            recalls.append(Recall(request.ticket, instance.reason or "others wait for the memory", gives_way=True))
+    return recalls
+
+
+# Moves of streams off a draining instance before its drain ends them: make before break.
+#
+# The row of a draining instance says when its remaining requests are ended (`drain_ends_at`): because its node is
+# drained, because another start waits for its memory, or because it is not needed. The router asks another READY
+# instance of the model with a free slot to take each stream that is expected to outlast the drain, while the first
+# instance still answers it. The stream leaves the first instance once the other has begun, and stays where the other
+# does not begin. The first instance is free that much sooner, and nothing waits for a start.
+#
+# A stream stays when it is expected to end in time, when no engine can continue it, or when no other instance has a
+# free slot. It then runs to the deadline, and is continued afterwards like one whose engine was lost. An answer that
+# is no stream stays too. "In time" means before `drain_ends_at`; while models wait for memory, which the drained
+# instance may be asked to give back, it means within the time that a move may take (`within_s`).
+#
+# How long an answer still takes is not known. It is expected to take as long as the model's answers do, or as long as
+# it has already run, whichever is longer (most things that have lasted last as long again).
+
+RETRY_S = 1.0  # least time between two tries to move one stream
+
+
+def remaining_s(ran_s: float, mean_s: float) -> float:
+    """Expected seconds until an answer ends that has run for `ran_s`. `mean_s`: of its model's answers, 0: unknown."""
+    return max(ran_s, mean_s)
+
+
+class Moves:
+    """Moves of one router's streams. `most`: instances that may fail to take one stream; `within_s` 0: no moves."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        balances: Balances,
+        overload: Overload,
+        requests: Mapping[int, Request],
+        queue: Callable[[str], ModelQueue],
+        *,
+        most: int,
+        within_s: float,
+    ) -> None:
+        self._fleet, self._balances, self._overload = fleet, balances, overload
+        self._requests, self._queue, self._most, self._within_s = requests, queue, most, within_s
+        self._is_on = bool(most and within_s)
+        self._ends_at: dict[str, float] = {}  # instance_id -> when its drain ends
+
+    def instance_changed(self, instance: Instance) -> None:
+        """Note from an instance's new row when its drain ends, if it drains."""
+        if self._is_on and instance.state is InstanceState.DRAINING and instance.drain_ends_at:
+            self._ends_at[instance.instance_id] = instance.drain_ends_at
+        else:
+            self._ends_at.pop(instance.instance_id, None)
+
+    def instance_gone(self, instance_id: str) -> None:
+        self._ends_at.pop(instance_id, None)
+
+    def begin(self, now_s: float) -> list[Effect]:
+        """Ask other instances to take the streams that would outlast their drains, the oldest first."""
+        late = {i: at for i, at in self._ends_at.items() if self._balances.in_flight.get(i)}
+        if not late:
+            return []
+        effects: list[Effect] = []
+        for request in [r for r in self._requests.values() if r.instance_id in late]:
+            if self._stays(request, late[request.instance_id], now_s):
+                continue
+            first, other = self._fleet.instances.get(request.instance_id), self._balances.choose(request, now_s)
+            if first is not None and other is not None:
+                request.leaves = first
+                why = f"{request.instance_id} drains and ends in {late[request.instance_id] - now_s:.1f} s"
+                self._put(request, other, now_s)
+                effects.append(MoveStream(request.ticket, other, why))
+        return effects
+
+    def _stays(self, request: Request, ends_at: float, now_s: float) -> bool:
+        if request.leaves is not None or request.stays or now_s < request.no_move_before:
+            return True
+        if self._queue(request.model_key).waiting:
+            return True  # free slots go to the waiting requests
+        if self._overload.is_short:
+            ends_at = min(ends_at, now_s + self._within_s)
+        mean_s = self._overload.estimates.service_s.get(request.model_key, 0.0)
+        return now_s + remaining_s(now_s - request.sent_at, mean_s) <= ends_at
+
+    def _put(self, request: Request, instance: Instance, now_s: float) -> None:
+        """Count a moved stream at its new instance."""
+        self._balances.left(request, 0, now_s)
+        request.instance_id = instance.instance_id
+        self._balances.sent(request, instance, now_s)
+
+    def done(self, request: Request, stimulus: StreamMoved, now_s: float) -> None:
+        """Take note that a stream moved, or that the other instance is to take it since the first one is lost."""
+        request.leaves, request.sent_at = None, now_s
+        request.go_on_behind(stimulus.num_tokens, now_s)
+
+    def failed(self, request: Request, stimulus: MoveFailed, now_s: float) -> list[Effect]:
+        """Count a stream at its first instance again after a failed move, for now or for good. Where that instance has
+        ended meanwhile, recall the stream."""
+        first, other = request.leaves, request.instance_id
+        if first is None:
+            return []
+        request.leaves, request.no_move_before = None, now_s + RETRY_S
+        request.num_moves_failed += stimulus.is_asked
+        request.stays = stimulus.is_refused or request.num_moves_failed > self._most
+        if stimulus.is_unreachable:
+            self._balances.unreachable(other, request.model_key, now_s)
+        self._put(request, first, now_s)
+        row = self._fleet.instances.get(first.instance_id)
+        if row is not None and not row.state.is_dormant:
+            return []
+        return [Recall(request.ticket, f"{first.instance_id} has ended meanwhile", ended=True)]
+
+
+# Why a request that cannot run now may not wait either.
+
+
+class Refusals:
+    """The refusals of one router. `eta_s`: seconds until a model serves a request that arrives now."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        failures: Failures,
+        bus: BusWatch,
+        overload: Overload,
+        eta_s: Callable[[str, float], float],
+    ) -> None:
+        self._fleet, self._failures, self._bus, self._overload, self._eta_s = fleet, failures, bus, overload, eta_s
+
+    def of(self, model: Model, queue: ModelQueue, num_ahead: int, now_s: float) -> GlowplugError | None:
+        """The error for a request that can neither run now nor wait behind `num_ahead` of the queue's; None when it may
+        wait."""
+        is_cold = not self._fleet.ready(model.key)
+        if is_cold and (known := self.no_start(model, now_s)) is not None:
+            return known
+        if is_cold and model.on_cold is OnCold.REFUSE:
+            retry_s = retry_after_s(self._eta_s(model.key, now_s))
+            text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."
+            return coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
+        if len(queue.waiting) >= model.max_queue:
+            text = f"{len(queue.waiting)} requests already wait for `{model.name}` (max_queue {model.max_queue})."
+            return Contended(text, retry_after_s=self._overload.ask_back_s(model, queue, now_s))
+        if self._overload.is_late(model, num_ahead, 0.0, now_s):
+            return self._overload.error(model, queue, now_s)
+        return None
+
+    def no_start(self, model: Model, now_s: float) -> GlowplugError | None:
+        """The error that says why no instance of a cold model will start; None when one may."""
+        base = self._fleet.models.get(model.base) if model.base else None
+        if model.suspended or (base is not None and base.suspended):
+            return suspended(model if model.suspended or base is None else base)
+        known = self._failures.refusal(model.key, now_s) or self._bus.refusal(model)
+        if base is not None and not self._fleet.ready(base.key) and not self._fleet.coming(base.key):
+            known = known or self._failures.refusal(base.key, now_s)
+        return known if known is not None and not self._fleet.coming(model.key) else None
+
+    def expired(
+        self, model: Model, queue: ModelQueue, continue_within_s: float, now_s: float
+    ) -> Iterator[tuple[Request, GlowplugError]]:
+        """The held requests whose time has run out, each taken out of the queue, and what to answer them."""
+        bounds = model.max_wait_s, continue_within_s, now_s
+        for request in list(takewhile(lambda r: r.is_back or r.is_over(*bounds), queue.waiting.values())):
+            if not request.is_over(*bounds):
+                continue  # its time runs from the break of its stream, though it stands before later arrivals
+            queue.remove(request.ticket)
+            most_s = request.most_s(model.max_wait_s, continue_within_s)
+            failure = self._failures.of(model.key)
+            why = f" The last start failed: {failure.message}" if failure is not None else ""
+            if request.broken_at:
+                text = f"No instance of `{model.name}` could go on with the stream within {most_s:g} s.{why}"
+                yield request, EngineFailed(text)
+                continue
+            text = f"No instance of `{model.name}` could take the request within {most_s:g} s.{why}"
+            retry_s = self._overload.ask_back_s(model, queue, now_s)
+            yield request, coded(NoCapacity(text, retry_after_s=retry_s), "wait_timeout")
 
 
 class RouterController:
@@ -459,7 +716,7 @@ class RouterController:
         if instance.state is InstanceState.DRAINING:
             if effects:
                 return effects  # recalled streams leave anyhow; a tick asks the others
-            return [*self._moves.begin(now_s), *classes.gives_way(instance, self.requests.values())]
+            return [*self._moves.begin(now_s), *gives_way(instance, self.requests.values())]
         was_dormant = before is not None and before.state.is_dormant
         if instance.state is InstanceState.FAILED and not was_dormant:  # else a sleeping engine died
             reason = instance.reason or "the instance failed"
@@ -540,7 +797,7 @@ class RouterController:
             if model is None:
                 continue
             effects += self._pump(key, now_s)
-            classes.age(queue, model, now_s)
+            age(queue, model, now_s)
             effects += self._expire(model, queue, now_s)
             if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._bus.overdue(model, now_s)):
                 effects += self._empty(queue, e)
@@ -566,7 +823,7 @@ class RouterController:
             return []
         queue.published_at = now_s
         most_s = oldest.most_s(model.max_wait_s, self.params.continue_within_s)
-        by_class = classes.num_by_class(queue)
+        by_class = num_by_class(queue)
         return [waiting_fact(model, oldest, len(queue.waiting), by_class, most_s, self.params.router_id)]
 
     def eta_s(self, model_key: str, now_s: float) -> float:
@@ -582,7 +839,7 @@ class RouterController:
         if queue is None:
             return ModelLoad()
         outlooks = self.balances.outlooks(model_key)
-        return classes.load_of(model_key, queue, self.fleet, self.in_flight, outlooks, self.requests)
+        return load_of(model_key, queue, self.fleet, self.in_flight, outlooks, self.requests)
 
     def _queue(self, model_key: str) -> ModelQueue:
         return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())

@@ -53,7 +53,7 @@ class Request:
     key_id: str = ""
     prefix: Prefix = ()  # blocks of its prompt; (): unknown, or of no use
     cached_tokens: int = -1  # of its prompt, as its engine says at its end; -1: it does not
-    gpu_s: float = 0.0  # GPU-seconds (stays.py) at instances that it has left, and of the start that was for it
+    gpu_s: float = 0.0  # GPU-seconds (balance.py) at instances that it has left, and of the start that was for it
     stay_from_s: float = 0.0  # what the integral of its instance was when it came
 
     @property

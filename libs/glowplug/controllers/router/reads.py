@@ -8,7 +8,7 @@ from glowplug.domain.access import KEYS, TENANTS, ApiKey, Tenant
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import facts
-from glowplug.policies.start_times import START_TIMES, StartRow
+from glowplug.fleet.start_times import START_TIMES, StartRow
 
 READS: Final = Reads(
     service="router",

@@ -15,11 +15,11 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
+from glowplug.fleet.node_index import NodeMemory
 from glowplug.policies.decisions import PlaceDecision, StageDecision
-from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
-from glowplug.policies.placement.warmserve_scores import LOST_UNIT
+from glowplug.policies.placement.warmserve_evict_aware import LOST_UNIT
 
 MAX_RIVALS = 32
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
+from glowplug.fleet.start_times import StageTimes, StartKind, kind_from, slowest
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.hydraserve_allocation import (
     AllocationParams,
@@ -29,7 +30,6 @@ from glowplug.policies.placement.links import (
 )
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.start_times import StageTimes, StartKind, kind_from, slowest
 
 STREAMS = "stream"  # ability of engines that load weights while they arrive, and import beside that
 

@@ -11,9 +11,9 @@ from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
 from glowplug.domain.units import show_bytes
+from glowplug.fleet.node_index import IndexedNodes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import grow
-from glowplug.policies.placement.node_index import IndexedNodes
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 

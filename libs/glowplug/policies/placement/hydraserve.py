@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from glowplug.domain.hardware import Node
+from glowplug.fleet.node_index import IndexedNodes, NodeMemory
+from glowplug.fleet.start_times import StartKind
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement import serverlessllm
 from glowplug.policies.placement.dormant import clear, gives_way, grow
@@ -35,10 +37,8 @@ from glowplug.policies.placement.hydraserve_allocation import (
     seeks_soonest,
 )
 from glowplug.policies.placement.links import gpu_kind_of, has_copy_on_disk
-from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest, reads_seconds
 from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes, stage_bytes
-from glowplug.policies.start_times import StartKind
 
 ENDLESS = float("inf")
 

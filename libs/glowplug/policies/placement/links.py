@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
-from glowplug.policies.start_times import StartKind, StartTimes
+from glowplug.fleet.start_times import StartKind, StartTimes
 
 _LEAST_S = 1e-6  # divisor for a stage that took no time, since a rate is bytes over seconds
 

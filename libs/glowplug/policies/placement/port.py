@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from glowplug.domain.model import Model
+from glowplug.fleet.node_index import FleetView
+from glowplug.fleet.start_times import StartTimes
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.links import LinkLedger
-from glowplug.policies.placement.node_index import FleetView
 from glowplug.policies.placement.shape import parts_of
-from glowplug.policies.start_times import StartTimes
 
 NO_STAGES = StageSeconds()
 _READS_SECONDS = "reads_seconds"

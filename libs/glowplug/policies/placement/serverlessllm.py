@@ -13,15 +13,15 @@ from typing import Final
 
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
+from glowplug.fleet.node_index import NodeMemory
+from glowplug.fleet.start_times import StartKind
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.dormant import Clearing, cheapest, cheapest_on, dropped, grow
 from glowplug.policies.placement.expect import offer_of
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.links import found_at
-from glowplug.policies.placement.node_index import NodeMemory
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
-from glowplug.policies.start_times import StartKind
 
 MAX_RIVALS = 16
 _WHERE: Final = {

@@ -2,11 +2,11 @@
 
 Not from a paper: the five name one forecaster each (WarmServe 5.1 a corrected season, PreServe 4.1 a learned sequence),
 and no single one is best on every load. The rule is that of exponential weights with a fixed share (Herbster and
-Warmuth 1998, "Tracking the best expert"); the experts are in `combined_experts.py`. It needs no training: experts that
+Warmuth 1998, "Tracking the best expert"). It needs no training: experts that
 know too little yet are left out.
 
     loss_i(t)  = min(3, |forecast_i - load| / max(load, scale / 10))        of the forecast made h windows before
-    w_i        from discounted losses, under rules that remember hours to days (`combined_weights.py`)
+    w_i        from discounted losses, under rules that remember hours to days
     mixture    = exp(sum_i w_i log(forecast_i + unit)) - unit
     forecast   = of the mixture and of it leaning to days like this one (there too), weighed likewise
 
@@ -20,15 +20,568 @@ out of the past as well. `Forecast.anomaly` reports each.
 """
 
 import math
-from typing import ClassVar, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glowplug.domain.snapshot import Forecast, Quantile
-from glowplug.policies.prediction.combined_experts import DAYS_ALIKE, NAMES, Array, Experts
-from glowplug.policies.prediction.combined_weights import ACROSS, LIKENED, RULES, Changes, Mask, Weights, prior_of
+from glowplug.fleet.forecasts import Reading
 from glowplug.policies.prediction.learned import CombinedParams
-from glowplug.policies.prediction.port import Reading, WindowTotals, forecast_of, reading_of
+from glowplug.policies.prediction.port import WindowTotals, forecast_of, reading_of
+
+# The experts that `combined` weighs: cheap forecasts of one model, each right about some loads at some horizons.
+#
+# All of them work on z = log(load + unit), so that an error is a ratio, and learn window by window. Shapes: K kinds of
+# load (the fields of `Reading`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
+#
+#     level      the last window; means of the last ones, of z and of the load itself; damped trends (Holt)
+#     day, week  S_k(h) + rho^h r_k                   S_k: z smoothed over some windows, k seasons before the target
+#     profile    mean over k of S_k(h) + rho^h r_k           r_k: recent mean of z - S_k (rate alpha)
+#     analog     the same, weighted by 1 / variance^2 of z - S_k: the days that this one resembles count most
+#     wide       the same three over 13 windows instead of three: chance features of a single day count less
+#     csp        WarmServe section 5.1, Eq. 2-4 (`warmserve_csp.py` has the departures)
+#     ridge      change = features x weights, least squares that forget, for each horizon
+#     peers      the last window, and how the load of other models changed at that time of the day
+#
+# `NAMES` lists them in the order of the last axis. Holt (1957) as damped by Gardner and McKenzie (1985).
+
+Array = NDArray[np.float64]
+
+MEANS: Final = (0.5, 0.25, 0.1)  # rates, of z
+LOAD_MEANS: Final = (0.2,)  # rates, of the load itself
+HOLTS: Final = ((0.8, 0.3, 0.9), (0.5, 0.2, 0.8))  # rates of level and trend, damping
+RATES: Final = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)  # of r_k
+MEMORIES: Final = (0.8, 0.93, 0.97)  # of the variance of z - S_k, per window
+
+
+class Kinds(NamedTuple):
+    """The experts of one smoothing: (alpha, rho) each; of analogs (with the level or by the shape alone, index into
+    MEMORIES, alpha, rho)."""
+
+    num_sides: int  # windows on either side of one in its smoothed mean
+    days: tuple[tuple[float, float], ...]
+    profiles: tuple[tuple[float, float], ...]
+    analogs: tuple[tuple[str, int, float, float], ...]
+    weeks: tuple[tuple[float, float], ...]
+
+
+NARROW: Final = Kinds(
+    num_sides=1,
+    days=((1.0, 1.0), (0.5, 1.0), (0.5, 0.9), (0.2, 0.9), (0.5, 0.7)),
+    profiles=((0.7, 1.0), (0.3, 1.0), (0.3, 0.9), (0.1, 0.95)),
+    analogs=(
+        ("shape", 1, 0.5, 1.0),
+        ("level", 1, 0.5, 0.9),
+        ("level", 2, 0.3, 0.95),
+        ("level", 0, 0.7, 0.95),
+        ("level", 0, 0.5, 0.9),
+    ),
+    weeks=((0.5, 1.0), (0.3, 0.9)),
+)
+WIDE: Final = Kinds(
+    num_sides=6,
+    days=((0.7, 1.0), (0.5, 1.0), (0.3, 0.95)),
+    profiles=((0.7, 1.0), (0.5, 1.0), (0.3, 0.95), (0.2, 0.9)),
+    analogs=(("shape", 1, 0.7, 1.0), ("level", 0, 0.5, 0.97), ("level", 2, 0.3, 0.95)),
+    weeks=((0.5, 1.0), (0.3, 0.9)),
+)
+NUM_DAYS: Final = 7
+CSP_ERRORS: Final = 10
+NUM_FEATURES: Final = 6
+RIDGE: Final = 0.3  # weight of the prior of the least squares
+FORGET: Final = 0.995  # of the least squares, per window
+
+
+def _names(kinds: Kinds, before: str) -> list[str]:
+    return [
+        *(f"{before}day {alpha} {rho}" for alpha, rho in kinds.days),
+        *(f"{before}profile {alpha} {rho}" for alpha, rho in kinds.profiles),
+        *(f"{before}analog {kind} {MEMORIES[memory]} {rho}" for kind, memory, _, rho in kinds.analogs),
+        *(f"{before}week {alpha} {rho}" for alpha, rho in kinds.weeks),
+    ]
+
+
+NAMES: Final = (
+    "last",
+    *(f"mean {rate}" for rate in MEANS),
+    *(f"load mean {rate}" for rate in LOAD_MEANS),
+    *(f"holt {level}" for level, _, _ in HOLTS),
+    "ridge",
+    "csp",
+    "peers",
+    "day naive",
+    *(name for kinds, before in ((NARROW, ""), (WIDE, "wide ")) for name in _names(kinds, before)),
+)
+MEANS_UNTIL: Final = 1 + len(MEANS)
+HOLT_FROM: Final = MEANS_UNTIL + len(LOAD_MEANS)
+RIDGE_AT: Final = NAMES.index("ridge")
+SEASONAL_FROM: Final = NAMES.index("day naive")
+DAYS_ALIKE: Final = NAMES.index("wide analog level 0.8 0.97")  # the one towards which new weights lean
+
+
+class Experts:
+    """The experts of one model. `add` takes windows without gaps; `ahead` returns what each expert says after the last
+    one."""
+
+    def __init__(self, num_kinds: int, per_day: int, units: Array, num_ahead: int, max_windows: int) -> None:
+        self.per_day, self.num_ahead, self.units = per_day, num_ahead, units
+        self.num_days = max(1, min(NUM_DAYS, max_windows // per_day))
+        self.count = 0  # windows added
+        kept = self.num_days * per_day + 2
+        self._past = np.zeros((num_kinds, kept), np.float32)  # z, by window number modulo `kept`
+        self._means = np.zeros((len(MEANS), num_kinds))
+        self._load_means = np.zeros((len(LOAD_MEANS), num_kinds))
+        self._holts = np.zeros((len(HOLTS), 2, num_kinds))  # level and trend
+        self._csp_sums = np.zeros((num_kinds, per_day), np.float32)
+        self._csp_last = np.zeros((2, CSP_ERRORS, num_kinds))  # loads and errors of the last windows, newest first
+        self._ridge = Ridge(num_kinds, num_ahead)
+        steps = np.arange(1, num_ahead + 1)
+        within = (steps - 1) % per_day + 1  # step within its season, since the horizon may be longer than a season
+        offsets = within - np.arange(1, self.num_days + 1)[:, None] * per_day  # (k, H)
+        self._seasons = [Season(kinds, num_kinds, per_day, kept, offsets, steps) for kinds in (NARROW, WIDE)]
+        self._offsets, self._naive = offsets[0], np.empty(0)  # (K, H): z a season before each target
+        self._trends = np.stack([np.cumsum(damping**steps) for _, _, damping in HOLTS])
+
+    def add(self, load: Array) -> None:
+        """Add the next window: K loads, none negative or NaN."""
+        z, at = np.log(load + self.units), self.count
+        if at == 0:
+            self._means[:], self._load_means[:] = z, load
+            self._holts[:, 0] = z
+        for row, rate in enumerate(MEANS):
+            self._means[row] += rate * (z - self._means[row])
+        for row, rate in enumerate(LOAD_MEANS):
+            self._load_means[row] += rate * (load - self._load_means[row])
+        for row, (fast, slow, damping) in enumerate(HOLTS):
+            level, trend = self._holts[row]
+            error = z - level - damping * trend
+            self._holts[row] = level + damping * trend + fast * error, damping * trend + fast * slow * error
+        for season in self._seasons:
+            season.learn(z, at)
+        self._add_csp(load, at)
+        before = self._at(at - 1) if at else z, self._at(at - 3) if at else z
+        self._keep(z, at)
+        self.count = at + 1
+        if at >= self.per_day:
+            self._naive = self._past[:, (at + self._offsets) % self._past.shape[1]].astype(float)
+        for season in self._seasons:
+            season.look_back(at)
+        self._ridge.learn(z)
+        self._ridge.see(self._features(z, before), z)
+
+    def replace_last(self, load: Array) -> None:
+        """Correct the load of the last window: in the past alone, not in the means that already include it."""
+        z, at = np.log(load + self.units), self.count - 1
+        slot, where = at % self.per_day, at % self._past.shape[1]
+        self._csp_sums[:, slot] += load - (np.exp(self._past[:, where]) - self.units)
+        self._keep(z, at)
+
+    def last(self) -> Array:
+        """The load of the last window, by kind."""
+        return np.exp(self._at(self.count - 1)) - self.units
+
+    def most(self) -> Array:
+        """The highest load kept, by kind."""
+        kept = min(self.count, self._past.shape[1])
+        found: Array = np.exp(self._past[:, :kept].max(axis=1).astype(float)) - self.units
+        return found
+
+    def ahead(self, peers: Array | None = None) -> Array:
+        """(K, H, N) of z; NaN for experts that know too little yet. `peers`: (H,), how z of other models changes."""
+        found = np.full((len(self.units), self.num_ahead, len(NAMES)), np.nan)
+        z = self._at(self.count - 1)
+        found[:, :, 0] = z[:, None]
+        found[:, :, 1:MEANS_UNTIL] = self._means.T[:, None, :]
+        found[:, :, MEANS_UNTIL:HOLT_FROM] = np.log(self._load_means + self.units).T[:, None, :]
+        trends = self._holts[:, 0].T[:, None, :] + self._holts[:, 1].T[:, None, :] * self._trends.T
+        found[:, :, HOLT_FROM:RIDGE_AT] = trends
+        found[:, :, RIDGE_AT] = self._ridge.ahead(z)
+        found[:, :, RIDGE_AT + 1] = self._csp_ahead()
+        if peers is not None:
+            found[:, :, RIDGE_AT + 2] = z[:, None] + peers
+        if len(self._naive):
+            found[:, :, SEASONAL_FROM] = self._naive
+            at = SEASONAL_FROM + 1
+            for season in self._seasons:
+                season.ahead(found[:, :, at : at + season.num])
+                at += season.num
+        highest = np.log(2.0 * self.most() + self.units)[:, None, None]
+        np.maximum(found, np.log(self.units)[:, None, None], out=found)
+        np.minimum(found, highest, out=found)
+        return found
+
+    @property
+    def distances(self) -> Array:
+        """(K,): mean square of z's recent distance from the days alike, as `ahead` weighs them; 0 in the first
+        season."""
+        return self._seasons[-1].distances
+
+    def _keep(self, z: Array, at: int) -> None:
+        """Store z of a window, and update the means that contain it."""
+        self._past[:, at % self._past.shape[1]] = z
+        for season in self._seasons:
+            numbers = np.maximum(at - np.arange(2 * season.num_sides + 1), 0)
+            season.smooth(self._past[:, numbers % self._past.shape[1]].astype(float), at)
+
+    def _add_csp(self, load: Array, at: int) -> None:
+        days, slot = at // self.per_day, at % self.per_day
+        self._csp_last[:, 1:] = self._csp_last[:, :-1].copy()
+        self._csp_last[:, 0] = load, load - self._csp_sums[:, slot] / max(1, days)
+        self._csp_sums[:, slot] += load
+
+    def _csp_ahead(self) -> Array:
+        numbers = self.count + np.arange(self.num_ahead)
+        slots = numbers % self.per_day
+        days = (self.count - slots + self.per_day - 1) // self.per_day  # days learned of each slot
+        season = self._csp_sums[:, slots] / np.maximum(1, days)
+        loads = weighted(self._csp_last[0, : self.count])
+        errors = weighted(self._csp_last[1, : max(0, self.count - self.per_day)])  # none in the first season
+        expected = np.where(days > 0, season + errors[:, None], loads[:, None])
+        found: Array = np.log(np.maximum(expected, 0.0) + self.units[:, None])
+        return found
+
+    def _features(self, z: Array, before: tuple[Array, Array]) -> Array:
+        """(K, H, 6): changes over one and three windows, distance from the mean; and what followed a season before: the
+        change from there to each target, z's distance from that day, and the mean of that change over all days."""
+        found = np.zeros((len(z), self.num_ahead, NUM_FEATURES))
+        found[:, :, :3] = np.stack((z - before[0], z - before[1], z - self._means[1]), axis=1)[:, None, :]
+        season = self._seasons[0]
+        if season.known:
+            here = season.above[0, : season.known]  # z - S_k now
+            found[:, :, 3] = self._naive + (here[0] - z)[:, None]
+            found[:, :, 4] = here[0][:, None]
+            found[:, :, 5] = season.profile + (here.mean(axis=0) - z)[:, None]
+        return found
+
+    def _at(self, number: int) -> Array:
+        return self._past[:, max(0, number) % self._past.shape[1]].astype(float)
+
+
+class Season:
+    """Forecasts from the days before, smoothed over some windows, and this day's distance from each of them."""
+
+    def __init__(
+        self, kinds: Kinds, num_kinds: int, per_day: int, kept: int, offsets: NDArray[np.int_], steps: NDArray[np.int_]
+    ) -> None:
+        self.num_sides, self.num = kinds.num_sides, sum(len(of) for of in kinds[1:])
+        self.known, self.before = 0, np.empty(0)  # number of seasons back; (k, K, H): S_k
+        self.profile = np.empty(0)  # (K, H): mean of S_k
+        num_days = len(offsets)
+        self.above = np.zeros((len(RATES), num_days, num_kinds))  # r_k
+        # Mean square of z - S_k over the days, weighted as by the `level` analog with the shortest memory.
+        self.distances = np.zeros(num_kinds)
+        self._per_day, self._offsets, self._kinds = per_day, offsets, kinds
+        self._smooth = np.zeros((num_kinds, kept), np.float32)  # by window number modulo `kept`
+        self._moments = np.zeros((len(MEMORIES), 3, num_days, num_kinds))  # weight, sum, sum of squares
+        self._keep, self._rates = np.array(MEMORIES)[:, None, None, None], np.array(RATES)[:, None, None]
+        self._days, self._profiles, self._weeks, self._analogs = (
+            _fades(pairs, steps)
+            for pairs in (kinds.days, kinds.profiles, kinds.weeks, [(alpha, rho) for *_, alpha, rho in kinds.analogs])
+        )
+        sorts = [(kind, memory) for kind, memory, _, _ in kinds.analogs]
+        self._memories = np.array([memory for _, memory in sorts])
+        self._are_shapes = np.array([kind == "shape" for kind, _ in sorts], float)[:, None, None]
+        self._nearest = sorts.index(("level", 0))  # the analog whose weights `distances` uses
+
+    def smooth(self, newest_first: Array, at: int) -> None:
+        """Update the means that contain window `at`, from z of the last windows (K, 2 sides + 1); the newest means are
+        of the windows known so far."""
+        num = min(self.num_sides, at, self._smooth.shape[1] - 1) + 1
+        back = np.arange(num)
+        over = np.minimum(back + self.num_sides, at) + 1  # windows in each mean
+        sums = np.cumsum(newest_first, axis=1)
+        self._smooth[:, (at - back) % self._smooth.shape[1]] = sums[:, over - 1] / over
+
+    def learn(self, z: Array, at: int) -> None:
+        """Learn how far window `at` lies above the same window of each day before."""
+        known = min(len(self._offsets), at // self._per_day)
+        if known == 0:
+            return
+        numbers = at - np.arange(1, known + 1) * self._per_day
+        error = z - self._smooth[:, numbers % self._smooth.shape[1]].T  # (k, K)
+        is_new = numbers == 0
+        rates = np.where(is_new[:, None], 1.0, self._rates)
+        above = self.above[:, :known]
+        above += rates * (error - above)
+        moments = self._moments[:, :, :known]
+        moments *= self._keep
+        moments[:, 0] += 1.0
+        moments[:, 1] += error
+        moments[:, 2] += error * error
+
+    def look_back(self, at: int) -> None:
+        """Look up S_k of every target after window `at`; none in the first season."""
+        self.known = min(len(self._offsets), at // self._per_day)
+        if self.known:
+            where = (at + self._offsets[: self.known]) % self._smooth.shape[1]
+            self.before = self._smooth[:, where].astype(float).transpose(1, 0, 2)
+            self.profile = self.before.mean(axis=0)
+
+    def ahead(self, found: Array) -> None:
+        """Write what the season's experts expect into `found` (K, H, num). NaN stays where they know too little."""
+        if not self.known:
+            return
+        above, at = self.above[:, : self.known], 0
+        (rates, fades), until = self._days, len(self._kinds.days)
+        found[:, :, :until] = self.before[0][..., None] + above[rates, 0].T[:, None, :] * fades
+        (rates, fades), at = self._profiles, until
+        until = at + len(self._kinds.profiles)
+        level = above.mean(axis=1)
+        found[:, :, at:until] = self.profile[..., None] + level[rates].T[:, None, :] * fades
+        (rates, fades), at = self._analogs, until
+        shares = self._likeness()
+        levels = (shares * above[rates]).sum(axis=1)  # (n, K)
+        until = at + len(self._kinds.analogs)
+        found[:, :, at:until] = np.einsum("ndk,dkh->khn", shares, self.before) + levels.T[:, None, :] * fades
+        if self.known == NUM_DAYS:
+            rates, fades = self._weeks
+            found[:, :, until:] = self.before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
+
+    def _likeness(self) -> Array:
+        """(n, k, K), of sum 1 over k: how much this day is like each of those before, for each analog."""
+        weight, first, second = self._moments[:, :, : self.known].swapaxes(0, 1)
+        squares, mean = second / weight, first / weight
+        variance = np.maximum(squares[self._memories] - self._are_shapes * mean[self._memories] ** 2, 0.0)
+        likeness = 1.0 / (variance + 0.05 * variance.min(axis=1, keepdims=True) + 1e-4) ** 2
+        shares: Array = likeness / likeness.sum(axis=1, keepdims=True)
+        self.distances = (shares[self._nearest] * squares[0]).sum(axis=0)
+        return shares
+
+
+class Ridge:
+    """Least squares of z(t + h) - z(t) on features, one for each kind and horizon, that forgets at rate FORGET towards
+    a prior: 0.7 of the mean change on the days before."""
+
+    def __init__(self, num_kinds: int, num_ahead: int) -> None:
+        shape = (num_kinds, num_ahead, NUM_FEATURES)
+        self._prior = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.7])
+        self._squares = np.broadcast_to(RIDGE * np.eye(NUM_FEATURES), (*shape, NUM_FEATURES)).copy()
+        self._products = np.broadcast_to(RIDGE * self._prior, shape).copy()
+        self._seen = np.zeros((num_ahead, *shape), np.float32)  # features, by window number modulo H
+        self._was = np.zeros((num_ahead, num_kinds))  # z, likewise
+        self._num = 0
+
+    def see(self, features: Array, z: Array) -> None:
+        """Store the features known after a window of `z`."""
+        at = self._num % len(self._seen)
+        self._seen[at], self._was[at] = features, z
+        self._num += 1
+
+    def learn(self, z: Array) -> None:
+        """Learn that the window after those seen brought `z`."""
+        ahead = min(self._num, len(self._seen))
+        if not ahead:
+            return
+        back = np.arange(ahead)
+        rows = (self._num - 1 - back) % len(self._seen)
+        features = self._seen[rows, :, back].transpose(1, 0, 2).astype(float)
+        change = np.minimum(np.maximum(z[:, None] - self._was[rows].T, -2.0), 2.0)
+        squares, products = self._squares[:, :ahead], self._products[:, :ahead]
+        squares *= FORGET
+        squares += features[..., :, None] * features[..., None, :] + (1 - FORGET) * RIDGE * np.eye(NUM_FEATURES)
+        products *= FORGET
+        products += features * change[..., None] + (1 - FORGET) * RIDGE * self._prior
+
+    def ahead(self, z: Array) -> Array:
+        """Expected z, (K, H)."""
+        features = self._seen[(self._num - 1) % len(self._seen)]
+        weights = np.linalg.solve(self._squares, self._products[..., None])[..., 0]
+        found: Array = z[:, None] + (features * weights).sum(axis=2)
+        return found
+
+
+def weighted(newest_first: Array) -> Array:
+    """WarmServe Eq. 3 as intended (erratum E1): the mean of the rows, with weights that halve from each row to the next
+    older one; zeros if there is no row."""
+    weights = 0.5 ** np.arange(len(newest_first))
+    found: Array = weights @ newest_first / max(float(weights.sum()), 1.0)
+    return found
+
+
+def _fades(pairs: Sequence[tuple[float, float]], steps: NDArray[np.int_]) -> tuple[NDArray[np.int_], Array]:
+    """The index of each alpha in RATES, and rho^h as (H, n)."""
+    rates = np.array([RATES.index(alpha) for alpha, _ in pairs])
+    return rates, np.array([rho for _, rho in pairs]) ** steps[:, None]
+
+
+# Weights of the parts of `combined`: exponential weights under several rules, weights of these rules, and how far the
+# mixture leans towards days like this one.
+#
+#     L_i     = discounted mean of loss_i and of `prior_windows` x sqrt(h) of prior_i times the least: losses h windows
+#               ahead overlap, and say the less
+#     w_i     ~ exp(-eta (L_i / min L - 1)), then a share is given to all alike
+#
+# A rule that forgets within hours is right after a change; one that remembers days is right where nothing changes.
+# RULES has both kinds: each makes a forecast, and the forecasts are weighted by the same formula, by their losses
+# (ACROSS). Herbster and Warmuth 1998, "Tracking the best expert"; weights of several learning rates as in van Erven
+# and Koolen 2016, "MetaGrad".
+#
+# Twelve windows ahead the losses that weights follow are known twelve windows late, and those of a day overlap so
+# much that they say little of each other. But the load's distance from the days before is known at each window. So
+# the mixture leans towards the expert of days alike (`DAYS_ALIKE`) by the current distance
+# (`Changes`):
+#
+#     d      weighted mean over these days of the recent mean square of z - S_k
+#     v_h    mean square of z's change within h windows
+#     g_h    = 1 / (1 + d / (NEAR (v_h - v_1))): a day alike explains what a load changes within h windows beyond its
+#              change from each to the next; for a load without a shape this is nothing
+#     likened = mixture + g_h (days alike - mixture)
+#
+# Shapes: K kinds of load, H windows ahead.
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule of exponential weights. `memory`: of losses, per window. `eta`: how sharply weights fall with the loss,
+    over the least one. `prior_windows`: how many windows the prior counts for, one window ahead."""
+
+    memory: float
+    eta: float
+    prior_windows: float
+    share: float = 0.01
+
+
+RULES: Final = (
+    Rule(memory=0.9, eta=12.0, prior_windows=5.0),
+    Rule(memory=0.97, eta=16.0, prior_windows=5.0),
+    Rule(memory=0.99, eta=25.0, prior_windows=5.0),
+)
+ACROSS: Final = Rule(memory=0.99, eta=20.0, prior_windows=5.0)
+LIKENED: Final = Rule(memory=0.99, eta=40.0, prior_windows=5.0)  # weighs leaning to days alike
+PRIOR: Final = {
+    "last": (1.00, 1.37),
+    "mean 0.5": (1.16, 1.41),
+    "mean 0.25": (1.56, 1.48),
+    "mean 0.1": (2.45, 1.64),
+    "load mean 0.2": (2.01, 1.58),
+    "holt 0.8": (1.17, 1.59),
+    "holt 0.5": (1.13, 1.42),
+    "ridge": (1.01, 1.11),
+    "csp": (1.51, 1.24),
+    "peers": (1.02, 1.35),
+    "day naive": (4.06, 1.57),
+    "day 1.0 1.0": (1.17, 1.14),
+    "day 0.5 1.0": (1.33, 1.14),
+    "day 0.5 0.9": (1.42, 1.41),
+    "day 0.2 0.9": (1.86, 1.44),
+    "day 0.5 0.7": (1.86, 1.55),
+    "profile 0.7 1.0": (1.14, 1.15),
+    "profile 0.3 1.0": (1.44, 1.15),
+    "profile 0.3 0.9": (1.53, 1.55),
+    "profile 0.1 0.95": (2.03, 1.37),
+    "analog shape 0.93 1.0": (1.10, 1.01),
+    "analog level 0.93 0.9": (1.17, 1.26),
+    "analog level 0.97 0.95": (1.28, 1.14),
+    "analog level 0.8 0.95": (1.05, 1.08),
+    "analog level 0.8 0.9": (1.15, 1.25),
+    "week 0.5 1.0": (1.55, 1.51),
+    "week 0.3 0.9": (1.97, 1.66),
+    "wide day 0.7 1.0": (1.14, 1.13),
+    "wide day 0.5 1.0": (1.24, 1.13),
+    "wide day 0.3 0.95": (1.46, 1.25),
+    "wide profile 0.7 1.0": (1.04, 1.10),
+    "wide profile 0.5 1.0": (1.12, 1.10),
+    "wide profile 0.3 0.95": (1.33, 1.30),
+    "wide profile 0.2 0.9": (1.60, 1.55),
+    "wide analog shape 0.93 1.0": (1.00, 1.00),
+    "wide analog level 0.8 0.97": (1.01, 1.07),
+    "wide analog level 0.97 0.95": (1.23, 1.12),
+    "wide week 0.5 1.0": (1.41, 1.46),
+    "wide week 0.3 0.9": (1.83, 1.63),
+}
+"""What is known of each expert before a load is: its mean loss over the best one's, 1 and 12 windows ahead, as measured
+on the days and clients that `bench/forecast` calls tuned (`python -m bench.forecast priors`)."""
+
+
+class Weights:
+    """Weights of N forecasts, under each of M rules, by kind and horizon."""
+
+    def __init__(self, rules: Sequence[Rule], num_kinds: int, prior: Array) -> None:
+        num_ahead, num = prior.shape
+        self._memory, self._eta, windows, self._share = (
+            np.array(of, np.float32)[:, None, None, None]
+            for of in zip(*((rule.memory, rule.eta, rule.prior_windows, rule.share) for rule in rules), strict=True)
+        )
+        self._for_prior = windows * np.sqrt(np.arange(1, num_ahead + 1, dtype=np.float32))[:, None]
+        self._priors = prior.astype(np.float32) * self._for_prior
+        self._losses = np.zeros((len(rules), num_kinds, num_ahead, num), np.float32)  # discounted sums
+        self._counts = np.zeros_like(self._losses)
+
+    def learn(self, losses: Array, is_known: Mask) -> None:
+        """Learn what each forecast of a window lost (K, up to H, N), NaN where it said nothing; windows of an unknown
+        kind do not count."""
+        ahead, counted = losses.shape[1], np.isfinite(losses) & is_known[:, None, None]
+        sums, counts = self._losses[:, :, :ahead], self._counts[:, :, :ahead]
+        keep = np.where(is_known[:, None, None], self._memory, np.float32(1.0))
+        sums *= keep
+        sums += np.where(counted, losses, 0.0)
+        counts *= keep
+        counts += counted
+
+    def of(self, there: Mask) -> Array:
+        """Weights (M, K, H, N), of sum 1 over N, of the forecasts that say something now (`there`: K, H, N)."""
+        silent = np.where(there, np.float32(0.0), np.float32(np.inf))
+        means = np.full_like(self._losses, np.inf)
+        np.divide(self._losses, self._counts, out=means, where=self._counts > 0)
+        means += silent
+        best = means.min(axis=3, keepdims=True)
+        best = np.where(np.isfinite(best), np.maximum(best, np.float32(1e-4)), np.float32(1.0))
+        blended = np.multiply(best, self._priors, out=means)
+        blended += self._losses
+        blended /= self._counts + self._for_prior
+        blended += silent
+        over = np.divide(blended, blended.min(axis=3, keepdims=True), out=blended)
+        over -= np.float32(1.0)
+        over *= -self._eta
+        found: Array = np.exp(np.maximum(over, np.float32(-50.0), out=over), out=over)
+        found *= there
+        found *= (1 - self._share) / found.sum(axis=3, keepdims=True)
+        found += self._share * (there / there.sum(axis=2, keepdims=True, dtype=np.float32))
+        return found
+
+
+def prior_of(num_ahead: int) -> Array:
+    """Prior losses (H, N), interpolated by the logarithm of the horizon; the 12th counts for all after it."""
+    along = np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)[:, None]
+    near, far = np.array([PRIOR[name] for name in NAMES]).T
+    found: Array = (1.0 - along) * near + along * far
+    return found
+
+
+NEAR: Final = 0.4  # d over v_h - v_1 at which mixture and days alike weigh the same
+MEMORY: Final = 0.99  # of v_h, per window
+LARGEST: Final = 2.0  # bound of a change of z
+
+
+class Changes:
+    """v_h of each kind of load: mean square of z's change within 1..H windows."""
+
+    def __init__(self, num_kinds: int, num_ahead: int) -> None:
+        self._past = np.full((num_kinds, num_ahead), np.nan)  # z of the last H windows, newest first
+        self._sums = np.zeros((num_kinds, num_ahead))
+        self._weights = np.zeros((num_kinds, num_ahead))
+
+    def learn(self, z: Array) -> None:
+        """Add z of the next window (K)."""
+        changes = np.minimum(np.abs(z[:, None] - self._past), LARGEST)
+        known = np.isfinite(changes)
+        self._sums = self._sums * MEMORY + np.where(known, changes, 0.0) ** 2
+        self._weights = self._weights * MEMORY + known
+        self._past[:, 1:] = self._past[:, :-1].copy()
+        self._past[:, 0] = z
+
+    def trust(self, distances: Array) -> Array:
+        """g_h, (K, H), where the load lay d (K) from the days alike; 0 for the first window ahead."""
+        squares = self._sums / np.maximum(self._weights, 1.0)
+        explained = np.maximum(squares - squares[:, :1], 0.0)
+        found: Array = NEAR * explained / (NEAR * explained + distances[:, None] + 1e-9)
+        return found
+
 
 NAME: Final = "combined"
 UNITS: Final = np.array(Reading(1.0, 100.0, 100.0, 0.05, 0.5))

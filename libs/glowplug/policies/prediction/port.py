@@ -4,12 +4,13 @@ A name of the kind "prediction" is a factory (`MakeForecaster`); the factory "no
 factory's `WINDOW_S` is the window its paper uses; a predictor takes it unless its settings give another.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 from glowplug.domain.snapshot import Forecast, Quantile
+from glowplug.fleet.forecasts import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,40 +65,6 @@ def shared(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Any:
     """Make the object that the forecasters of one predictor share; None where the policy shares nothing."""
     make_alike = getattr(make, "alike", None)
     return None if make_alike is None else make_alike(window_s, season_s)
-
-
-def until(here: Forecast, ahead: Iterable[Forecast], until_s: float) -> Forecast:
-    """Return `here` with, for each kind of load, the maximum over it and the windows that begin after it and before
-    `until_s`."""
-    after = [one for one in ahead if here.starts_at < one.starts_at < until_s]
-    if not after:
-        return here
-    most = {kind: max(getattr(one, kind) for one in (here, *after)) for kind in Reading._fields}
-    return replace(here, **most)
-
-
-def is_newer(made: tuple[Forecast, ...], known: tuple[Forecast, ...], now_s: float) -> bool:
-    """Return whether the forecasts `made` replace the `known` ones. Known ones from the future do not prevent that,
-    since the clock that made them was ahead."""
-    return bool(made) and not (known and made[0].made_at < known[0].made_at <= now_s)
-
-
-def windows_from(ahead: tuple[Forecast, ...], at_s: float) -> tuple[Forecast, ...]:
-    """The forecasts from the window that holds `at_s` on; () where none holds it. `ahead` is in order."""
-    for number, forecast in enumerate(ahead):
-        if forecast.starts_at <= at_s < forecast.starts_at + forecast.window_s:
-            return ahead[number:]
-    return ()
-
-
-class Reading(NamedTuple):
-    """The load of one window, by kind: each may be forecast by the same rule."""
-
-    num_requests: float
-    prompt_tokens: float
-    response_tokens: float
-    concurrency_mean: float
-    concurrency_peak: float
 
 
 NOTHING = Reading(0.0, 0.0, 0.0, 0.0, 0.0)

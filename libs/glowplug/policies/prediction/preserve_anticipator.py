@@ -25,7 +25,7 @@ from typing import Final
 
 from glowplug.policies.prediction.answer_lengths import AnswerLengths
 
-MEMORY_RATIO = 0.8  # T_mem; these four constants of section 4.3 are shared by routing and scaling
+# T_mem is MEMORY_RATIO of fleet/throughput.py; these constants of section 4.3 are shared by routing and scaling.
 NUM_STEPS = 100  # l: engine steps looked ahead
 OVERLOAD_RATIO = 0.95  # share of the KV cache above which a step is too full
 OVERLOAD_SHARE = 0.1  # share of steps too full above which an instance is overloaded (section 4.3.2)

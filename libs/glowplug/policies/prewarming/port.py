@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
-from glowplug.policies.placement.node_index import FleetView
+from glowplug.fleet.node_index import FleetView
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
 from glowplug.policies.worth import Holding
 

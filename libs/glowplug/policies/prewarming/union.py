@@ -24,9 +24,7 @@ from dataclasses import dataclass, field, replace
 from glowplug.domain.hardware import Node
 from glowplug.policies.placement.dormant import gives_way
 from glowplug.policies.placement.links import has_weights
-from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
-from glowplug.policies.placement.warmserve_scores import ReplicaClass, ReplicaWish
-from glowplug.policies.placement.warmserve_view import serving_gpus
+from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep, ReplicaClass, ReplicaWish, serving_gpus
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, weighing
 from glowplug.policies.prewarming.warmserve import WarmserveParams, plan_for
 from glowplug.policies.worth import asked, away_s, idle_worth, level

@@ -39,12 +39,23 @@ from itertools import chain
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
-from glowplug.policies.placement.node_index import IndexedNodes, NodeMemory
+from glowplug.fleet.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.shape import weights_per_gpu
-from glowplug.policies.placement.warmserve_evict_aware import EvictAwareParams, PrewarmStep, ReplicaShape, share_out
+from glowplug.policies.placement.warmserve_evict_aware import (
+    EvictAwareParams,
+    PrewarmDemand,
+    Prewarmed,
+    PrewarmNode,
+    PrewarmStep,
+    ReplicaShape,
+    ReplicaWish,
+    ScoreParams,
+    prewarm_nodes,
+    replicas,
+    replicas_on,
+    share_out,
+)
 from glowplug.policies.placement.warmserve_evict_aware import plan as place_replicas
-from glowplug.policies.placement.warmserve_scores import PrewarmDemand, ReplicaWish, ScoreParams, replicas
-from glowplug.policies.placement.warmserve_view import Prewarmed, PrewarmNode, prewarm_nodes, replicas_on
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
 
 

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.snapshot import Outlook, Target
+from glowplug.fleet.throughput import MEMORY_RATIO
 from glowplug.policies.decisions import RouteDecision
-from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO, NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
+from glowplug.policies.prediction.preserve_anticipator import NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
 from glowplug.policies.routing.prefix_index import Prefix
 
 NONE_FREE = RouteDecision("", "every instance runs as many requests as it may")

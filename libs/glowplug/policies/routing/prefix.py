@@ -13,7 +13,7 @@ seconds per token that the model's answers show (`tracked.Reading`). A prompt th
 H_i is an estimate (prefix_index.py), taken times the share of such estimates that engines confirmed
 (`usage.prompt_tokens_details.cached_tokens`): it ends at 0 for an engine that keeps nothing. An instance that starts
 again, or wakes, holds nothing. Each router knows what itself has sent. Of an engine that keeps a sequence in each slot
-(`Target.num_sequences`) only the idle slots count, with what the requests sent there left in them (prefix_slots.py). A
+(`Target.num_sequences`) only the idle slots count, with what the requests sent there left in them (prefix_index.py). A
 full instance is never chosen. Nor is it waited for: a slot engine that is full has no idle slot to go on from.
 
 Visited are the instances that hold most of the prompt, `most_visited` at most, and as many of the least loaded. Where
@@ -26,8 +26,7 @@ from itertools import islice
 from glowplug.domain.snapshot import Target
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.routing.port import NONE_FREE, Balancer, BalancerParams
-from glowplug.policies.routing.prefix_index import Prefix, PrefixIndex
-from glowplug.policies.routing.prefix_slots import SIMILARITY, Slots
+from glowplug.policies.routing.prefix_index import SIMILARITY, Prefix, PrefixIndex, Slots
 from glowplug.policies.routing.preserve_load_aware import LoadAware, load_of, union_params
 from glowplug.policies.routing.tracked import Sent
 

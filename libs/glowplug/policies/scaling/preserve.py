@@ -17,7 +17,7 @@ Departures:
   a flickering figure nor a slow start adds many at once.
 - A window begins with no fewer instances than run while one of them is too full or was a moment ago, and within it none
   is drained that the forecast needs: with windows about as long as a start, the next window would have to wait for it.
-- The ceiling and the floor of 1 are ours (erratum E32); mu is per instance (E31), as policies/throughput.py measures
+- The ceiling and the floor of 1 are ours (erratum E32); mu is per instance (E31), as fleet/throughput.py measures
   it; the number to scale down to is read as above, and at least one stays (E36).
 - Cold data (section 4.3.3's default mode): without a forecast of tokens, or while an instance's capacity is known from
   neither clean windows nor a profile, the look-ahead alone decides, and the reactive rule where no router looks ahead.
@@ -31,11 +31,11 @@ from dataclasses import dataclass, field, replace
 
 from glowplug.domain.phrasing import counted, listed
 from glowplug.domain.snapshot import Forecast, Outlook
+from glowplug.fleet.throughput import MEMORY_RATIO, Capacity
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO, NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
+from glowplug.policies.prediction.preserve_anticipator import NUM_STEPS, OVERLOAD_RATIO, OVERLOAD_SHARE
 from glowplug.policies.scaling.baselines import ReactiveParams, ReactiveState, reactive, why_now
 from glowplug.policies.scaling.port import ScalingView, settle
-from glowplug.policies.throughput import Capacity
 
 WINDOW_S = 600.0  # the paper's, used where there is no forecast
 Outlooks = Sequence[tuple[str, Outlook]]  # (instance_id, anticipated load over the next steps)

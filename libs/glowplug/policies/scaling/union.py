@@ -1,7 +1,7 @@
 """The union of the papers' scaling rules: how many instances run. docs/adr/0015 and 0025 give the reasons, with
 figures.
 
-Requests that wait or run set the floor. A plan by PreServe's forecast of tokens (`union_plan.py`) may raise the number,
+Requests that wait or run set the floor. A plan by PreServe's forecast of tokens may raise the number,
 once an instance of another model is less likely to lack GPUs than this one is to be needed (a plan is as likely too
 large as too small). HydraServe's groups supply several new instances with one cold start (section 6.1). Its rule for
 arrivals (section 6.1) adds instances for requests that are still to come only while a prewarmed copy makes that cheap
@@ -21,29 +21,258 @@ starts for a request and the last one ends by its keep-alive.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import NormalDist
 from typing import ClassVar, Final, Self
 
+from glowplug.domain.bounds import check_bounds
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.phrasing import counted
+from glowplug.domain.snapshot import Forecast
+from glowplug.fleet.start_times import FROM_NOTHING, MAX_START_S
+from glowplug.fleet.throughput import Capacity
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling import hydraserve, union_plan
+from glowplug.policies.scaling import hydraserve, preserve
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, learning, settle, worths
-from glowplug.policies.scaling.preserve import WINDOW_S
-from glowplug.policies.start_times import FROM_NOTHING, MAX_START_S
+from glowplug.policies.scaling.preserve import WINDOW_S, ScalerState, Target
 from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, idle_worth, level
+
+# The union's plan: how many instances the forecast of tokens takes, made safe by its band, and corrected by the
+# requests that came and by missed objectives.
+#
+# Of PreServe (section 4.1, Algorithm 2, line 5), not rounded, for every window w that is forecast:
+#
+#     need_w = max(P_w / mu_p, D_w / mu_d, (P_w + D_w) / mu_t)
+#
+# PreServe plans for that number, at the beginning of a window, two windows ahead. Ours:
+#
+#     s_w  = log(need_w(q) / need_w) / z_q          spread of the forecast's error, by its upper quantile q (a normal's)
+#     safe = exp(m + z s_w) need_w                  m: what is learned, below; z: how much of the band is planned for
+#     seen = exp(m) need_w (k + n) / (k + e)        n requests have come in this window where e were expected: gamma and
+#                                                   Poisson, with k = 1 / s^2, as many requests as the forecast is worth
+#     late = (backlog - patience) / start           instances that process the prompts' backlog in a start's time
+#     x_w  = max(safe, seen) + late
+#     up   = max of ceil(x_w - slack) over the windows for which a later start would be too late
+#     down = max of ceil(x_w + slack) over all windows that are forecast
+#     full = ceil of what routers expect in KV caches in the coming steps, with what they hold, over full_ratio of one;
+#            here and in the backlog batch is left out, as in the forecast
+#     N    = max(up, full, min(there, down)), and not below an N of the last start's time
+#
+# so that an instance starts in time, by the measured start times of the model; none is drained that a later window
+# would start again; and a need about a whole number starts and drains nothing. An instance's capacity depends on how
+# many share the load, on bursts within a window and on the lengths of prompts, so mu alone cannot be right for all of
+# them. m follows how much of their objective the windows take (`Forecast.objective_ratio`):
+#
+#     m += up (min(ratio, most) - aim)    ratio above aim; then not again before a start that this brings has served
+#     m -= down (aim - ratio)             else
+#
+# Latency hardly grows with the load until it grows suddenly, so `aim` lies where it begins to, and one step up is as
+# large as many down.
+#
+# A plan's decision holds until no known moment: arrivals, and the end of the last start's N, change with each call.
+#
+# Section 4.3.2 adds one instance for each that will fill its cache too far; requests go where there is free cache, so
+# here all caches count together. With cold data (no forecast, no tokens or no mu) PreServe's own plan is used.
+
+MOST_SHARE: Final = 100.0  # bound of exp(m), either way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanParams:
+    """Constants of the plan. `up` and `down` are steps of m, a logarithm."""
+
+    cold: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)  # also of section 4.3.2
+    z: float = field(default=0.7, metadata=FROM_ZERO)  # spreads of the forecast's error that are planned for
+    widest: float = field(default=0.3, metadata=FROM_ZERO)  # bound of a spread, which a backlog widens
+    slack: float = field(default=0.2, metadata=FROM_ZERO)  # tolerance, in instances
+    aim: float = 0.8  # share of the objective that a window should take
+    most: float = 2.0  # bound of a window's ratio to its objective
+    up: float = field(default=0.2, metadata=FROM_ZERO)
+    down: float = field(default=0.02, metadata=FROM_ZERO)
+    least_share: float = 0.7  # bounds of exp(m), the factor on the need by mu
+    most_share: float = 1.6
+    full_ratio: float = 0.9  # of all KV caches together
+    patience_s: float = field(default=1.0, metadata=FROM_ZERO)  # s of prompts that may queue at an instance
+    start_s: float = 30.0  # duration of a start before any was seen
+
+    def __post_init__(self) -> None:
+        most = {"least_share": MOST_SHARE, "most_share": MOST_SHARE}
+        check_bounds(
+            self,
+            above_0=("aim", "most", "start_s"),
+            most=most,
+            least_share=1 / MOST_SHARE,
+            most_share=1 / MOST_SHARE,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanState:
+    """The plan's memory of one model."""
+
+    scaler: ScalerState = field(default_factory=ScalerState)
+    m: float = 0.0
+    raised_at: float = -math.inf  # when m last grew
+    made_at: float = -1.0  # of the current forecast; -1: none yet with mu known
+    seen_at: float = 0.0  # since when its window's arrivals are counted ...
+    arrived_before: int = 0  # ... and the count at that time
+    num_held: int = 0  # instances that were wanted recently ...
+    held_until: float = 0.0  # ... and are kept until then
+
+    @property
+    def answered(self) -> Mapping[str, float]:
+        """Instances that were too full, and when one was added for each."""
+        return self.scaler.answered
+
+
+def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[Target, PlanState]:
+    """Plan how many instances there should be for the expected load, and say why."""
+    windows = view.windows
+    now = windows[0] if windows else None
+    if now is None or preserve.capacity_in(now) == Capacity() or all(_tokens(one) < 1 for one in windows):
+        target, scaler = preserve.plan_for(view, state.scaler, params.cold)
+        return target, replace(state, scaler=scaler)
+    state = _judged(view, now, state, params)
+    shares = [expected_share(one) for one in windows]
+    spreads = [min(params.widest, spread(one, share)) for one, share in zip(windows, shares, strict=True)]
+    there, seen = view.num_coming_or_there, seen_ratio(view, now, spreads[0], state)
+    start_s = view.start_s or params.start_s
+    late = backlog(view, now, params) / start_s
+    needs = [
+        (need(share, wide, state.m, seen, params) + late, one)
+        for one, share, wide in zip(windows, shares, spreads, strict=True)
+    ]
+    in_time = view.now_s + start_s
+    most, why = max((pair for pair in needs if pair[1] is now or pair[1].starts_at < in_time), key=lambda pair: pair[0])
+    up = math.ceil(most - params.slack)
+    down = math.ceil(max(pair[0] for pair in needs) + params.slack)
+    wanted = max(1, up, min(there, down))
+    reason = _reason(view, why, up, wanted, seen, late)
+    if (full := cached(view, now) / params.full_ratio) > wanted:
+        wanted = math.ceil(full)
+        reason = f"what runs and waits will fill the KV caches of {full:.1f} instances within the next steps"
+    if wanted >= state.num_held or view.now_s >= state.held_until:
+        state = replace(state, num_held=wanted, held_until=view.now_s + start_s)
+    elif wanted < min(state.num_held, there):
+        wanted, reason = min(state.num_held, there), "what was asked for a moment ago has hardly served yet"
+    return Target(num_wanted=wanted, reason=reason), state
+
+
+def need(share: float, wide: float, m: float, seen: float, params: PlanParams) -> float:
+    """Instances that a window takes, not rounded: by its band, or by the arrivals so far. `share`: the expected number;
+    `wide`: s_w."""
+    return share * math.exp(m) * max(math.exp(params.z * wide), seen)
+
+
+def expected_share(one: Forecast) -> float:
+    """Instances that a window's expected load takes by mu, not rounded."""
+    return preserve.share_of(one.prompt_tokens, one.response_tokens, one.window_s, preserve.capacity_in(one))
+
+
+def spread(one: Forecast, share: float) -> float:
+    """s_w: spread of log(load / `share`), where `share` is the expected load; 0 where the forecast has no band."""
+    upper = one.quantiles[-1] if one.quantiles else None
+    if upper is None or not 0.5 < upper.share < 1 or share <= 0:
+        return 0.0
+    high = preserve.share_of(upper.prompt_tokens, upper.response_tokens, one.window_s, preserve.capacity_in(one))
+    return max(0.0, math.log(high / share)) / _deviations(upper.share) if high > 0 else 0.0
+
+
+@lru_cache(maxsize=16)  # a forecast has two quantiles
+def _deviations(share: float) -> float:
+    """z_q: the standard normal's quantile of that share."""
+    return NormalDist().inv_cdf(share)
+
+
+def seen_ratio(view: ScalingView, now: Forecast, wide: float, state: PlanState) -> float:
+    """This window's load over its forecast, by the requests that have come so far, batch left out as
+    in the forecast; at least 1. `wide`: its s_w."""
+    elapsed_s = view.now_s - state.seen_at
+    if not (view.load.num_urgent_arrived and now.num_requests > 0 and elapsed_s > 0 and wide > 0):
+        return 1.0
+    expected = now.num_requests * min(1.0, elapsed_s / now.window_s)
+    came, weight = view.load.num_urgent_arrived - state.arrived_before, 1 / wide**2
+    return max(1.0, (weight + came) / (weight + expected))
+
+
+def backlog(view: ScalingView, now: Forecast, params: PlanParams) -> float:
+    """Seconds that one instance takes for the waiting prompts, beyond `patience_s` for each READY one."""
+    if now.prompt_per_s <= 0 or now.num_requests <= 0:
+        return 0.0
+    outlooks = view.load.outlook_by_instance
+    known = [i.instance_id for i in view.ready if i.instance_id in outlooks]
+    queued = sum(outlooks[one].queued_tokens * _urgent_share(view, one) for one in known)
+    waiting = view.load.num_urgent_waiting * now.prompt_tokens / now.num_requests
+    return max(0.0, (queued + waiting) / now.prompt_per_s - params.patience_s * len(view.ready))
+
+
+def cached(view: ScalingView, now: Forecast) -> float:
+    """Number of KV caches that the held requests and the expected load of the coming steps would fill."""
+    outlooks = preserve.outlooks_of(view)
+    if not outlooks:
+        return 0.0
+    tokens = _tokens(now) / now.num_requests if now.num_requests > 0 else 0.0
+    kv_tokens = max(1, max(i.kv_tokens for i in view.ready))
+    running = sum(one.peak_ratio * _urgent_share(view, instance_id) for instance_id, one in outlooks)
+    return running + view.load.num_urgent_waiting * tokens / kv_tokens
+
+
+def _urgent_share(view: ScalingView, instance_id: str) -> float:
+    """The share of an instance's running requests that is not batch, whose outlook nobody reports apart."""
+    num = view.load.in_flight_by_instance.get(instance_id, 0)
+    return view.load.urgent_on(instance_id) / num if num else 1.0
+
+
+def _judged(view: ScalingView, now: Forecast, state: PlanState, params: PlanParams) -> PlanState:
+    """Update the state for a new forecast: the objective ratio of the window before moves m, if that window was planned
+    for and the instances of m's last raise have served."""
+    if now.made_at == state.made_at:
+        return state
+    m, raised_at = state.m, state.raised_at
+    has_served = view.now_s - raised_at >= (view.start_s or params.start_s) + now.window_s
+    if state.made_at >= 0 and now.objective_ratio > 0 and has_served:
+        over = min(now.objective_ratio, params.most) - params.aim
+        m += (params.up if over > 0 else params.down) * over
+        m = min(math.log(params.most_share), max(math.log(params.least_share), m))
+        raised_at = view.now_s if over > 0 else raised_at
+    return replace(
+        state,
+        m=m,
+        raised_at=raised_at,
+        made_at=now.made_at,
+        seen_at=view.now_s,
+        arrived_before=view.load.num_urgent_arrived,
+    )
+
+
+def _tokens(one: Forecast) -> float:
+    return one.prompt_tokens + one.response_tokens
+
+
+def _reason(view: ScalingView, one: Forecast, up: int, wanted: int, seen: float, late: float) -> str:
+    """Say why the plan has that number."""
+    if up < wanted:
+        return "a later window is expected to take as many as there are"
+    ahead_s = max(0.0, one.starts_at - view.now_s)
+    within = f"in the window that begins in {ahead_s:.0f} s" if ahead_s else "in this window"
+    reason = f"{preserve.tokens_of(one)} are expected {within}"
+    if seen > 1.2:
+        reason += f", and {seen:.1f} times of what was expected has come so far"
+    return f"{reason}, and prompts wait for {late:.1f} instances more" if late >= 0.5 else reason
+
 
 EVEN: Final = 0.5  # P(a plan's last instance is needed), since a plan is for the expected load
 NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
 UNSEEN_S: Final = 1.0  # duration of a start before any was seen
-MOST_M: Final = math.log(union_plan.MOST_SHARE)  # bound of m
+MOST_M: Final = math.log(MOST_SHARE)  # bound of m
 NEW: Final = {"m": 0.0, "raised_at": -math.inf, "start_s": UNSEEN_S}  # the learned figures before anything is learned
 ROUNDING_S: Final = 1e-6  # subtracted from a decision's time limit, since sums of times are rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionParams:
-    plan: union_plan.PlanParams = field(default_factory=union_plan.PlanParams)
+    plan: PlanParams = field(default_factory=PlanParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
     price: float = field(default=PRICE, metadata=FROM_ZERO)  # seconds of waiting that a second of a GPU has to save
     protect_s: float = 5.0  # no instance is drained while one is that young
@@ -56,7 +285,7 @@ class UnionState:
 
     FORMAT: ClassVar[str] = "union/1"
 
-    plan: union_plan.PlanState = field(default_factory=union_plan.PlanState)
+    plan: PlanState = field(default_factory=PlanState)
     arrivals: hydraserve.HydraserveState | None = None
     short_at: float = float("-inf")  # when another model last lacked GPUs
     needed_at: tuple[float, ...] = ()  # when at least one, two, ... instances were last wanted
@@ -64,7 +293,7 @@ class UnionState:
 
     def learned(self) -> Self:
         """Return the learned part, which holds whatever the load."""
-        plan = union_plan.PlanState(m=self.plan.m, raised_at=self.plan.raised_at)
+        plan = PlanState(m=self.plan.m, raised_at=self.plan.raised_at)
         return replace(self, plan=plan, arrivals=None, short_at=-math.inf, needed_at=())
 
     def figures(self) -> dict[str, float]:
@@ -83,7 +312,7 @@ class UnionState:
         known = {**NEW, **figures}
         if abs(known["m"]) > MOST_M or not 0 <= known["start_s"] <= MAX_START_S:
             raise ValueError("a figure is out of bounds")
-        plan = union_plan.PlanState(m=known["m"], raised_at=min(known["raised_at"], now_s))
+        plan = PlanState(m=known["m"], raised_at=min(known["raised_at"], now_s))
         return cls(plan=plan, start_s=known["start_s"])
 
 
@@ -93,7 +322,7 @@ def scale(
 ) -> tuple[ScaleDecision, UnionState]:
     """Decide how many instances `model` should have now, and how many of them one start may supply."""
     state = state or UnionState()
-    plan, scaler = union_plan.plan_for(view, state.plan, params.plan)
+    plan, scaler = plan_for(view, state.plan, params.plan)
     is_planned = not plan.is_cold and plan.num_wanted > 0  # 0: no tokens are expected at all
     if not (plan.is_cold or view.demand) and plan.num_wanted == 1:
         plan = replace(plan, num_wanted=0)

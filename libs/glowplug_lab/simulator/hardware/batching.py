@@ -11,7 +11,7 @@ rounding, and a test holds that.
 
 With `block_tokens` the cache keeps the prompts that it has read, and reads of a new one what is not there (vLLM's
 automatic prefix caching). With `slots` it keeps the last sequence of each of its slots instead, as llama.cpp does
-(policies/routing/prefix_slots.py).
+(policies/routing/prefix_index.py).
 
 With `chunk_tokens` it works as vLLM's V1 scheduler instead (vllm/v1/core/sched/scheduler.py): a step decodes one token
 of each running sequence and reads pieces of prompts in order of admission, `chunk_tokens` in all, decodes included;
@@ -27,8 +27,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import chain
 
-from glowplug.policies.routing.prefix_index import PrefixIndex, num_alike
-from glowplug.policies.routing.prefix_slots import SIMILARITY, Slots
+from glowplug.policies.routing.prefix_index import SIMILARITY, PrefixIndex, Slots, num_alike
 from glowplug_lab.simulator.costs import StepCosts
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from glowplug.controllers.agent.messages import EngineReady
 from glowplug.domain.instance import SLOT_ENGINES, Phase
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 from glowplug_lab.simulator.hardware.batching import BatchEngine, EngineLimits
 from glowplug_lab.simulator.kernel import Timer
 from glowplug_lab.simulator.links import Transfer

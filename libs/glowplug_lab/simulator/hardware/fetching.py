@@ -9,7 +9,7 @@ from glowplug.controllers.prefetcher.controller import DISK
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
 from glowplug.events.commands import FetchWeights
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 from glowplug_lab.simulator.hardware.disk import Disk
 from glowplug_lab.simulator.hardware.engine import SimEngine
 from glowplug_lab.simulator.hardware.server import Server

@@ -1,6 +1,8 @@
 """One node in virtual time: its server, the controllers of its agent and prefetcher, and the executors of both."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from glowplug.controllers.agent import messages as aw
@@ -10,17 +12,373 @@ from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain import hardware
 from glowplug.domain.hardware import Gpu
+from glowplug.domain.instance import Phase, PhaseName
+from glowplug.fleet.start_times import ADAPTER_LOAD_S
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.placement.expect import STREAMS
-from glowplug_lab.simulator.hardware.adapters import Adapters
 from glowplug_lab.simulator.hardware.disk import Disk
-from glowplug_lab.simulator.hardware.dormancy import Dormancy
+from glowplug_lab.simulator.hardware.engine import Origin, SimEngine
 from glowplug_lab.simulator.hardware.fetching import Fetching
-from glowplug_lab.simulator.hardware.pipeline import Pipelines
 from glowplug_lab.simulator.hardware.server import Server
 from glowplug_lab.simulator.hardware.starting import Starting
+from glowplug_lab.simulator.links import Link
 from glowplug_lab.simulator.run import digest_of
 from glowplug_lab.simulator.setup import ServerSetup, Setup
+
+# LoRA adapters in the engines of one node: loaded over the host's PCIe lanes, and served in its batch.
+#
+# A load moves the adapter's bytes and takes `ADAPTER_LOAD_S` besides. While an engine holds any adapter, each step
+# takes `STEP_S` longer: Punica (Chen et al. 2023, arXiv 2310.18547, abstract) serves many LoRA adapters of one model
+# in one batch "while only adding 2ms latency per token"; S-LoRA (Sheng et al. 2023, arXiv 2311.03285) finds its
+# throughput nearly independent of how many there are. An engine started for adapters keeps its slots' bytes out of
+# the KV cache.
+
+STEP_S: Final = 0.002
+
+
+class Adapters:
+    """The adapters of one node. `handlers` has a method for each effect; those of `starting` that adapters share go on
+    to it for other instances."""
+
+    def __init__(self, node: Server, fetching: Fetching, starting: Starting) -> None:
+        self.node, self.run, self._fetching, self._starting = node, node.run, fetching, starting
+        self._coming: dict[str, SimEngine] = {}  # adapters whose weights are awaited or load, by instance_id
+        self.handlers: dict[type, Callable[[Any], None]] = {
+            aw.AwaitWeights: self._await,
+            aw.LoadAdapter: self._load,
+            aw.UnloadAdapter: self._unload,
+            aw.CountInFlight: self._count,
+        }
+
+    def _await(self, effect: aw.AwaitWeights) -> None:
+        holding = self.node.agent.holdings.get(effect.instance_id)
+        if holding is None or not holding.instance.host_id:
+            self._starting.handlers[aw.AwaitWeights](effect)
+            return
+        model = self.run.models[holding.model.key]
+        now_s = self.run.kernel.now_s
+        adapter = SimEngine(effect.instance_id, self.node.node_id, model, (), 0, now_s)
+        self._coming[effect.instance_id] = adapter
+        adapter.found = self._fetching.found(adapter, effect.weights)
+        if self._fetching.has_all(effect.weights):
+            self._fetched(adapter)
+        else:
+            self._fetching.wait(adapter, effect.weights, self._fetched)
+
+    def _fetched(self, adapter: SimEngine) -> None:
+        digest = adapter.model.model.weights.uri
+        self.node.answer_agent(aw.WeightsComplete(adapter.instance_id, digest, adapter.found))
+
+    def _load(self, effect: aw.LoadAdapter) -> None:
+        host, model = self.node.engines.get(effect.host_id), self.run.models[effect.model.key]
+        if host is None or host.serving is None:
+            failed = aw.EngineStartFailed(effect.instance_id, "engine_failed", f"{effect.host_id} is gone")
+            self.node.answer_agent(failed)
+            return
+        adapter = self._coming.get(effect.instance_id)
+        if adapter is None:
+            adapter = self._coming[effect.instance_id] = SimEngine(
+                effect.instance_id, self.node.node_id, model, (), 0, self.run.kernel.now_s
+            )
+        adapter.load_began_at = self.run.kernel.now_s
+        per_lane = -(-model.model.weights_bytes // len(host.gpu_ids))
+
+        def moved() -> None:
+            self.run.kernel.after(ADAPTER_LOAD_S, self._loaded, adapter, host)
+
+        name = f"load adapter {effect.instance_id}"
+        adapter.transfer = self.run.links.start(name, per_lane, self.node.lanes_of(host), moved)
+
+    def _loaded(self, adapter: SimEngine, host: SimEngine) -> None:
+        if self._coming.get(adapter.instance_id) is not adapter:
+            return
+        del self._coming[adapter.instance_id]
+        serving, now_s = host.serving, self.run.kernel.now_s
+        if serving is None or not self.node.lives(host):
+            gone = aw.EngineStartFailed(adapter.instance_id, "engine_failed", f"{host.instance_id} is gone")
+            self.node.tell_agent(gone)
+            return
+        host.adapters[adapter.instance_id] = adapter.model.model.key
+        self._reshape(host)
+        load = Phase(name=PhaseName.LOAD, started_at=adapter.load_began_at, ended_at=now_s)
+        url, slots = f"sim://{host.instance_id}", host.num_slots
+        step_s = serving.costs.decode_s(1, 0)
+        self.node.tell_agent(
+            aw.EngineReady(adapter.instance_id, url, (load,), host.kv_tokens, num_slots=slots, step_s=step_s)
+        )
+
+    def _reshape(self, host: SimEngine) -> None:
+        """Let a host's steps cost what they do beside adapters."""
+        if host.serving is None:
+            return
+        costs = host.model.costs[self.node.server.gpu_kind]
+        if host.adapters:
+            base_s = costs.prefill_base_s + STEP_S, costs.decode_base_s + STEP_S
+            costs = replace(costs, prefill_base_s=base_s[0], decode_base_s=base_s[1])
+        host.serving.reshape(costs, host.serving.limits, self.run.kernel.now_s)
+        self.node.requests.watch(host)
+
+    def _unload(self, effect: aw.UnloadAdapter) -> None:
+        self._fetching.forget(effect.instance_id)
+        adapter = self._coming.pop(effect.instance_id, None)
+        if adapter is not None and adapter.transfer is not None:
+            self.run.links.stop(adapter.transfer)
+        host = self.node.engines.get(effect.host_id)
+        if host is not None and host.adapters.pop(effect.instance_id, None) is not None and not host.adapters:
+            self._reshape(host)
+        self.node.answer_agent(aw.EngineGone(effect.instance_id))
+
+    def _count(self, effect: aw.CountInFlight) -> None:
+        if not effect.host_id or effect.model is None:
+            self._starting.handlers[aw.CountInFlight](effect)
+            return
+        host, key = self.node.engines.get(effect.host_id), effect.model.key
+        num = sum(request.arrival.model == key for request in host.tickets.values()) if host is not None else 0
+        self.node.answer_agent(aw.InFlight(effect.instance_id, num))
+
+
+# Replicas and sleepers of one node, which are weights without an engine and engines outside their GPUs.
+#
+# WarmServe sections 4 and 6: an engine that grows from a replica starts no process; weights still on their way
+# continue in the foreground, and the first prefill begins as soon as each missing layer will arrive before it is
+# needed. That k is "the smallest such that for every later layer the load time so far is at most the compute time so
+# far" (erratum E7): with L equal layers, when at most (L-1)/L x prefill x bandwidth bytes are missing, for the
+# shortest possible prefill. A replica holds the layers it was granted: all (as in the published code), or the first k
+# (`warmserve:first_layers=true`); the rest is streamed from the moment when an engine grows from the replica.
+# SwapServeLLM section 4: a swap-in takes a fixed time and then moves its bytes at a rate of its own, over the same
+# PCIe lanes.
+
+
+class Dormancy:
+    """The replicas and sleepers of one node. `handlers` has a method for each effect of the agent."""
+
+    def __init__(self, node: Server, fetching: Fetching, starting: Starting) -> None:
+        self.node, self.run, self._fetching, self._starting = node, node.run, fetching, starting
+        self.handlers: dict[type, Any] = {
+            aw.ActivateEngine: self._activate,
+            aw.SleepEngine: self._sleep,
+            aw.LimitKv: self._limit,
+        }
+
+    def _activate(self, effect: aw.ActivateEngine) -> None:
+        node, now_s = self.node, self.run.kernel.now_s
+        engine = node.engines.pop(effect.source, None)
+        if engine is None:
+            gone = aw.EngineStartFailed(effect.instance_id, "engine_failed", f"{effect.source} is gone")
+            node.answer_agent(gone)
+            return
+        self._fetching.rename(engine, effect.instance_id)
+        engine.instance_id = effect.instance_id
+        mine = [w for w in effect.workers if w.node_id == node.node_id]
+        engine.num_bytes = sum(w.num_bytes for w in mine)
+        engine.gpu_ids = tuple(w.gpu_id for w in mine)  # a sleeper may wake on other GPUs
+        engine.stage_gpus = (engine.gpu_ids,)
+        node.engines[effect.instance_id] = engine
+        engine.is_replica, engine.is_activating = False, True
+        start, model = engine.start, effect.model
+        if engine.is_swapped:
+            self.run.results.starts[Origin.SWAPPED] += 1
+            self.run.kernel.after(start.swap_base_s, self._swap_in, engine, now_s)
+            return
+        self.run.results.starts[Origin.PREWARMED if engine.loaded_at >= 0 else Origin.PREWARMING] += 1
+        if engine.transfer is not None:
+            self.node.sharing.load(engine, False)
+            self.run.links.hurry(engine.transfer, 0)
+        elif engine.loaded_at >= 0:
+            self._starting.load_rest(engine)
+        num_pages = math.ceil(model.kv_bytes / len(engine.gpu_ids) / start.page_bytes)
+        self.run.kernel.after(start.activate_s + num_pages * start.page_map_s, self._try, engine, now_s)
+
+    def _try(self, engine: SimEngine, since_s: float) -> None:
+        """Serve if the first prefill will find every layer in time, else try again when it should."""
+        if not self.node.lives(engine):
+            return
+        now_s, start = self.run.kernel.now_s, engine.start
+        left = self._left(engine)
+        if left > 0:
+            rate = engine.transfer.rate if engine.transfer is not None else 0.0
+            share = (start.num_layers - 1) / start.num_layers if start.stream_layers else 0.0
+            shortest_s = engine.model.costs[self.node.server.gpu_kind].prefill_s(1, 1)
+            late = left - share * shortest_s * rate
+            if rate <= 0 or late > 1.0:
+                wait_s = late / rate if rate > 0 else 0.05  # its weights are not in host memory yet
+                self.run.kernel.after(max(wait_s, 1e-6), self._try, engine, since_s)
+                return
+        engine.is_activating = False
+        engine.serve(self.node.server.gpu_kind, self.run.setup.params)
+        load = Phase(name=PhaseName.LOAD, started_at=since_s, ended_at=now_s)
+        self.node.tell_agent(engine.ready(load))
+
+    def _left(self, engine: SimEngine) -> float:
+        """Bytes still to load over each lane."""
+        if engine.loaded_at >= 0:
+            return 0.0
+        if engine.transfer is None:
+            return float(engine.load_bytes)
+        return engine.transfer.left_at(self.run.kernel.now_s) + engine.rest_bytes
+
+    def _swap_in(self, engine: SimEngine, since_s: float) -> None:
+        if not self.node.lives(engine):
+            return
+        start = engine.start
+        num_bytes = self._swap_bytes(engine)
+        own = Link(f"{engine.instance_id}/swap", start.swap_bytes_per_s / len(engine.gpu_ids))
+        self.run.results.bytes_swapped += num_bytes
+        engine.transfer = self.run.links.start(
+            f"swap in {engine.instance_id}",
+            num_bytes / len(engine.gpu_ids),
+            (*self.node.lanes_of(engine), own),
+            lambda: self._swapped_in(engine, since_s),
+        )
+
+    def _swapped_in(self, engine: SimEngine, since_s: float) -> None:
+        engine.transfer, engine.is_swapped = None, False
+        engine.loaded_at = self.run.kernel.now_s
+        self._try(engine, since_s)
+
+    def _swap_bytes(self, engine: SimEngine) -> int:
+        model = engine.model.model
+        return model.memory_bytes if engine.start.swap_resident else model.weights_bytes
+
+    def _sleep(self, effect: aw.SleepEngine) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None:
+            self.node.answer_agent(aw.SleepFailed(effect.instance_id, "its engine is gone"))
+            return
+        now_s = self.run.kernel.now_s
+        start = engine.start = self.run.wake_of(engine.model)
+        self.node.requests.engine_gone(engine)  # drained, so it has no requests
+        delay = start.sleep_s
+        if effect.becomes == "swapped_out":
+            engine.is_swapped = True
+            num_bytes = self._swap_bytes(engine)
+            self.run.results.bytes_swapped += num_bytes
+            delay += num_bytes / start.swap_bytes_per_s
+        else:
+            engine.is_replica = True
+            engine.loaded_at = now_s if engine.loaded_at < 0 else engine.loaded_at
+        self.run.kernel.after(delay, self._asleep, engine)
+
+    def _asleep(self, engine: SimEngine) -> None:
+        if self.node.lives(engine):
+            self.node.tell_agent(aw.EngineAsleep(engine.instance_id))
+
+    def _limit(self, effect: aw.LimitKv) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is not None and engine.serving is not None:
+            kv_tokens = effect.num_bytes // engine.model.kv_bytes_per_token
+            engine.serving.limit_kv(kv_tokens, self.run.kernel.now_s)
+            self.node.requests.watch(engine)
+
+
+# Pipelines across nodes, and their consolidation to single workers (HydraServe section 6).
+#
+# Consolidation: the rest of the model comes over the network card (or from host memory) and PCIe at background
+# priority; then the KV cache of the other stages follows at a still lower one, while the pipeline goes on serving.
+# The tokens generated meanwhile are a last, small chunk that is not charged. Bytes for a tensor group are charged to
+# the network card only, since each of its lanes carries just a part. A consolidation that is to fail (`failing`) does
+# so once the rest has come, and drops it; one that is to hang (`hanging`) then stays silent until it is abandoned.
+
+
+class Pipelines:
+    """The pipelines that begin on one node. `handlers` has a method for each effect of the agent."""
+
+    def __init__(self, node: Server, fetching: Fetching) -> None:
+        self.node, self.run, self._fetching = node, node.run, fetching
+        self.failing: list[str] = []  # models whose next consolidation fails, once per entry; "": any model
+        self.hanging: list[str] = []  # ... hangs
+        self.handlers: dict[type, Any] = {
+            aw.ServeStages: self._serve,
+            aw.ConsolidateEngine: self._consolidate,
+            aw.AbandonConsolidation: self._abandon,
+            aw.FinishStages: self._finish,
+        }
+
+    def _serve(self, effect: aw.ServeStages) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None:
+            return
+        later = (self.node.find(f"{effect.instance_id}.{r}") for r in range(1, engine.num_stages))
+        stages = tuple(one for one in (engine, *later) if one is not None)
+        if len(stages) < engine.num_stages:
+            why = f"{len(stages)} of {engine.num_stages} stages are there"
+            self.node.answer_agent(aw.EngineStartFailed(effect.instance_id, "engine_failed", why))
+            return
+        if engine.serving is None:
+            engine.serve(self.node.server.gpu_kind, self.run.setup.params, stages)
+        self.node.answer_agent(engine.ready())
+
+    def _consolidate(self, effect: aw.ConsolidateEngine) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None or engine.num_stages == 1 or engine.transfer is not None:
+            return
+        model = engine.model.model
+        rest = max(0, model.weights_bytes - engine.weights_bytes)
+        results, node = self.run.results, self.node
+        results.bytes_loaded += rest
+        links = node.lanes_of(engine)
+        if not self._fetching.has_all(model.weights):
+            results.bytes_fetched += rest
+            links = (node.network, *links) if len(links) == 1 else (node.network,)
+        elif len(links) > 1:
+            rest = -(-rest // len(links))
+        self.node.sharing.load(engine, True)
+        engine.transfer = self.run.links.start(
+            f"rest of {engine.instance_id}", rest, links, lambda: self._rest_is_here(engine), priority=1
+        )
+
+    def _rest_is_here(self, engine: SimEngine) -> None:
+        engine.transfer = None
+        self.node.sharing.load(engine, False)
+        if _struck(self.failing, engine):
+            self.node.tell_agent(aw.ConsolidationFailed(engine.instance_id, "broken by a fault"))
+            return
+        if _struck(self.hanging, engine):
+            return
+        used = engine.kv_bytes_used(self.run.kernel.now_s)
+        num_bytes = used * (engine.num_stages - 1) // engine.num_stages
+        engine.num_migrations += 1
+        self.run.results.bytes_migrated += num_bytes
+        engine.transfer = self.run.links.start(
+            f"KV of {engine.instance_id}", num_bytes, (self.node.network,), lambda: self._whole(engine), priority=2
+        )
+
+    def _whole(self, engine: SimEngine) -> None:
+        engine.transfer = None
+        self.run.results.num_consolidated += 1
+        is_busy = bool(engine.tickets)
+        if is_busy:
+            self.node.sharing.idle(engine)
+        engine.become_whole(self.node.server.gpu_kind, self.run.setup.params, self.run.kernel.now_s)
+        if is_busy:
+            self.node.sharing.busy(engine)
+        self.node.requests.watch(engine)
+        self.node.tell_agent(aw.EngineConsolidated(engine.instance_id, engine.kv_tokens))
+
+    def _finish(self, effect: aw.FinishStages) -> None:
+        """Answer at once: a simulated engine becomes whole in its own process, so no stage is left to end."""
+        self.node.answer_agent(aw.StagesFinished(effect.instance_id))
+
+    def _abandon(self, effect: aw.AbandonConsolidation) -> None:
+        engine = self.node.engines.get(effect.instance_id)
+        if engine is None or engine.num_stages == 1:
+            return  # gone or whole, which the agent has been notified of
+        if engine.transfer is not None:
+            self.run.links.stop(engine.transfer)
+            engine.transfer = None
+        self.node.sharing.load(engine, False)
+        engine.num_migrations = 0  # the KV cache moved so far is dropped
+        self.node.answer_agent(aw.ConsolidationFailed(engine.instance_id, "given up"))
+
+
+def _struck(models: list[str], engine: SimEngine) -> bool:
+    """Return whether a fault is due for an engine's model, or for any (""), and remove that fault."""
+    doomed = next((key for key in models if key in ("", engine.model.model.key)), None)
+    if doomed is None:
+        return False
+    models.remove(doomed)
+    return True
+
 
 EMULATED: Final = "emulated"
 UNHEEDED: Final = (aw.ReportStart, aw.ReportDrain, aw.ReportConsolidation, aw.ForgetEngine, pw.NameRegion)

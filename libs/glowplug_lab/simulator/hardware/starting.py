@@ -12,7 +12,7 @@ from typing import Any
 
 from glowplug.controllers.agent import messages as aw
 from glowplug.domain.instance import Phase, PhaseName
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 from glowplug_lab.simulator.hardware.engine import ORIGINS, SimEngine
 from glowplug_lab.simulator.hardware.fetching import Fetching
 from glowplug_lab.simulator.hardware.server import Server

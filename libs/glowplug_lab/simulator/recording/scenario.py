@@ -8,13 +8,14 @@ slowed each other in the recording, so the replay does not slow them again); tim
 fleet.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 from glowplug.policies.systems import DEFAULT, system
-from glowplug_lab.simulator.recording.costs import Costs
 from glowplug_lab.simulator.recording.read import Recording, Row
 from glowplug_lab.simulator.recording.starts import (
     DRAIN_QUIET_S,
@@ -27,6 +28,228 @@ from glowplug_lab.simulator.recording.starts import (
 )
 from glowplug_lab.simulator.scenario.tree import Tree, merge, with_system
 from glowplug_lab.simulator.setup import ABILITIES
+
+# The step costs of a recorded engine, estimated from its answered requests.
+#
+# - Prefill: a line of the seconds to the first token over the prompt's tokens, from requests that found an idle engine,
+#   where nothing but the prefill took time.
+# - A later token: a line of its seconds over the number of requests decoded at the same time, less the prefills in
+#   between, which the simulation charges by itself.
+# - Pace: the time of each request over the time by these two lines. It is kept for each request, because engines are
+#   not always equally fast; the n-th request of a replay is as slow as the n-th that was recorded.
+#
+# Both slopes are medians (Theil's method), since a machine that was busy elsewhere for a while makes a few requests
+# many times as slow; their paces keep that slowness. The pace of a prompt that waited for others is unknown, so the
+# prefill's line goes through the mean.
+
+LEAST_S: Final = 1e-4
+FEW: Final = 3  # least requests that found an idle engine; with fewer, all requests are used
+TOGETHER_S: Final = 0.05  # requests that waited for a start are sent to its engine within this time
+HELD: Final = 0.9  # share of a decode spent on other prompts above which the request's own pace is unknown
+PACES: Final = (0.05, 100.0)  # bounds of a pace; outside them the machine was suspended or its clock jumped
+EVEN: Final = 0.03  # mean distance of the paces from 1 below which they are noise
+
+
+class Busy:
+    """The number of requests that one engine decoded, over time. `spans`: (begin, end) of each request's decode."""
+
+    def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
+        changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+        self._times = [at_s for at_s, _ in changes]
+        self._counts = list(accumulate(change for _, change in changes))
+        widths = [after - at_s for at_s, after in zip(self._times, self._times[1:], strict=False)]
+        self._areas = [0.0, *accumulate(w * n for w, n in zip(widths, self._counts, strict=False))]
+
+    def mean(self, begin: float, end: float) -> float:
+        """Mean number of requests being decoded between two times."""
+        return (self._area(end) - self._area(begin)) / (end - begin) if end > begin else 0.0
+
+    def _area(self, at_s: float) -> float:
+        number = bisect_left(self._times, at_s)
+        if number == 0:
+            return 0.0
+        return self._areas[number - 1] + (at_s - self._times[number - 1]) * self._counts[number - 1]
+
+
+class Costs:
+    """The costs of one model: `tree` as a scenario writes them, and the `pace` of its requests in order of arrival."""
+
+    def __init__(self, rows: Sequence[Row], prompt_tokens: int) -> None:
+        """`prompt_tokens` is assumed for requests whose own number is unknown."""
+        self._rows = sorted(rows, key=lambda r: r["arrived_at"])
+        sound = [r for r in self._rows if not r.get("error_code") and r["ttft_s"] > 0]
+        self._prompt = prompt_tokens
+        self._sound = sound
+        self._streamed = [r for r in sound if _is_streamed(r)]
+        self._by_instance: dict[str, list[Row]] = {}
+        for row in self._streamed:
+            self._by_instance.setdefault(row["instance_id"], []).append(row)
+        self._sent = {name: sorted(_sent_at(row) for row in mine) for name, mine in self._by_instance.items()}
+        self._firsts = {name: sorted(_decoded(row)[0] for row in mine) for name, mine in self._by_instance.items()}
+        self._busy = {name: Busy([_decoded(row) for row in mine]) for name, mine in self._by_instance.items()}
+        self._together = {  # requests that each engine was sent first, by time of the first token
+            name: sorted(filter(self._is_first, mine), key=_decoded) for name, mine in self._by_instance.items()
+        }
+        self._whole_s = 0.0 if self._streamed else _slope_of_whole(sound)
+        self.prefill_base_s, self.prefill_s = self._prefill()
+        self.decode_base_s, self.decode_s = self._decode()
+
+    @property
+    def tree(self) -> Row:
+        """The field `costs` of a model in a scenario, in milliseconds."""
+        return {
+            "prefill_ms": [round(self.prefill_base_s * 1e3, 4), round(self.prefill_s * 1e3, 6)],
+            "decode_ms": [round(self.decode_base_s * 1e3, 4), round(self.decode_s * 1e3, 6)],
+        }
+
+    @property
+    def pace(self) -> list[list[float]]:
+        """[pace of the prompt, pace of the later tokens] of each request; empty if all are about as fast as the costs
+        say."""
+        paces = [
+            [self._prompt_pace(row), self._later_pace(row)]
+            if row.get("ttft_s") and not row.get("error_code") and _is_streamed(row)
+            else [1.0, 1.0]
+            for row in self._rows
+        ]
+        if not paces or max(sum(abs(one[n] - 1) for one in paces) / len(paces) for n in (0, 1)) < EVEN:
+            return []
+        return [[round(pace, 4) for pace in one] for one in paces]
+
+    def first_s(self, instance_id: str) -> float:
+        """Extra seconds of the first prefill of an engine. That prefill is of one prompt: an engine that is sent
+        several requests at once prefills one, and then the rest together (`_rest_pace`)."""
+        if instance_id not in self._together:
+            return 0.0
+        first = self._together[instance_id][0]
+        usual_s = self.prefill_base_s + self.prefill_s * self._tokens(first)
+        return max(0.0, float(first["ttft_s"] - first["queue_s"]) - usual_s)
+
+    def _rest_pace(self, row: Row) -> float:
+        """Pace of the prompts that an engine prefilled together after its very first one."""
+        first, *rest = self._together[row["instance_id"]]
+        if row is first:
+            return 1.0
+        usual_s = self.prefill_base_s + self.prefill_s * sum(self._tokens(one) for one in rest)
+        return _bounded((_decoded(row)[0] - _decoded(first)[0]) / usual_s)
+
+    def _tokens(self, row: Row) -> int:
+        return int(row["prompt_tokens"] or self._prompt)
+
+    def _prefill(self) -> tuple[float, float]:
+        if not self._streamed:
+            later = [(self._tokens(r), r["e2e_s"] - r["queue_s"] - self._whole_s * (r["response_tokens"] - 1))
+                     for r in self._sound]  # fmt: skip
+            return _line([(tokens, max(LEAST_S, seconds)) for tokens, seconds in later]) if later else (0.02, 1e-4)
+        warm = [row for row in self._streamed if not row["cold"]] or self._streamed
+        alone = [row for row in warm if self._was_alone(row)]
+        some = alone if len(alone) >= FEW else warm
+        return _line([(self._tokens(row), max(LEAST_S, row["ttft_s"] - row["queue_s"])) for row in some], mean=True)
+
+    def _was_alone(self, row: Row) -> bool:
+        """Return whether nothing else ran on the request's engine from its dispatch until its first token."""
+        name, sent_at = row["instance_id"], _sent_at(row)
+        begin, _ = _decoded(row)
+        in_between = bisect_left(self._sent[name], begin) - bisect_left(self._sent[name], sent_at)
+        return in_between <= 1 and self._busy[name].mean(sent_at, begin) < 0.01
+
+    def _decode(self) -> tuple[float, float]:
+        if not self._streamed:
+            return self._whole_s or 0.03, 0.0
+        points = []
+        for row in [row for row in self._streamed if not self._was_held(row)] or self._streamed:
+            begin, end = _decoded(row)
+            seconds = (end - begin - self._read_meanwhile(row)) / (row["response_tokens"] - 1)
+            points.append((self._busy[row["instance_id"]].mean(begin, end), max(LEAST_S, seconds)))
+        return _line(points)
+
+    def _read_meanwhile(self, row: Row) -> float:
+        """Seconds that the engine spent on other prompts during this request's decode: their usual time or, for
+        requests sent together to a started engine, the actual time, which `_rest_pace` accounts for."""
+        begin, end = _decoded(row)
+        firsts = self._firsts[row["instance_id"]]
+        num = bisect_right(firsts, end) - bisect_right(firsts, begin)
+        typical = self.prefill_base_s + self.prefill_s * self._prompt
+        counted_s = min(num * typical, 0.5 * (end - begin))
+        if not self._is_first(row):
+            return counted_s
+        all_read_at, _ = _decoded(self._together[row["instance_id"]][-1])
+        return max(counted_s, min(end, all_read_at) - begin)
+
+    def _was_held(self, row: Row) -> bool:
+        """Return whether the engine did little but prefill other prompts during this request's decode."""
+        begin, end = _decoded(row)
+        return self._read_meanwhile(row) > HELD * (end - begin)
+
+    def _is_first(self, row: Row) -> bool:
+        """Return whether the request is among the first that its engine was sent, which `first_s` accounts for."""
+        return _sent_at(row) <= self._sent[row["instance_id"]][0] + TOGETHER_S
+
+    def _is_typical(self, row: Row) -> bool:
+        """Return whether the request's time to first token is due to its own prompt only."""
+        return not row["cold"] and not self._is_first(row) and self._was_alone(row)
+
+    def _prompt_pace(self, row: Row) -> float:
+        if self._is_first(row):
+            return self._rest_pace(row)
+        if not self._is_typical(row):
+            return 1.0
+        return _bounded((row["ttft_s"] - row["queue_s"]) / (self.prefill_base_s + self.prefill_s * self._tokens(row)))
+
+    def _later_pace(self, row: Row) -> float:
+        if self._was_held(row):
+            return 1.0
+        begin, end = _decoded(row)
+        num = max(1.0, self._busy[row["instance_id"]].mean(begin, end))
+        steps_s = (row["response_tokens"] - 1) * (self.decode_base_s + self.decode_s * num)
+        return _bounded((end - begin - self._read_meanwhile(row)) / steps_s)
+
+
+def _bounded(pace: float) -> float:
+    return float(min(max(pace, PACES[0]), PACES[1]))
+
+
+def _is_streamed(row: Row) -> bool:
+    """Return whether the request's tokens came one after the other."""
+    return row["response_tokens"] > 1 and bool(row.get("stream") or row["e2e_s"] > row["ttft_s"] * 1.01)
+
+
+def _sent_at(row: Row) -> float:
+    return float(row["arrived_at"] + row["queue_s"])
+
+
+def _decoded(row: Row) -> tuple[float, float]:
+    """(time of the first token, time of the last) of a request."""
+    return float(row["arrived_at"] + row["ttft_s"]), float(row["arrived_at"] + row["e2e_s"])
+
+
+def _slope_of_whole(rows: Sequence[Row]) -> float:
+    """Seconds per token of requests that do not stream: the slope of their whole time over their tokens, or the least
+    time per token if all are equally long."""
+    whole = [(row["response_tokens"], max(LEAST_S, row["e2e_s"] - row["queue_s"])) for row in rows]
+    return (slope(whole) or min(seconds / max(1, tokens) for tokens, seconds in whole)) if whole else 0.0
+
+
+def _line(points: Sequence[tuple[float, float]], *, mean: bool = False) -> tuple[float, float]:
+    """(intercept, slope) of Theil's line, neither below 0. The slope is the median of the slopes between each point of
+    the lower half and its counterpart of the upper; the line goes through the points' median, or their mean."""
+    some = sorted(points)
+    half = (len(some) + 1) // 2
+    pairs = [(a, b) for a, b in zip(some, some[half:], strict=False) if b[0] > a[0]]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs]
+    typical_x, typical_y = median(x for x, _ in some), median(y for _, y in some)
+    per = min(max(0.0, median(slopes)), typical_y / typical_x) if len(slopes) >= FEW and typical_x > 0 else 0.0
+    rests = [y - per * x for x, y in some]
+    return max(LEAST_S, fmean(rests) if mean else median(rests)), per
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """The slope of least squares, bounded by 0 and by the slope of the line through the origin and the means."""
+    mean_x, mean_y = sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    per = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    return min(max(0.0, per), mean_y / mean_x) if mean_x else 0.0
+
 
 ARRIVALS = "arrivals.csv"
 KIND = "recorded"

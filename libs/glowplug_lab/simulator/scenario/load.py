@@ -5,26 +5,271 @@ scenario file ─▶ base files ─▶ key=value settings ─▶ checked words �
 
 import gzip
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from glowplug.domain.units import DAY_S
+from glowplug.domain.access import Tenant
+from glowplug.domain.bounds import OutOfBounds
+from glowplug.domain.errors import BadRequest
+from glowplug.domain.model import Model, WeightsRef, model_key
+from glowplug.domain.units import DAY_S, show_bytes
 from glowplug.policies.options import base_name
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.registry import choose
-from glowplug_lab.simulator.scenario.errors import ScenarioError, from_pydantic
-from glowplug_lab.simulator.scenario.fleet import build_setup
+from glowplug.policies.registry import choose, installed, is_known
+from glowplug_lab.simulator.costs import FITTED, StepCosts
+from glowplug_lab.simulator.scenario.errors import ScenarioError, from_pydantic, join, known
 from glowplug_lab.simulator.scenario.trace import seconds_of
 from glowplug_lab.simulator.scenario.traffic import Bin, Traffic
-from glowplug_lab.simulator.scenario.tree import Tree, in_units, override, read_tree
-from glowplug_lab.simulator.scenario.words import HistoryWords, ScenarioWords
-from glowplug_lab.simulator.setup import ModelSetup, Setup
+from glowplug_lab.simulator.scenario.tree import Tree, in_units, merge, override, read_tree
+from glowplug_lab.simulator.scenario.words import HistoryWords, LengthWords, ModelWords, ScenarioWords
+from glowplug_lab.simulator.setup import Fault, ModelSetup, Params, PolicyNames, ServerSetup, Setup, watchful
 from glowplug_lab.simulator.workload.arrival import Arrival, TraceError
+
+# The fleet of a scenario, built and checked: servers, models with their costs, policies, params and faults.
+
+T = TypeVar("T")
+_OURS = frozenset(ModelWords.model_fields)
+_FIXED = frozenset({"key", "weights", "source", "revision"})
+
+
+def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWords]]:
+    """Build the Setup, and the lengths of models that name their own (by key). Raises ScenarioError."""
+    servers = _servers(words.servers)
+    models: list[ModelSetup] = []
+    lengths: dict[str, str | LengthWords] = {}
+    for number, entry in enumerate(words.models):
+        path = join("models", entry.get("name") or number)
+        given = merge(merge(words.model_defaults, {"slo": words.slo} if words.slo else {}), entry)
+        some, own = _models(given, servers, path)
+        models += some
+        lengths |= dict.fromkeys((one.model.key for one in some), own) if own is not None else {}
+    keys = [one.model.key for one in models]
+    if twice := next((key for key in keys if keys.count(key) > 1), "") if len(set(keys)) < len(keys) else "":
+        raise ScenarioError("models", f"two of them are called {twice!r}")
+    if unknown := {one.model.base for one in models} - {"", *(one.model.key for one in models if not one.model.base)}:
+        raise ScenarioError("models", f"no model {min(unknown)!r} can be the base of another")
+    _check_host_cache(servers, models)
+    policies, faults = _policies(words.policies), _faults(words.faults, servers, set(keys))
+    params = watchful() if any(fault.breaks_node for fault in faults) else Params()
+    setup = Setup(
+        servers=servers,
+        models=tuple(models),
+        policies=policies,
+        params=overlay(params, words.params, "params"),
+        faults=faults,
+        tenants=tuple(
+            Tenant(name=one.name, weight=one.weight, priority=one.priority) for one in words.workload.tenants
+        ),
+    )
+    return setup, lengths
+
+
+def _servers(entries: Sequence[Mapping[str, Any]]) -> tuple[ServerSetup, ...]:
+    servers = []
+    for number, entry in enumerate(entries):
+        path = join("servers", entry.get("name") or number)
+        name = "server" if len(entries) == 1 else f"server{number + 1}"
+        servers.append(overlay(ServerSetup(name=name), entry, path))
+    names = [server.name for server in servers]
+    if len(set(names)) < len(names):
+        raise ScenarioError("servers", f"two kinds have the same name: {', '.join(names)}")
+    return tuple(servers)
+
+
+def _check_host_cache(servers: Sequence[ServerSetup], models: Sequence[ModelSetup]) -> None:
+    """Check that each model's weights fit the host memory of some server, through which they are loaded. Raises
+    ScenarioError naming the servers' field."""
+    if not models or any(server.weights_in_host for server in servers):
+        return
+    largest = max(models, key=lambda one: one.model.weights_bytes).model
+    most = max(servers, key=lambda server: server.host_cache_bytes)
+    if largest.weights_bytes > most.host_cache_bytes:
+        host, weights = show_bytes(most.host_cache_bytes), show_bytes(largest.weights_bytes)
+        problem = f"{host}, and the weights of {largest.name} take {weights}: it could never start"
+        raise ScenarioError(join("servers", most.name, "host_cache_bytes"), problem)
+
+
+def _policies(given: Mapping[str, Any]) -> PolicyNames:
+    names = overlay(PolicyNames(), given, "policies")
+    for field in fields(names):
+        name = getattr(names, field.name)
+        if not is_known(field.name, name):
+            policies = known(name, installed(field.name))
+            raise ScenarioError(f"policies.{field.name}", f"there is no {field.name} policy {name!r} {policies}")
+        if base_name(name) != name:
+            try:
+                choose(field.name, name)
+            except BadRequest as error:
+                raise ScenarioError(f"policies.{field.name}", error.message) from error
+    return names
+
+
+def _faults(
+    given: Sequence[Mapping[str, Any]], servers: Sequence[ServerSetup], keys: Collection[str]
+) -> tuple[Fault, ...]:
+    nodes = [f"{server.name}-{number + 1}" for server in servers for number in range(server.num_servers)]
+    faults = []
+    for number, entry in enumerate(given):
+        path = join("faults", number)
+        if missing := {"at_s", "node_id"} - entry.keys():
+            raise ScenarioError(join(path, min(missing)), "is missing")
+        fault = overlay(Fault(at_s=0.0, node_id=""), entry, path)
+        if fault.node_id not in nodes:
+            raise ScenarioError(join(path, "node_id"), f"no node {fault.node_id!r} {known(fault.node_id, nodes[:20])}")
+        if fault.model and fault.model not in keys:
+            raise ScenarioError(join(path, "model"), f"no model {fault.model!r}")
+        faults.append(fault)
+    return tuple(faults)
+
+
+def _models(
+    given: dict[str, Any], servers: Sequence[ServerSetup], path: str
+) -> tuple[list[ModelSetup], str | LengthWords | None]:
+    """(models of one entry, one per copy; lengths of its requests if it names its own). Raises ScenarioError."""
+    try:
+        words = ModelWords.model_validate(given)
+    except ValidationError as error:
+        raise from_pydantic(error, path) from error
+    rest = {name: value for name, value in given.items() if name not in _OURS}
+    for name in _FIXED & rest.keys():
+        raise ScenarioError(join(path, name), "is made from the name")
+    setup_fields = {field.name for field in fields(ModelSetup)} - {"model", "costs", "kv_bytes_per_token"}
+    own = {name: rest.pop(name) for name in setup_fields & rest.keys()}
+    size = words.weights_bytes
+    blank = Model(
+        name=words.name, key="", engine="emulated", weights=WeightsRef(uri=""), weights_bytes=size, kv_bytes=0
+    )
+    model = overlay(blank, {"max_instances": sum(s.num_servers * s.num_gpus for s in servers)} | rest, path)
+    bases = (words.base,) if isinstance(words.base, str) else words.base or ("",)
+    kv_bytes = 0 if words.base else _kv_bytes(words, model.num_gpus, servers, path)
+    costs = {server.gpu_kind: _costs(words.costs, server.gpu_kind, join(path, "costs")) for server in servers}
+    setups = []
+    for number in range(1, words.copies + 1):
+        name = words.name if words.copies == 1 else f"{words.name}-{number}"
+        one = overlay(model, {"name": name, "key": _key(name, path), "kv_bytes": kv_bytes}, path)
+        one = replace(one, base=bases[(number - 1) % len(bases)])
+        weights = WeightsRef(uri=f"sim://{one.key}", num_bytes=size)
+        one = overlay(one, {"weights": weights}, path)
+        blank_setup = ModelSetup(model=one, costs=costs, kv_bytes_per_token=words.kv_bytes_per_token)
+        setups.append(overlay(blank_setup, own, path))
+    return setups, words.lengths
+
+
+def _key(name: str, path: str) -> str:
+    try:
+        return model_key(name)
+    except ValueError as error:
+        raise ScenarioError(join(path, "name"), str(error)) from error
+
+
+def _kv_bytes(words: ModelWords, num_gpus: int, servers: Sequence[ServerSetup], path: str) -> int:
+    """KV bytes of one instance of a model. Raises ScenarioError when no server of the fleet can hold the instance."""
+    wide = [server.gpu_bytes for server in servers if server.num_gpus >= num_gpus]
+    if not wide:
+        most = max(server.num_gpus for server in servers)
+        raise ScenarioError(
+            join(path, "num_gpus"), f"{num_gpus} GPUs of one server, and no server has more than {most}"
+        )
+    least = words.weights_bytes + (words.kv_bytes if words.kv_bytes != "rest" else words.kv_bytes_per_token)
+    fitting = [gpu for gpu in wide if -(-least // num_gpus) <= gpu]
+    if not fitting:
+        per_gpu = (
+            f"{show_bytes(-(-least // num_gpus))} on each of {num_gpus} GPUs" if num_gpus > 1 else show_bytes(least)
+        )
+        raise ScenarioError(path, f"weights and KV take {per_gpu}, and no GPU has more than {show_bytes(max(wide))}")
+    return words.kv_bytes if words.kv_bytes != "rest" else min(fitting) * num_gpus - words.weights_bytes
+
+
+def _costs(given: Any, gpu_kind: str, path: str) -> StepCosts:
+    """Read `costs` in any of its forms: `llama-2-7b` (as measured on this kind of GPU), `llama-2-7b/a10` (on another
+    one), `{profile, scale}`, `{prefill_ms: [base, per token, per token squared], decode_ms: [base, per sequence, per
+    context token]}`, or one of these by kind of GPU. Raises ScenarioError."""
+    if isinstance(given, Mapping) and not given.keys() & {"profile", "prefill_ms", "decode_ms"}:
+        if gpu_kind not in given:
+            raise ScenarioError(path, f"nothing for GPUs of kind {gpu_kind!r} {known(gpu_kind, map(str, given))}")
+        return _costs(given[gpu_kind], gpu_kind, join(path, gpu_kind))
+    if isinstance(given, str):
+        return _profile(given, gpu_kind, path)
+    if not isinstance(given, Mapping):
+        raise ScenarioError(path, f"{given!r} is neither a profile nor a mapping")
+    if extra := given.keys() - {"profile", "scale", "prefill_ms", "decode_ms"}:
+        raise ScenarioError(join(path, min(extra)), "is no field of costs")
+    scale = given.get("scale", 1.0)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
+        raise ScenarioError(join(path, "scale"), f"{scale!r} is not a number above 0")
+    if "profile" in given:
+        return _profile(str(given["profile"]), gpu_kind, path).scaled(float(scale))
+    terms = (_terms(given, name, path) for name in ("prefill_ms", "decode_ms"))
+    return StepCosts.of_ms(*terms).scaled(float(scale))
+
+
+def _terms(given: Mapping[str, Any], name: str, path: str) -> tuple[float, float, float]:
+    terms = given.get(name)
+    numbers = terms if isinstance(terms, list) else []
+    sound = all(isinstance(term, int | float) and not isinstance(term, bool) and term >= 0 for term in numbers)
+    if not 1 <= len(numbers) <= 3 or not sound or not sum(numbers) > 0:
+        raise ScenarioError(join(path, name), f"{terms!r} is not one to three numbers from 0 up")
+    filled = [*map(float, numbers), 0.0, 0.0]
+    return filled[0], filled[1], filled[2]
+
+
+def _profile(name: str, gpu_kind: str, path: str) -> StepCosts:
+    profile, slash, kind = name.partition("/")
+    found = FITTED.get((profile, kind if slash else gpu_kind))
+    if found is None:
+        names = known(name, (f"{model}/{gpu}" for model, gpu in FITTED))
+        raise ScenarioError(path, f"{profile!r} was not measured on {kind or gpu_kind!r} {names}")
+    return found
+
+
+def overlay(default: T, given: Mapping[str, Any], path: str) -> T:
+    """Copy the dataclass `default` with the fields of `given`, checked against their types; inner dataclasses are
+    overlaid likewise. Raises ScenarioError naming the field."""
+    if not isinstance(given, Mapping):
+        raise ScenarioError(path, f"{given!r} is no mapping of fields to values")
+    types = _types(type(default))  # type: ignore[arg-type]
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in types:
+            raise ScenarioError(join(path, name), f"there is no such field {known(name, types)}")
+        old = getattr(default, name)
+        if is_dataclass(old) and not isinstance(old, type) and isinstance(value, Mapping):
+            changes[name] = overlay(old, value, join(path, name))
+        else:
+            changes[name] = _checked(types[name], value, join(path, name))
+    try:
+        return replace(default, **changes)  # type: ignore[type-var]
+    except OutOfBounds as error:
+        raise ScenarioError(join(path, error.field), error.problem) from error
+    except ValueError as error:
+        raise ScenarioError(path, str(error)) from error
+
+
+def _checked(kind: Any, value: Any, path: str) -> Any:
+    if isinstance(value, bool) and kind is not bool:
+        raise ScenarioError(path, f"{value!r} is no number or word")
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise from_pydantic(error, path) from error
+
+
+@cache
+def _types(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls) if field.init}
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
 
 BATCH = 8  # sequences assumed to run together when a request's time in flight is estimated
 EULER = 0.5772  # the mean of the Gumbel distribution

@@ -1,7 +1,7 @@
 """The fields of a scenario file. Seconds and bytes.
 
 Servers, models, policies and params have the fields of `ServerSetup`, `Model`, `ModelSetup`, `PolicyNames` and
-`Params`, which scenario/fleet.py overlays.
+`Params`, which scenario/load.py overlays.
 """
 
 from typing import Any, Literal

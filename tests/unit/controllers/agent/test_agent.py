@@ -10,7 +10,7 @@ from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import CachedWeights, GrantOwner, Link
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
-from glowplug.policies.start_times import StartKind
+from glowplug.fleet.start_times import StartKind
 from tests.agent_steps import NODE, PARAMS, code, facts, make, of, resume, start, stop, workers
 from tests.fleet_builder import MIB, a_model
 

@@ -22,7 +22,7 @@ from glowplug.events.facts import (
 from glowplug.policies.registry import choose
 from glowplug.policies.scaling import union
 from glowplug.policies.scaling.baselines import reactive as scale
-from glowplug.policies.scaling.union_plan import PlanState
+from glowplug.policies.scaling.union import PlanState
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 from tests.unit.controllers.autoscaler.rig import autoscaler, holds, published, waiting
 

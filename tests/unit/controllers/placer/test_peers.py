@@ -7,8 +7,8 @@ from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.events.commands import FetchWeights
+from glowplug.fleet.start_times import StartTimes
 from glowplug.policies.placement.links import network_rate
-from glowplug.policies.start_times import StartTimes
 from glowplug.services.prefetcher.settings import PrefetcherSettings
 from tests.fleet_builder import a_model, a_node, an_instance
 

@@ -18,6 +18,7 @@ from glowplug.events.facts import (
     InstanceSwappedOut,
     NodeBeat,
 )
+from glowplug.fleet.forecasts import Ahead
 from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
 from tests.unit.controllers.placer.rig import a_placer, asked, finished, told
 from tests.unit.controllers.placer.rig import payloads as sent
@@ -64,30 +65,30 @@ def test_a_forecast_that_is_over_leaves_nothing_behind():
     controller = placer(a_node(abilities=CAN))
     forecast(controller, 1.0)
     forecasts = controller.fleet.forecasts
-    assert forecasts._horizons_s.keys() == forecasts._ahead.keys() == {"a"}
+    assert forecasts._ahead.keys() == {"a"}
     controller.handle(Tick(), 900.0)
-    assert forecasts._horizons_s == forecasts._ahead == {}
+    assert forecasts._ahead == {} and not forecasts
 
 
 def test_a_forecast_that_comes_late_does_not_replace_a_newer_one():
     controller = placer(a_node(abilities=CAN))
     forecast(controller, 1.0)
     forecasts = controller.fleet.forecasts
-    (known,) = forecasts._ahead["a"]
+    (known,) = forecasts._ahead["a"].windows
     late = replace(known, made_at=known.made_at - 300.0, concurrency_peak=8.0)
     controller.handle(an_event(ForecastMade(model_key="a", forecasts=(late,), horizon_s=9.0)), 2.0)
-    assert forecasts._ahead["a"] == (known,) and forecasts._horizons_s["a"] == 0.0
+    assert forecasts._ahead["a"] == Ahead((known,), 0.0)
 
 
 def test_a_forecast_of_a_clock_that_was_ahead_is_replaced():
     controller = placer(a_node(abilities=CAN))
     forecast(controller, 1.0)
     forecasts = controller.fleet.forecasts
-    (known,) = forecasts._ahead["a"]
+    (known,) = forecasts._ahead["a"].windows
     for made_at in (3601.0, 2.0):
         made = (replace(known, made_at=made_at),)
         controller.handle(an_event(ForecastMade(model_key="a", forecasts=made)), 2.0)
-        assert forecasts._ahead["a"] == made
+        assert forecasts._ahead["a"].windows == made
 
 
 def test_what_is_ordered_is_ordered_once_and_again_only_when_unheard():

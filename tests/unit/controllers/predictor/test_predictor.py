@@ -6,16 +6,14 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Publish, Tick
-from glowplug.controllers.predictor.controller import PredictorController
-from glowplug.controllers.predictor.forecasts import ModelForecasts, served
+from glowplug.controllers.predictor.controller import ModelForecasts, PredictorController, Window, served
 from glowplug.controllers.predictor.params import PredictorParams
-from glowplug.controllers.predictor.series import Window
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import ClassLoad, ModelLoad
 from glowplug.events.facts import ForecastMade, InstanceDraining, InstanceReady, RequestFinished, RouterRequestsFinished
+from glowplug.fleet.throughput import Capacity, CapacityParams
 from glowplug.policies.prediction.port import WindowTotals
-from glowplug.policies.throughput import Capacity, CapacityParams
 from glowplug_lab.policies.warmserve_csp import WarmserveCsp
 from glowplug_lab.policies.windows import LastWindow
 from tests.fleet_builder import a_model, an_event, an_instance, load_report

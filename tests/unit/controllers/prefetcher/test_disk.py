@@ -7,8 +7,7 @@ import pytest
 
 from glowplug.controllers.effects import Publish, Record, Tick
 from glowplug.controllers.prefetcher import messages as msg
-from glowplug.controllers.prefetcher.controller import PrefetcherController, Stage
-from glowplug.controllers.prefetcher.tiers import Tier
+from glowplug.controllers.prefetcher.controller import PrefetcherController, Stage, Tier
 from glowplug.domain.errors import Conflict, NotFound
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef

@@ -8,8 +8,7 @@ import pytest
 from glowplug.controllers.effects import Publish, Record, Tick
 from glowplug.controllers.prefetcher import messages as msg
 from glowplug.controllers.prefetcher.cache import FetchSeconds
-from glowplug.controllers.prefetcher.controller import PrefetcherController
-from glowplug.controllers.prefetcher.holds import Holds
+from glowplug.controllers.prefetcher.controller import Holds, PrefetcherController
 from glowplug.controllers.prefetcher.params import PrefetcherParams, SecondsParams
 from glowplug.domain.errors import BadRequest, Conflict, InvalidModelFile, NotFound, StaleEpoch
 from glowplug.domain.hardware import CachedWeights

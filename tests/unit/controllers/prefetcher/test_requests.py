@@ -3,8 +3,7 @@
 import pytest
 
 from glowplug.controllers.prefetcher import messages as msg
-from glowplug.controllers.prefetcher.arrivals import ROUTER_KEPT_S, Arrivals
-from glowplug.controllers.prefetcher.controller import PrefetcherController
+from glowplug.controllers.prefetcher.controller import ROUTER_KEPT_S, Arrivals, PrefetcherController
 from glowplug.controllers.prefetcher.params import IMPORTANCE, PrefetcherParams
 from glowplug.controllers.prefetcher.reads import reads_of
 from glowplug.domain.model import WeightsRef

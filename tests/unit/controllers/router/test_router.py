@@ -7,7 +7,7 @@ from glowplug.controllers.router import messages as msg
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold, Temperature, WeightsRef
 from glowplug.events import facts
-from glowplug.policies.start_times import StartTimes
+from glowplug.fleet.start_times import StartTimes
 from tests.fleet_builder import an_event
 from tests.router_steps import NOW, Run, dispatched, instance, model, published, rejected, warm
 

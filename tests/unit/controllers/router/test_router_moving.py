@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.router import messages as msg
-from glowplug.controllers.router.moving import remaining_s
+from glowplug.controllers.router.controller import remaining_s
 from glowplug.domain.instance import InstanceState
 from tests.router_steps import NOW, Run, dispatched, model
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
+from glowplug.controllers.router.balance import Stays
 from glowplug.controllers.router.queue import Request
-from glowplug.controllers.router.stays import Stays
 from glowplug.domain.instance import Instance, Phase, PhaseName, Worker
 from tests.fleet_builder import an_instance
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug_lab.emulated.answer import StopCutter
+from glowplug_lab.emulated.api import StopCutter
 from glowplug_lab.emulated.batch import BLOCK_TOKENS, Batch, Sequence, Step
 from glowplug_lab.emulated.faults import Faults, as_json, changed
 from glowplug_lab.emulated.profiles import DEFAULT_PROFILE, PROFILES

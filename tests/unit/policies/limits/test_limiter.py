@@ -6,8 +6,7 @@ import pytest
 
 from glowplug.domain.access import AccessLimits
 from glowplug.domain.limits import ScopeUse, WindowUse
-from glowplug.policies.limits.count import month_of, until_next_day_s, until_next_month_s
-from glowplug.policies.limits.limiter import Limiter
+from glowplug.policies.limits.limiter import Limiter, month_of, until_next_day_s, until_next_month_s
 from glowplug.policies.limits.scope import Limit, LimiterParams, Scope
 from tests.unit.policies.limits.rig import START_S, expect_admitted, expect_refused, scopes
 

@@ -8,12 +8,12 @@ import pytest
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import WeightsRef
+from glowplug.fleet.start_times import PRIORS, StartTimes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement.expect import Expected, expect
 from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose, installed
-from glowplug.policies.start_times import PRIORS, StartTimes
 from tests.fleet_builder import a_model, a_node, an_instance
 
 GB = 10**9

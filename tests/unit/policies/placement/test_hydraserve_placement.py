@@ -8,13 +8,13 @@ from glowplug.controllers.placer.network import configured
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo, WeightsRef
+from glowplug.fleet.start_times import StartTimes
 from glowplug.policies.placement import hydraserve, serverlessllm, union
 from glowplug.policies.placement.expect import expect
 from glowplug.policies.placement.hydraserve_allocation import AllocationParams, StageSeconds
 from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose
-from glowplug.policies.start_times import StartTimes
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 GB = 10**9

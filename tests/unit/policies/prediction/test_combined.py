@@ -6,11 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from glowplug.policies.prediction.combined import UNITS, Alike, Combined, Mixture
-from glowplug.policies.prediction.combined_experts import NAMES, Experts
-from glowplug.policies.prediction.combined_weights import prior_of
+from glowplug.fleet.forecasts import Reading
+from glowplug.policies.prediction.combined import NAMES, UNITS, Alike, Combined, Experts, Mixture, prior_of
 from glowplug.policies.prediction.learned import CombinedParams
-from glowplug.policies.prediction.port import Forecaster, Reading, WindowTotals
+from glowplug.policies.prediction.port import Forecaster, WindowTotals
 from glowplug_lab.policies.warmserve_csp import WarmserveCsp
 from glowplug_lab.policies.windows import LastWindow, SeasonalNaive
 

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from glowplug.policies.prediction.combined import Mixture
-from glowplug.policies.prediction.combined_experts import DAYS_ALIKE, NAMES
-from glowplug.policies.prediction.combined_weights import NEAR, Changes
+from glowplug.policies.prediction.combined import DAYS_ALIKE, NAMES, NEAR, Changes, Mixture
 from glowplug.policies.prediction.learned import CombinedParams
 
 PER_DAY = 24

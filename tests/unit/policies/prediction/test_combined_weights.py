@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from glowplug.policies.prediction.combined_experts import NAMES
-from glowplug.policies.prediction.combined_weights import ACROSS, PRIOR, RULES, Rule, Weights, prior_of
+from glowplug.policies.prediction.combined import ACROSS, NAMES, PRIOR, RULES, Rule, Weights, prior_of
 
 KNOWN = np.array([True])
 

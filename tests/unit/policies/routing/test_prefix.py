@@ -8,8 +8,7 @@ from glowplug.domain.snapshot import Target
 from glowplug.policies.registry import choose
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.prefix import NUM_GONE, PrefixAware
-from glowplug.policies.routing.prefix_index import Prefix, PrefixIndex, num_alike
-from glowplug.policies.routing.prefix_slots import Slots
+from glowplug.policies.routing.prefix_index import Prefix, PrefixIndex, Slots, num_alike
 
 PARAMS = BalancerParams(block_tokens=100)
 CHAT = tuple(range(1, 11))

@@ -7,10 +7,10 @@ from statistics import NormalDist
 import pytest
 
 from glowplug.domain.snapshot import ClassLoad, Forecast, Outlook, Quantile
-from glowplug.policies.scaling import union_plan
+from glowplug.policies.scaling import union
 from glowplug.policies.scaling.port import ScalingView
 from glowplug.policies.scaling.preserve import Target
-from glowplug.policies.scaling.union_plan import PlanParams, PlanState
+from glowplug.policies.scaling.union import PlanParams, PlanState
 from tests.fleet_builder import a_model
 from tests.unit.policies.scaling.rig import a_forecast, load, outlooks, ready
 
@@ -44,7 +44,7 @@ def asked(
     given: dict[str, object] = {"load": load(i1=1), "start_s": 30.0} | fields
     view = ScalingView(now_s=now_s, model=a_model(max_instances=16), instances=tuple(ready(num)), windows=expected,
                        forecast=expected[0] if expected else None, **given)  # type: ignore[arg-type]  # fmt: skip
-    return union_plan.plan_for(view, state or PlanState(), params)
+    return union.plan_for(view, state or PlanState(), params)
 
 
 def test_a_start_is_asked_for_when_it_is_in_time_for_the_window_that_needs_it():

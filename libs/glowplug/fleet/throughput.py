@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from glowplug.domain.bounds import check_bounds
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Slo
-from glowplug.policies.prediction.preserve_anticipator import MEMORY_RATIO
+
+MEMORY_RATIO = 0.8  # T_mem of PreServe section 4.3
 
 DECLARED, MEASURED = "declared", "measured"  # `Throughput.source`; "" while nothing is known
 LATE_WINDOWS = 2  # windows to wait before one is read, because a running answer is counted at its end
