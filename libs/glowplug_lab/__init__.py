@@ -1,5 +1,5 @@
-"""The laboratory of Glowplug: the simulator with its commands, the emulated engine, the policies of papers alone, and
-slots of GPU memory that no engine serves from yet. Glowplug finds all of it by entry points and imports none."""
+"""Simulator, emulated engine, single-paper policies and GPU memory slots. Glowplug finds all by entry points and
+imports none."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -18,11 +18,10 @@ from glowplug_lab.simulator.sweep import cases, variants
 def simulate(
     scenario: str | Path | Mapping[str, Any], settings: Mapping[str, Any] | None = None, *, seed: int | None = None
 ) -> dict[str, Any]:
-    """Run a scenario, given as a file or a mapping, in the simulator and return its figures.
+    """Simulate a scenario, given as a file or a mapping, and return its figures.
 
-    `settings` override the scenario by dotted path (`{"policies": "warmserve"}`). The figures, all simulated: `total`
-    (requests, TTFT and TPOT in seconds by percentile, attainment), `models` (the same for each), `fleet` (GPU seconds,
-    starts, bytes). Raises ScenarioError, and OSError.
+    `settings` override it by dotted path (`{"policies": "warmserve"}`). Figures: `total` (requests, TTFT and TPOT in
+    seconds, attainment), `models` (likewise), `fleet` (GPU seconds, starts, bytes). Raises ScenarioError and OSError.
     """
     stated = [f"{path}={value}" for path, value in (settings or {}).items()]
     if isinstance(scenario, Mapping):

@@ -1,4 +1,4 @@
-"""Each paper alone and the baselines of their evaluations, as whole systems (glowplug/policies/systems.py)."""
+"""Single papers and the baselines of their evaluations, as systems (glowplug/policies/systems.py)."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,23 +9,23 @@ from glowplug.policies.systems import System, system_of
 OURS: Final[Mapping[str, System]] = {
     "warmserve": system_of(
         "WarmServe alone",
-        stop_becomes="prewarmed",  # section 4: a stopped instance keeps its weights on the GPU
+        stop_becomes="prewarmed",  # section 4: weights stay on the GPU
         reservation="paper",  # section 4.1, Eq. 1
         prediction="warmserve_csp",
-        scaling="warmserve_one_way",  # section 4.1: instances in their grace period "no longer receive" requests
+        scaling="warmserve_one_way",  # section 4.1: instances in grace "no longer receive" requests
         placement="warmserve",
         prewarming="warmserve",
     ),
     "hydraserve": system_of("HydraServe alone", routing="first_room", scaling="hydraserve", placement="hydraserve"),
     "preserve": system_of(
         "PreServe alone",
-        routing="preserve_load_aware:hold_overloaded=true",  # section 4.3.3: it waits while all are overloaded
+        routing="preserve_load_aware:hold_overloaded=true",  # section 4.3.3: wait while all are overloaded
         prediction="preserve_workload",
         scaling="preserve",
     ),
     "swapserve": system_of(
         "SwapServeLLM alone",
-        stop_becomes="swapped_out",  # section 4: an engine is started once and paused from then on
+        stop_becomes="swapped_out",  # section 4: started once, then paused
         evict_becomes="swapped_out",
         victims="shortest_queue",  # section 3.5, between GPUs as on one
         eviction="swapserve",
@@ -35,7 +35,7 @@ OURS: Final[Mapping[str, System]] = {
     "sllm_gpu": system_of(
         "baseline: what drained stays on its GPU until memory is needed, under WarmServe's autoscaler",
         stop_becomes="prewarmed",
-        scaling="warmserve_one_way",  # WarmServe section 7.1 names no other: all systems share this autoscaler
+        scaling="warmserve_one_way",  # WarmServe section 7.1: all systems share this autoscaler
         placement="serverlessllm",
         prewarming="keep_last",
     ),
@@ -63,7 +63,7 @@ SYSTEMS: Final[Mapping[str, System]] = {systems.DEFAULT: systems.UNION, **OURS}
 
 
 def __getattr__(name: str) -> System:
-    """A system as an attribute, for its entry point."""
+    """For entry points."""
     if name in OURS:
         return OURS[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

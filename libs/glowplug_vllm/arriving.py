@@ -1,5 +1,5 @@
-"""A server that is started while its weights arrive: what it waits for before vLLM looks at its files, and whether vLLM
-may read the weights as they land (arriving_load.py) or has to wait for all of them."""
+"""Start a server while its weights arrive: wait for what vLLM needs first, and choose whether it reads weights as they
+land (arriving_load.py) or after all are there."""
 
 import json
 import os
@@ -9,19 +9,19 @@ from typing import Any
 
 from glowplug_vllm.landing import Landing
 
-_MARK = "_GLOWPLUG_WEIGHTS_ARRIVE"  # in the environment of a server and its processes: the file of `mark`
+_MARK = "_GLOWPLUG_WEIGHTS_ARRIVE"
 _LENGTH = struct.Struct("<Q")
-_FORMATS = ("auto", "hf", "safetensors")  # that vLLM reads tensor by tensor
+_FORMATS = ("auto", "hf", "safetensors")
 _MAX_HEADER_BYTES = 100_000_000
 
 
 class NotAsTheyLand(RuntimeError):
-    """This vLLM loads its weights in a way that is not known here."""
+    """This vLLM loads its weights in an unknown way."""
 
 
 def wait_for_headers(landing: Landing) -> None:
-    """Return once configuration, tokenizer and the headers of all safetensors files are there: what vLLM looks at
-    before it loads. Raises WeightsDropped, TimeoutError."""
+    """Wait for configuration, tokenizer and the headers of all safetensors files. Raises WeightsDropped,
+    TimeoutError."""
     landing.wait_small_files()
     for path in sorted(landing.root.glob("*.safetensors")):
         landing.wait(path, 0, min(_LENGTH.size, path.stat().st_size))
@@ -33,8 +33,8 @@ def wait_for_headers(landing: Landing) -> None:
 
 
 def begin(landing: Landing, args: Any, run_dir: Path) -> None:
-    """Let vLLM with these parsed arguments read the weights as they land, or wait for all of them; as a stage of a
-    pipeline, which is one of `nnodes`, for all that are fetched for it. Raises WeightsDropped, TimeoutError."""
+    """Let vLLM with these arguments read weights as they land, or wait for all of them, or those of its stage of
+    `nnodes`. Raises WeightsDropped, TimeoutError."""
     if why := _not_as_they_land(landing.root, args):
         print(f"weights are waited for: {why}", flush=True)
         landing.wait_whole(getattr(args, "node_rank", 0), getattr(args, "nnodes", 1))
@@ -42,27 +42,25 @@ def begin(landing: Landing, args: Any, run_dir: Path) -> None:
     os.environ[_MARK] = str(run_dir / "arrived")
     from glowplug_vllm import arriving_load
 
-    arriving_load.install()  # a forked engine core has it from here, a fresh one from plugin.register
+    arriving_load.install()  # for forked engine cores; plugin.register does it in fresh ones
 
 
 def is_on() -> bool:
-    """Whether vLLM's loaders are to read weights as they land."""
     return bool(os.environ.get(_MARK))
 
 
 def mark() -> None:
-    """A model was loaded as its weights landed, or after they had. Raises OSError."""
+    """Note that a model was loaded correctly. Raises OSError."""
     Path(os.environ[_MARK]).touch()
 
 
 def check() -> None:
-    """Raises NotAsTheyLand where a model was loaded in another way: it holds whatever was there."""
+    """Raises NotAsTheyLand if a model was loaded in another way, from incomplete files."""
     if is_on() and not Path(os.environ[_MARK]).exists():
         raise NotAsTheyLand("vLLM has loaded weights that were still on their way without waiting for them")
 
 
 def _not_as_they_land(root: Path, args: Any) -> str:
-    """'' or why these weights cannot be read while they arrive."""
     load_format = str(getattr(args, "load_format", "auto"))
     if load_format not in _FORMATS:
         return f"--load-format {load_format} reads its files in its own way"

@@ -1,10 +1,8 @@
-"""A model that vLLM loads while its weights arrive: `install()`, in every process of a server that was started so.
+"""Load a model in vLLM while its weights arrive: `install()`, in every process of such a server.
 
-vLLM's own loader asks for the tensors of its files one after the other. Here it gets each as soon as it has landed, in
-the order in which they are fetched, and a layer of which it has taken the last one is packed at once, while the next is
-on its way (vLLM packs all of them at the end). Layers of other stages of a pipeline are not waited for. Names that vLLM
-keeps private are used here as in cpu_weights.py; a version that lacks them fails the start.
-"""
+vLLM's loader gets each tensor as it lands, in the order of the fetch. A layer is packed after its last tensor, while
+the next one arrives. Layers of other pipeline stages are not awaited. A vLLM without the private names used here
+fails the start."""
 
 import contextlib
 import re
@@ -22,12 +20,11 @@ from glowplug_vllm.replaced import replaced
 
 _READ = "safetensors_weights_iterator"  # of vllm.model_executor.model_loader.default_loader
 _PACK = "dispatch_cpu_unquantized_gemm"  # of vllm.model_executor.layers.utils: each layer imports it when it packs
-_AHEAD = 64  # tensors of which whichever has landed is next: parts of a fetch overtake one another
+_AHEAD = 64  # tensors among which the first landed is next: parts of a fetch overtake one another
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
 def install() -> None:
-    """Replace what vLLM reads with, where weights arrive. Once in a process; imports vLLM's loaders."""
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -37,7 +34,7 @@ def install() -> None:
 
     def load_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         landing = Landing.of(Path(model_config.model))
-        if landing is not None and type(self) is not DefaultModelLoader:  # it may read its files by itself
+        if landing is not None and type(self) is not DefaultModelLoader:
             parallel = vllm_config.parallel_config
             landing.wait_whole(parallel.node_rank, parallel.nnodes)
         with _packing_once():
@@ -58,7 +55,6 @@ def install() -> None:
 def _arriving(
     read: Callable[[], Iterable[tuple[str, torch.Tensor]]], landing: Landing, model: Any
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """vLLM's own choice of files, read as they land, and each layer packed behind its last tensor."""
     from vllm.model_executor.model_loader import default_loader
     from vllm.model_executor.models.utils import is_pp_missing_parameter
 
@@ -72,7 +68,7 @@ def _arriving(
 def in_order(
     landing: Landing, is_elsewhere: Callable[[str], bool], files: list[str], *_: Any, **options: Any
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """In the place of vLLM's iterator over safetensors files."""
+    """Replace vLLM's iterator over safetensors files."""
     from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 
     experts = options.get("local_expert_ids")
@@ -86,13 +82,13 @@ def in_order(
 
 
 def reading_order(name: str) -> tuple[int, str]:
-    """Sorts tensors as they are fetched, near enough: what belongs to no layer, and the layers from the first on."""
+    """Sort tensors about as they are fetched: those of no layer, then by layer."""
     found = _LAYER.search(name)
     return (int(found[1]) if found is not None else -1), name
 
 
 def _packing(tensors: Iterable[tuple[str, torch.Tensor]], model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same; behind the last tensor of a layer's parameters, the layer is packed."""
+    """Pass tensors on; pack a layer after the last tensor of its parameters."""
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
@@ -118,7 +114,7 @@ def _packing(tensors: Iterable[tuple[str, torch.Tensor]], model: Any) -> Iterato
 
 @contextlib.contextmanager
 def _packing_once() -> Iterator[None]:
-    """Within it no layer is packed twice: its weight is empty once it is packed."""
+    """Pack no layer twice: its weight is empty after packing."""
     from vllm.model_executor.layers import utils
 
     pack, packed = getattr(utils, _PACK), set[torch.nn.Module]()

@@ -11,7 +11,7 @@ import torch
 
 
 def install() -> None:
-    """Let the base's rows be 0, in this process and for good."""
+    """Set the base's rows to 0, in this process and for good."""
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu
 

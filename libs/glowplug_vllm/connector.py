@@ -1,8 +1,8 @@
-"""vLLM's KV connector of an engine that goes on with requests of another one: it pulls their KV cache from the files of
-moving.py. `--kv-transfer-config` names it by module path; `kv_connector_extra_config` has the directory as "directory".
+"""vLLM's KV connector of an engine that continues another one's requests: it pulls their KV cache from files of
+moving.py.
 
-A file that cannot be read is no failure: vLLM computes those tokens anew (`kv_load_failure_policy: recompute`).
-"""
+`--kv-transfer-config` names it by module path; `kv_connector_extra_config` has the "directory". vLLM recomputes the
+tokens of unreadable files (`kv_load_failure_policy: recompute`)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,37 +20,31 @@ _log = init_logger("vllm.glowplug")
 
 @dataclass
 class Pull:
-    """KV blocks of one request: those of its file from `first` on go to `block_ids`."""
+    """Blocks of a request's file from `first` on, for `block_ids`."""
 
     index: Path
-    first: int  # block of the file
+    first: int
     block_ids: list[int]
 
 
 @dataclass
 class Pulls(KVConnectorMetadata):  # type: ignore[misc]
-    """What the workers are to read before a step."""
-
     pulls: list[Pull] = field(default_factory=list)
 
 
 class MovingConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """Both of vLLM's roles: the scheduler's finds the files, the workers' read them."""
-
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._directory = Path(vllm_config.kv_transfer_config.get_from_extra_config("directory", ""))
         self._block_size = vllm_config.cache_config.block_size
         self._num_tp = vllm_config.parallel_config.tensor_parallel_size
-        self._found: dict[str, tuple[Path, int]] = {}  # request -> index of its file, tokens it has itself
+        self._found: dict[str, tuple[Path, int]] = {}  # request -> index of its file, tokens in its own cache
         self._planned: dict[str, tuple[Path, int, int]] = {}  # ... and tokens after the pull
         self._failed: set[int] = set()
 
-    # in the scheduler
-
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Tokens beyond those in this engine's own cache that a file has. Whole blocks are its own."""
-        if request.num_preemptions:  # it is scheduled again as one that is known, of which a worker pulls nothing
+        """Return the number of tokens in a file beyond this engine's own cache, which has whole blocks."""
+        if request.num_preemptions:  # rescheduled as a known request, for which a worker pulls nothing
             return 0, False
         num, path = moving.longest(
             self._directory, list(request.prompt_token_ids or ()), self._block_size, self._num_tp
@@ -76,7 +70,6 @@ class MovingConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return metadata
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """What a finished request was pulled from is wanted no more."""
         num, path = moving.longest(
             self._directory, list(request.prompt_token_ids or ()), self._block_size, self._num_tp
         )
@@ -84,8 +77,6 @@ class MovingConnector(KVConnectorBase_V1):  # type: ignore[misc]
             for file in (path, *(moving.kv_file(path, rank) for rank in range(self._num_tp))):
                 file.unlink(missing_ok=True)
         return False, None
-
-    # in the workers
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
@@ -108,7 +99,7 @@ class MovingConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """All is read before the first layer."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing is written here: a request's KV cache is read out when it leaves."""
+        """Write nothing: a request's KV cache is exported when it leaves."""
 
     def wait_for_save(self) -> None:
         """See save_kv_layer."""

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def convert(source: Path, out: Path) -> None:
-    """Raises FileExistsError when `out` exists, OSError and ValueError for a file that transformers cannot read."""
+    """Raises FileExistsError if `out` exists, OSError and ValueError for a file that transformers cannot read."""
     if out.exists():
         raise FileExistsError(out)
     import torch
@@ -45,7 +45,7 @@ def convert(source: Path, out: Path) -> None:
 
 
 def _forget_quantisation(model: Any) -> None:
-    """The weights are unpacked, but the model still calls itself quantised and refuses to be saved."""
+    """Unpacked weights still count as quantised, which cannot be saved."""
     model.hf_quantizer = None
     model.is_quantized = False
     if hasattr(model, "quantization_method"):

@@ -1,11 +1,9 @@
-"""The weights of a running vLLM model on a CPU: given up, and taken again from the files they came from.
+"""Drop and restore the weights of a running vLLM model on a CPU.
 
-Packed, as vLLM has them: each linear layer's weight is a copy of oneDNN's own, held by the closure `layer.cpu_linear`,
-and `layer.weight` is empty. Shared: every weight is a view of the files' pages, which all engines of a model on a node
-and the node's cache have in common, and torch multiplies with them as they are; what vLLM joins (q, k and v) and does
-not lie side by side in its file is multiplied part by part. Names that vLLM keeps private are used here and in
-shared_load.py and worker.py alone; a version that lacks them fails a start or the first sleep.
-"""
+Packed, as in vLLM: the closure `layer.cpu_linear` holds oneDNN's copy of each linear weight, and `layer.weight` is
+empty. Shared: every weight is a view of the files' pages, common to all engines of a model on a node; a weight that
+vLLM joins (q, k and v), but whose parts are apart in the file, is multiplied part by part. A vLLM without the
+private names used here, in shared_load.py and worker.py fails a start or the first sleep."""
 
 import ctypes
 from collections.abc import Callable, Collection, Sequence
@@ -23,28 +21,26 @@ _ROUNDING = 0.05  # of the largest output: bfloat16 adds in another order
 
 
 class CannotSleep(RuntimeError):
-    """This model cannot be taken again from its files as they are, so it does not give its weights up."""
+    """The model cannot be restored from its files, so it keeps its weights."""
 
 
 class SharingError(RuntimeError):
-    """This model is not in memory as it is in its files, so its weights cannot be the files' pages."""
+    """The model differs from its files, so its weights cannot be their pages."""
 
 
 class CpuWeights:
-    """Of one model, as loaded."""
-
     def __init__(self, model: Any, directory: Path) -> None:
         self._model, self._directory = model, directory
         self._linears = {name: module for name, module in model.named_modules() if hasattr(module, "cpu_linear")}
-        self._keeps = {name for name, module in self._linears.items() if module.weight.numel()}  # looked up besides
+        self._keeps = {name for name, module in self._linears.items() if module.weight.numel()}  # embeddings, too
         self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
         self._is_checked = self._is_shared = False
-        self._away: frozenset[str] = frozenset()  # parameters that are not in memory
-        self._region: Region | None = None  # while anything is, or is to be, read there: whoever deletes the files
+        self._away: frozenset[str] = frozenset()
+        self._region: Region | None = None  # open while in use: its files may be deleted
 
     def share(self, region: Region, settled: Collection[str]) -> None:
-        """Make each weight a view of the files. Those of `settled` are known to be what the files hold. Raises
-        SharingError for one that is not."""
+        """Make each weight a view of the files; `settled` ones are known to be equal. Raises SharingError for one that
+        differs."""
         for name, parameter in self._model.named_parameters():
             of_files = self._sources(name)
             missing = [source for source in of_files if source not in region]
@@ -57,12 +53,11 @@ class CpuWeights:
         _trim()
 
     def drop(self) -> None:
-        """Give up every weight. Raises CannotSleep before anything has changed."""
+        """Raises CannotSleep before any change."""
         self._drop(frozenset(self._dtypes))
 
     def keep_first(self, num_bytes: int) -> None:
-        """Give up all but the first layers, as many as `num_bytes` hold. Raises CannotSleep before anything has
-        changed."""
+        """Drop all but the first layers that fit `num_bytes`. Raises CannotSleep before any change."""
         kept = layout.leading(self._bytes(self._checked()), num_bytes)
         self._drop(frozenset(self._dtypes) - kept)
 
@@ -80,7 +75,7 @@ class CpuWeights:
         _trim()
 
     def _checked(self) -> Region:
-        """The files, once they are known to hold what is in memory. Raises CannotSleep."""
+        """Return the files, verified against memory. Raises CannotSleep."""
         region = self._region or Region(self._directory)
         if not self._is_checked:
             with torch.no_grad():
@@ -89,7 +84,6 @@ class CpuWeights:
         return region
 
     def restore(self) -> None:
-        """Take every weight again that is away."""
         if not self._away or self._region is None:
             return
         take = self._take_shared if self._is_shared else self._take_packed
@@ -107,7 +101,7 @@ class CpuWeights:
             if len(parts) == 1:
                 parameter.data = parts[0]
             elif layer in self._linears and name.endswith(".weight"):
-                parameter.data = torch.empty(0, dtype=parameter.dtype)  # as vLLM leaves a weight that it has packed
+                parameter.data = torch.empty(0, dtype=parameter.dtype)  # as vLLM leaves a packed weight
                 joined[layer] = _part_by_part(parts)
             else:
                 parameter.data = torch.cat(parts)
@@ -123,17 +117,17 @@ class CpuWeights:
             dispatch_cpu_unquantized_gemm(self._linears[name], remove_weight=name not in self._keeps)
 
     def _is_of_linear(self, name: str) -> bool:
-        """Whether it is multiplied with as a packed copy. What is looked up besides stays a view: few of its rows are
-        read, and all engines of a model may read the same pages."""
+        """Return whether the weight is packed. Embeddings stay views: few rows are read, and engines share the
+        pages."""
         return name.endswith(".weight") and name.rpartition(".")[0] in self._linears
 
     def _linears_of(self, names: frozenset[str]) -> list[str]:
-        """Linear layers whose weight is among the parameters `names`; of tied ones each."""
+        """Return linear layers with a weight among `names`; tied ones each."""
         weights = {id(parameter) for name, parameter in self._model.named_parameters() if name in names}
         return [name for name, layer in self._linears.items() if id(layer.weight) in weights]
 
     def _bytes(self, region: Region) -> dict[str, int]:
-        """What each parameter takes in memory: one that is looked up and multiplied with is there twice."""
+        """Return bytes in memory: a weight both looked up and multiplied with counts twice."""
         twice = set() if self._is_shared else {f"{name}.weight" for name in self._keeps}
         return {name: region.num_bytes(self._sources(name)) * (1 + (name in twice)) for name in self._dtypes}
 
@@ -148,7 +142,7 @@ class CpuWeights:
                 raise refusal(f"{name} is not in its files as it is in memory")
 
     def _is_same(self, name: str, parameter: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Whether the weight of the files is the one in memory. A packed one is asked for what it makes of noise."""
+        """Compare a weight with its file; a packed one by its output for noise."""
         if parameter.numel():
             return parameter.shape == weight.shape and bool(torch.equal(parameter, weight))
         layer = self._linears[name.rpartition(".")[0]]
@@ -164,7 +158,6 @@ class CpuWeights:
 
 
 def sources(model: Any, name: str) -> list[str]:
-    """The names in the files of one parameter: vLLM joins some, by the model's own mapping."""
     mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for fused, parts in mapping.items():
         if f".{fused}." in name:
@@ -173,7 +166,6 @@ def sources(model: Any, name: str) -> list[str]:
 
 
 def _part_by_part(parts: Sequence[torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The linear layer of a weight that lies in several places."""
     rows = [part.shape[0] for part in parts]
 
     def joined(x: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

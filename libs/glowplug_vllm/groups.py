@@ -1,18 +1,16 @@
-"""How the workers of a pipeline's stages meet, with few messages.
+"""Let the workers of pipeline stages meet with few messages.
 
-vLLM makes two process groups (of its device and of CPUs) for each of six kinds of parallelism, and asks in several
-collectives who runs on one node. On CPUs both groups are gloo's, most kinds have one member, and the command line says
-who is on which node. Each group costs a worker sockets, threads and round trips through links that are full of
-weights, and nothing is loaded before all have met.
-"""
+vLLM makes two process groups (device and CPU) for each of six kinds of parallelism, and finds the workers of one
+node by collectives. On CPUs both groups are gloo's, most kinds have one member, and the command line gives the
+nodes. Each group costs round trips through links full of weights, before any loading."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 
 class OneOfEach:
-    """In the place of torch's `new_group`: one group of each set of ranks, whoever asks again; of all ranks `world`.
-    Every rank asks for the same sets in the same order, as vLLM does, so that torch numbers groups alike."""
+    """Replace torch's `new_group`: one group per set of ranks; `world` for all ranks. Every rank asks for the same sets
+    in the same order, as vLLM does, so that torch numbers groups alike."""
 
     def __init__(self, new_group: Callable[..., Any], num_ranks: int, world: Callable[[], Any]) -> None:
         self._new_group, self._everybody, self._world = new_group, tuple(range(num_ranks)), world
@@ -28,7 +26,7 @@ class OneOfEach:
 
 
 def install(num_ranks: int, num_local: int) -> None:
-    """Of a worker of a pipeline, before it meets the others: `num_ranks` workers in all, `num_local` on each node."""
+    """For a pipeline's worker, before it meets the others: `num_ranks` in all, `num_local` on each node."""
     from torch import distributed
     from vllm.distributed import parallel_state
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
@@ -54,5 +52,5 @@ def install(num_ranks: int, num_local: int) -> None:
 
 
 def on_one_node(ranks: Sequence[int], source: int, num_local: int) -> list[bool]:
-    """Of each of these ranks, whether it is on the node of the one with the index `source`."""
+    """Whether each rank is on the node of the one with index `source`."""
     return [rank // num_local == ranks[source] // num_local for rank in ranks]

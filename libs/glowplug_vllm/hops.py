@@ -1,14 +1,11 @@
-"""What one stage of a pipeline gives to the next: one message a step, over a connection of their own.
+"""Send tensors from one pipeline stage to the next: one message a step, over an own connection.
 
-vLLM sends what a layer leaves as four messages of gloo: a length, names and shapes, and each tensor. gloo asks the
-receiver before each of them, so a hop takes four times the way there and back, through links that may be full of
-weights. Here a worker has a connection to the one of the next stage, which carries names, shapes and bytes in one go:
+vLLM sends a layer's output as four messages of gloo, which asks the receiver before each: a hop takes four round
+trips, through links that may be full of weights. Here one message has all:
 
     length of the list (4 bytes), [[name, type, shape], ...] as JSON, the bytes of each tensor
 
-Workers find each other through the store of the pipeline; who connects shows the key that lies there. A receiver waits
-when the tensors are needed, so that it prepares its step while they are on their way.
-"""
+Workers meet through the pipeline's store and show the key kept there. A receiver prepares its step meanwhile."""
 
 import hmac
 import json
@@ -21,30 +18,28 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-INLINE_BYTES = 256 << 10  # a larger message is sent beside the next step
+INLINE_BYTES = 256 << 10  # larger messages are sent in parallel with the next step
 BUFFER_BYTES = 4 << 20
 MEET_S = 60.0
-KEY_S = 5.0  # a connection that has not shown the key after so long is closed: it may be anyone's
+KEY_S = 5.0  # for a connection to show the key
 _KEY_BYTES = 32
 _LENGTH = struct.Struct("<I")
 _MAX_LIST_BYTES = 1 << 20
 
-Described = tuple[str, str, list[int]]  # a tensor's name, type and shape
+Described = tuple[str, str, list[int]]
 
 
 class HopBroken(ConnectionError):
-    """The other stage is gone, or sends what is no message of a hop."""
+    """The other stage is gone, or sends no valid message."""
 
 
 class ToNext:
-    """The sender's side."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._aside = connection, ThreadPoolExecutor(1, "HopToNext")
         self._sending: Future[None] | None = None
 
     def send(self, tensors: Iterable[tuple[Described, bytes | memoryview]]) -> None:
-        """Return once they may be overwritten. Raises HopBroken, of this message or of the one before."""
+        """Return once the tensors may be overwritten. Raises HopBroken, of this message or of the one before."""
         if self._sending is not None:
             self._sending.result()
             self._sending = None
@@ -64,13 +59,11 @@ class ToNext:
 
 
 class FromPrevious:
-    """The receiver's side."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def receive(self, buffer_of: Callable[[Described], bytearray | memoryview]) -> None:
-        """Read one message, each tensor into the buffer that is given for it. Waits for it. Raises HopBroken."""
+        """Wait for one message, each tensor into its buffer. Raises HopBroken."""
         (num_bytes,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
         if num_bytes > _MAX_LIST_BYTES:
             raise HopBroken(f"the stage before sends a list of {num_bytes} bytes")
@@ -93,8 +86,8 @@ class FromPrevious:
 def meet(
     store: Any, rank: int, before: int | None, after: int | None, host: str, timeout_s: float = MEET_S
 ) -> tuple[FromPrevious | None, ToNext | None]:
-    """Connect this worker with those of the stages before and after it, by their ranks; None for none. `store` has
-    `set` and a `get` that waits. Raises OSError, TimeoutError, HopBroken."""
+    """Connect this worker with those before and after it, by rank; None for none. `get` of `store` waits. Raises
+    OSError, TimeoutError, HopBroken."""
     with ExitStack() as until_met:
         if before is not None:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -126,7 +119,6 @@ def _closed_on_failure(connection: socket.socket | None) -> Iterator[None]:
 
 
 def _accept(listening: socket.socket, key: str, timeout_s: float) -> socket.socket:
-    """The first that shows the key; others are closed. Raises TimeoutError where none does within `timeout_s`."""
     ends_at = time.monotonic() + timeout_s
     while (left_s := ends_at - time.monotonic()) > 0:
         listening.settimeout(left_s)
@@ -141,7 +133,6 @@ def _accept(listening: socket.socket, key: str, timeout_s: float) -> socket.sock
 
 
 def _shown(connection: socket.socket, ends_at: float) -> bytes:
-    """What comes before that time, as far as a key goes; less where the connection breaks."""
     shown = b""
     with suppress(OSError):
         while len(shown) < _KEY_BYTES and (left_s := ends_at - time.monotonic()) > 0:
@@ -164,7 +155,7 @@ def _name(rank: int) -> str:
 
 
 def install(group: Any, store: Any, host: str) -> None:
-    """In the place of vLLM's own sends and receives between the stages of `group`, its group of a pipeline."""
+    """Replace vLLM's sends and receives between the stages of `group`."""
     import torch
 
     ranks, own = list(group.ranks), group.rank_in_group
@@ -179,7 +170,7 @@ def install(group: Any, store: Any, host: str) -> None:
         return []
 
     def irecv(*_: Any, **__: Any) -> tuple[dict[str, Any], list[Any], list[Callable[[], None]]]:
-        """Tensors come into the dictionary once the function is called that waits for them."""
+        """Tensors enter the dictionary once the returned function is called, which waits for them."""
         assert from_previous is not None, "the first stage has none before it"
         tensors: dict[str, Any] = {}
 

@@ -1,29 +1,28 @@
-"""A KV cache that is cut down while requests run, and grows again (WarmServe section 4, Eq. 1).
+"""Shrink and regrow a KV cache while requests run (WarmServe section 4, Eq. 1).
 
-Runs in the engine core. Blocks at or above the limit are taken out of the free queue and their pages given back; those
-that requests hold follow when they are freed. The core's scheduler sees a smaller pool and goes on.
-"""
+Runs in the engine core. Blocks at or above the limit leave the free queue, and their pages are released; blocks in
+use follow once freed. The core's scheduler sees a smaller pool."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-WORKER = "SleepingCpuWorker"  # the class that can give blocks back
-_STATE = "_glowplug_limit"  # on vLLM's block pool
+WORKER = "SleepingCpuWorker"
+_STATE = "_glowplug_limit"
 
 
 class BlockLimit:
-    """Of one block pool of vLLM (`vllm.v1.core.block_pool.BlockPool`)."""
+    """Of one `vllm.v1.core.block_pool.BlockPool`."""
 
     def __init__(self, pool: Any, give_back: Callable[[list[tuple[int, int]]], Any]) -> None:
         self._pool, self._give_back = pool, give_back
         self.total = self.limit = int(pool.num_gpu_blocks)
-        self._withheld: dict[int, Any] = {}  # block id -> block
+        self._withheld: dict[int, Any] = {}
         queue = pool.free_block_queue
         self._append = queue.append_n
         queue.prepend_n, queue.append_n = self._keeping(queue.prepend_n), self._keeping(queue.append_n)
 
     def set(self, num_blocks: int) -> None:
-        """From now on blocks with an id below `num_blocks` are given out, and no other."""
+        """Allow only blocks with an id below `num_blocks`."""
         num_blocks = min(num_blocks, self.total)
         is_growing, self.limit = num_blocks >= self.limit, num_blocks
         if is_growing:
@@ -47,14 +46,13 @@ class BlockLimit:
 
     def _withhold(self, blocks: list[Any]) -> None:
         for block in blocks:
-            self._pool._maybe_evict_cached_block(block)  # a prefix hit must not find a page that is gone
+            self._pool._maybe_evict_cached_block(block)  # a prefix hit must not find a released page
             self._withheld[block.block_id] = block
-        self._pool.num_gpu_blocks -= len(blocks)  # vLLM's usage counts with it
+        self._pool.num_gpu_blocks -= len(blocks)  # vLLM computes its usage from it
         self._give_back(runs([block.block_id for block in blocks]))
 
 
 def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """[first, end) of each run of consecutive numbers."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number:
@@ -65,16 +63,17 @@ def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def kv(core: Any, num_bytes: int = -1) -> dict[str, int]:
-    """Bytes of the KV cache of an engine core: {"total_bytes", "limit_bytes", "used_bytes"}. With `num_bytes` that is
-    its limit from now on, in whole blocks and not less than one context needs. Where the worker is not ours, or its
-    KV cache has no size that was given, `used_bytes` is -1; a limit raises RuntimeError there."""
+    """Return {"total_bytes", "limit_bytes", "used_bytes"} of an engine core's KV cache.
+
+    `num_bytes` sets its limit, in whole blocks and at least one context. For another worker, or a KV cache without a
+    given size, `used_bytes` is -1, and a limit raises RuntimeError."""
     config, pool = core.vllm_config, core.scheduler.kv_cache_manager.block_pool
     granted = config.cache_config.kv_cache_memory_bytes
     if not granted or not str(config.parallel_config.worker_cls).endswith(WORKER):
         if num_bytes >= 0:
             raise RuntimeError("its worker cannot give KV blocks back")
         return {"total_bytes": granted or 0, "limit_bytes": granted or 0, "used_bytes": -1}
-    granted *= getattr(config.parallel_config, "world_size", 1)  # each worker has as much
+    granted *= getattr(config.parallel_config, "world_size", 1)
     block_bytes = granted // config.cache_config.num_gpu_blocks
     limit: BlockLimit | None = getattr(pool, _STATE, None)
     if num_bytes >= 0:

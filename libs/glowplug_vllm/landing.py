@@ -1,4 +1,4 @@
-"""Which bytes of a model's files are there, while the node still fetches them. Standard library only.
+"""Track the bytes of a model's files while the node fetches them. Standard library only.
 
     <region>/layout.json    {"generation", "piece_bytes", "num_bytes", "files": [{"path", "num_bytes", "start"}]}
     <region>/landed         one byte per piece of all files end to end: 1 once its bytes may be read
@@ -7,9 +7,8 @@
     <region>/failed.json    it will not come
     <region>/files/         the model's directory; each file has its full size from the start
 
-The other side is glowplug/weights/pieces.py. What is read before complete.json is there may turn out to be wrong: the
-agent waits for it, and ends a server that has read bytes which were dropped.
-"""
+The other side is glowplug/weights/pieces.py. Bytes read before complete.json may prove wrong: the agent waits for
+it, and ends a server that has read dropped bytes."""
 
 import json
 import mmap
@@ -19,19 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-STALLED_S = 600.0  # so long no byte may land; the agent's own deadline for a start is shorter
+STALLED_S = 600.0
 _POLL_S = 0.005
-_LOOK_S = 0.05  # the small files are opened so often
+_LOOK_S = 0.05
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".h5", ".msgpack", ".onnx")
 
 
 class WeightsDropped(RuntimeError):
-    """What was being read will not come, or comes anew from the start."""
+    """The weights being read will not arrive, or arrive anew."""
 
 
 class Landing:
-    """The files of one directory while they are fetched. Where all are there it waits for nothing."""
-
     def __init__(self, root: Path, layout: dict[str, Any]) -> None:
         self.root, self._region, self._generation = root, root.parent, str(layout["generation"])
         self._piece_bytes = int(layout["piece_bytes"])
@@ -42,7 +39,7 @@ class Landing:
 
     @classmethod
     def of(cls, root: Path) -> "Landing | None":
-        """None where the files at `root` are whole, or are in no region. Raises WeightsDropped."""
+        """Return None if the files at `root` are complete, or in no region. Raises WeightsDropped."""
         region = root.parent
         if (region / "complete.json").exists():
             return None
@@ -54,11 +51,11 @@ class Landing:
             raise WeightsDropped(f"how the weights lie in {region.name[:12]} cannot be read: {error}") from error
 
     def has(self, path: Path, first: int, last: int) -> bool:
-        """Whether bytes [first, last) of a file may be read. A file that is not fetched is always there."""
+        """Whether bytes [first, last) may be read; always so for a file that is not fetched."""
         return self._is_there(self.pieces(path, first, last))
 
     def pieces(self, path: Path, first: int, last: int) -> tuple[int, int]:
-        """Which pieces [first, end) hold these bytes of a file; (0, 0) where there is nothing to wait for."""
+        """Return the pieces [first, end) of these bytes; (0, 0) if there is nothing to wait for."""
         name = self._name(path)
         if name is None or last <= first:
             return 0, 0
@@ -66,20 +63,18 @@ class Landing:
         return (start + first) // self._piece_bytes, -(-(start + last) // self._piece_bytes)
 
     def wait(self, path: Path, first: int = 0, last: int | None = None) -> None:
-        """Return once bytes [first, last), or the whole file, may be read. Raises WeightsDropped, TimeoutError."""
+        """Wait for bytes [first, last), or the whole file. Raises WeightsDropped, TimeoutError."""
         name = self._name(path)
         if name is not None:
             end = self._files[name][1] if last is None else last
             self.wait_first([(path, first, end)])
 
     def wait_first(self, spans: Sequence[tuple[Path, int, int]]) -> int:
-        """Return the index of the first of several (file, first, last) that may be read, once one may. Raises
-        WeightsDropped, TimeoutError."""
+        """Return the index of the first readable (file, first, last). Raises WeightsDropped, TimeoutError."""
         return self.wait_pieces([self.pieces(*span) for span in spans])
 
     def wait_pieces(self, of_spans: Sequence[tuple[int, int]]) -> int:
-        """The same of spans whose `pieces` are known: waiting takes next to nothing then. Raises WeightsDropped,
-        TimeoutError."""
+        """The same for known `pieces`, which makes waiting cheap. Raises WeightsDropped, TimeoutError."""
         while True:
             for index, pieces in enumerate(of_spans):
                 if self._is_there(pieces):
@@ -88,15 +83,13 @@ class Landing:
             time.sleep(_POLL_S)
 
     def wait_small_files(self) -> None:
-        """Return once everything but weights is there: configuration, tokenizer, templates. Raises WeightsDropped,
-        TimeoutError."""
+        """Wait for all but weights. Raises WeightsDropped, TimeoutError."""
         for name in self._files:
             if not name.endswith(_WEIGHTS):
                 self.wait(self.root / name)
 
     def wait_whole(self, stage: int = 0, num_stages: int = 1) -> None:
-        """Return once every byte is there, or all that are fetched for that stage of a pipeline. Raises WeightsDropped,
-        TimeoutError."""
+        """Raises WeightsDropped, TimeoutError."""
         if num_stages > 1:
             part = self._region / f"stage-{stage}-of-{num_stages}.json"
             while not (self._is_whole or part.exists()):
@@ -125,7 +118,7 @@ class Landing:
             raise WeightsDropped(f"what has landed of {self._region.name[:12]} cannot be read: {error}") from error
 
     def _look(self) -> None:
-        """Whether it is still the same fetch, and goes on. A fetch that is taken up again has another `landed`."""
+        """Check that the same fetch goes on; a resumed one has another `landed`."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_S:
             return

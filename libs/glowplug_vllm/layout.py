@@ -1,4 +1,4 @@
-"""Which of a model's weights come first, and which lie side by side in a file. Standard library only."""
+"""Order of a model's weights, and adjacency in a file. Standard library only."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ _LAYER = re.compile(r"^.*?\.\d+\.")  # "model.layers.3." of "model.layers.3.mlp.
 
 
 def leading(bytes_of: Mapping[str, int], num_bytes: int) -> frozenset[str]:
-    """Names of the first layers that fit into `num_bytes` together. `bytes_of` has each weight's bytes by its name, in
-    the model's own order; a layer is held whole or not at all, and so is what stands before and after the layers."""
+    """Return names of the first layers that fit `num_bytes` together. `bytes_of`: by name, in the model's order.
+    Layers, and the weights before and after them, are kept whole or not at all."""
     kept: list[str] = []
     for _, group in groupby(bytes_of, key=_layer):
         names = list(group)
@@ -26,5 +26,5 @@ def _layer(name: str) -> str:
 
 
 def is_one_run(spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether each [start, end) begins where the one before it ends."""
+    """Whether each [start, end) begins at the end of the one before."""
     return all(before[1] == after[0] for before, after in pairwise(spans))

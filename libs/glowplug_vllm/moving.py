@@ -1,16 +1,15 @@
-"""Running requests leave one engine with their KV cache, and another one goes on with them (HydraServe section 6).
+"""Move running requests with their KV cache to another engine (HydraServe section 6).
 
-A request that leaves becomes two kinds of files in a directory of shared memory, the JSON one written last:
+A request becomes two kinds of files in a directory of shared memory, the JSON one written last:
 
     N.json        {"request_id", "token_ids", "num_prompt", "num_computed", "block_size", "num_tp"}
     N.tpR.kv      safetensors, of tensor-parallel rank R: layer name -> [blocks, ...] as in the cache; none for a
                   request that is shorter than what is worth moving
 
-`token_ids` are the prompt and what was generated; the KV cache of the first `num_computed` of them is in the files. The
-stages of a pipeline hold the layers of one engine between them and send them to the first one by vLLM's own queues, so
-that the files are on its node alone. Whoever owns a request's stream continues it with these token ids (or fewer) as a
-prompt; the engine that pulls (connector.py) finds the longest beginning that it has in common with a file.
-"""
+`token_ids` are prompt and generated tokens; the files hold the KV cache of the first `num_computed`. Stages of a
+pipeline send their layers to the first one by vLLM's own queues, so that the files are on its node alone. The owner
+of a stream continues it with these token ids (or fewer) as a prompt; the pulling engine (connector.py) finds the
+file with the longest common beginning."""
 
 import json
 import time
@@ -24,14 +23,14 @@ def index(directory: Path, number: int) -> Path:
 
 
 def kv_file(index_path: Path, tp_rank: int) -> Path:
-    """The KV cache of one rank, beside the index of its request."""
     return index_path.with_name(f"{index_path.stem}.tp{tp_rank}.kv")
 
 
 def export(core: Any, directory: str, recompute_below: int) -> list[dict[str, Any]]:
-    """Write every request of an engine core that is paused, and leave it there; one whose cache holds fewer than
-    `recompute_below` tokens without it. Returns, of each, {"request_id", "num_tokens", "num_computed", "num_bytes"}.
-    Raises what a worker or the file system raises."""
+    """Write every request of a paused engine core, without its cache below `recompute_below` tokens.
+
+    Return, for each, {"request_id", "num_tokens", "num_computed", "num_bytes"}. Raises errors of workers and the
+    file system."""
     config, scheduler = core.vllm_config, core.scheduler
     block_size = config.cache_config.block_size
     requests, blocks = list(scheduler.requests.values()), []
@@ -50,7 +49,6 @@ def export(core: Any, directory: str, recompute_below: int) -> list[dict[str, An
 
 
 def _write(path: Path, request: Any, ranks: list[dict[str, Any]], num_tp: int, block_size: int) -> dict[str, Any]:
-    """`ranks`: what each worker read of it, in the order of their ranks: all of a stage before those of the next."""
     num_bytes = 0
     for tp_rank in range(num_tp):
         layers = {name: cache for rank in ranks[tp_rank::num_tp] for name, cache in rank.items()}
@@ -80,13 +78,13 @@ def _write(path: Path, request: Any, ranks: list[dict[str, Any]], num_tp: int, b
 
 
 def longest(directory: Path, token_ids: list[int], block_size: int, num_tp: int) -> tuple[int, Path | None]:
-    """How many tokens at the beginning of `token_ids` lie computed in a file of `directory`, and its index: the one of
-    most. The last token is always computed: it is asked for what follows."""
+    """Return the most tokens at the beginning of `token_ids` computed in a file, and its index. The last token is
+    always computed."""
     best: tuple[int, Path | None] = (0, None)
     for path in directory.glob("*.json"):
         try:
             facts = json.loads(path.read_text())
-        except (OSError, ValueError):  # it has just been removed
+        except (OSError, ValueError):
             continue
         if (facts["block_size"], facts["num_tp"]) != (block_size, num_tp):
             continue
@@ -98,23 +96,19 @@ def longest(directory: Path, token_ids: list[int], block_size: int, num_tp: int)
 
 
 class Move:
-    """The requests of one engine, seen from its API server."""
-
     def __init__(self, client: Any) -> None:
         self._client = client
 
     def num_requests(self) -> int:
-        """That are not answered yet, and whose client has not left."""
         return int(self._client.output_processor.get_num_unfinished_requests())
 
     def by_adapter(self) -> dict[str, int]:
-        """Of these, the requests of each LoRA adapter that has any."""
         names = (state.lora_name for state in self._client.output_processor.request_states.values())
         return Counter(name for name in names if name is not None)
 
     async def export(self, directory: str, recompute_below: int) -> dict[str, Any]:
-        """Stop generating, write every request (see `export`), and go on: what nobody continues elsewhere ends here.
-        Returns {"pause_s", "export_s", "requests"}."""
+        """Pause, write every request (see `export`), and resume: requests not continued elsewhere end here. Return
+        {"pause_s", "export_s", "requests"}."""
         began = time.monotonic()
         await self._client.pause_generation(mode="keep", clear_cache=False)
         paused_at = time.monotonic()

@@ -1,9 +1,8 @@
-"""What vLLM loads of ours: its `vllm.general_plugins` and `vllm.endpoint_plugins` entry points named `glowplug`.
+"""vLLM's entry points `glowplug` in `vllm.general_plugins` and `vllm.endpoint_plugins`.
 
-The endpoint has the routes of sleeping.py, and tells two things that vLLM does not: the port of a server that was
-started with `--port 0` (written to the run directory once the port accepts), and since when the engine core has not
-answered. vLLM's own /health asks only whether the core's process has ended, so a hung core looks well (vllm#39863).
-"""
+The endpoint has the routes of sleeping.py, and tells two facts that vLLM does not: the port of a server started with
+`--port 0` (written to the run directory once it accepts), and the engine core's silence. vLLM's /health asks only
+whether the core's process has ended, so a hung core looks well (vllm#39863)."""
 
 import asyncio
 import multiprocessing
@@ -19,16 +18,16 @@ from glowplug_vllm import arriving, kv_limit, moving, process, rundir, sleeping
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
-_LOOPBACK_OF = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # to a server that listens on every address
+_LOOPBACK_OF = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One server's start so far, epoch seconds. Set by server.py in the API server's own process."""
+    """Times of a server's start, epoch seconds. Set by server.py in the API server's process."""
 
     run_dir: Path
     launched_at: float
-    imported_at: float  # from here on it only waits for weights
+    imported_at: float
     load_began_at: float
 
 
@@ -36,12 +35,12 @@ START: Start | None = None
 
 
 def register() -> None:
-    """Runs in the API server, the engine core and the workers: the two latter must not outlive their parent."""
+    """Runs in the API server, the engine core and the workers: the latter two must not outlive their parent."""
     if multiprocessing.parent_process() is not None:
         process.die_with_parent()
     from vllm.v1.engine.core import EngineCore
 
-    EngineCore.glowplug_kv = kv_limit.kv  # the API server calls them by their names
+    EngineCore.glowplug_kv = kv_limit.kv  # called by name from the API server
     EngineCore.glowplug_export = moving.export
     if arriving.is_on():
         from glowplug_vllm import arriving_load
@@ -50,7 +49,7 @@ def register() -> None:
 
 
 class CoreWatch:
-    """Asks the engine core one cheap question at a time and remembers since when it owes an answer."""
+    """Ask the engine core one cheap question at a time."""
 
     def __init__(self, ask: Any) -> None:
         self._ask = ask
@@ -58,10 +57,8 @@ class CoreWatch:
         self._question: asyncio.Task[Any] | None = None
 
     async def silent_s(self) -> float:
-        """Seconds for which the oldest open question has no answer; 0.0 when the core answers.
-
-        Raises what the question raises, e.g. vLLM's EngineDeadError.
-        """
+        """Return the seconds that the oldest question is open; 0.0 if the core answers. Raises the question's errors,
+        e.g. vLLM's EngineDeadError."""
         if self._question is None:
             self._asked_at = time.monotonic()
             self._question = asyncio.create_task(self._ask())
@@ -74,7 +71,7 @@ class CoreWatch:
 
 
 class GlowplugEndpoint:
-    """vLLM's EndpointPlugin: one route, and one announcement."""
+    """vLLM's EndpointPlugin."""
 
     name = "glowplug"
     required_tasks = None
@@ -112,7 +109,6 @@ class GlowplugEndpoint:
 
 
 def holds(engine_client: Any) -> dict[str, int]:
-    """Slots and tokens of KV cache, as vLLM has planned them; nothing where this vLLM does not say."""
     config = getattr(engine_client, "vllm_config", None)
     cache, scheduler = getattr(config, "cache_config", None), getattr(config, "scheduler_config", None)
     num_blocks, block_size = getattr(cache, "num_gpu_blocks", None), getattr(cache, "block_size", None)
@@ -123,7 +119,6 @@ def holds(engine_client: Any) -> dict[str, int]:
 
 
 async def announce(start: Start, host: str, port: int, held: Mapping[str, int]) -> None:
-    """Write ready.json as soon as the port accepts."""
     loaded_at = time.time()
     host = _LOOPBACK_OF.get(host, host)
     while True:

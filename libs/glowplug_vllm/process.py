@@ -1,8 +1,5 @@
-"""What a forked server does to its own process. Linux; standard library only.
-
-A fork inherits what an exec would have dropped: sockets, thread settings read when a library was loaded, signal
-handlers. Each function here undoes one of them.
-"""
+"""Undo in a forked server's process what an exec would have: inherited sockets, thread settings and signal handlers.
+Linux; standard library only."""
 
 import contextlib
 import ctypes
@@ -17,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent ends: an engine core outlives a killed API server otherwise."""
+    """Request SIGTERM at the parent's end: an engine core outlives a killed API server otherwise."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the request was in force
@@ -25,12 +22,11 @@ def die_with_parent() -> None:
 
 
 def cpus_of(env: Mapping[str, str]) -> set[int]:
-    """CPU numbers that vLLM chose for a worker: GOMP_CPU_AFFINITY ('0 1') or OMP_PLACES ('{0,1}'); empty for none."""
     return {int(number) for number in re.findall(r"\d+", env.get("GOMP_CPU_AFFINITY") or env.get("OMP_PLACES") or "")}
 
 
 def apply_openmp_settings() -> None:
-    """Apply OMP_NUM_THREADS and the CPU mask by hand: libgomp read them when the zygote loaded it."""
+    """Apply OMP_NUM_THREADS and the CPU mask: libgomp read them when the zygote loaded it."""
     import torch
 
     if cpus := cpus_of(os.environ):
@@ -40,19 +36,19 @@ def apply_openmp_settings() -> None:
 
 
 def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Own descriptors that are bound, unconnected TCP sockets, each with a duplicate that is closed afterwards."""
+    """Yield own bound, unconnected TCP sockets, each with a temporary duplicate."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (the names are numbers, not paths)
         try:
             copy = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # not a socket, or the descriptor of the listing itself
+            continue
         with copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM and _is_bound(copy):
                 yield int(name), copy
 
 
 def drop_server_sockets() -> None:
-    """Point inherited listening or bound TCP descriptors at /dev/null, so that the port dies with its owner."""
+    """Point inherited TCP descriptors at /dev/null, so that the port dies with its owner."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in [number for number, _ in tcp_sockets()]:
         os.dup2(null, number)
@@ -60,7 +56,7 @@ def drop_server_sockets() -> None:
 
 
 def bound_port() -> int:
-    """The port that this process has bound and does not listen on yet; 0 when there is none."""
+    """Return the port bound but not listened on; 0 for none."""
     for _, sock in tcp_sockets():
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return int(sock.getsockname()[1])
@@ -68,7 +64,6 @@ def bound_port() -> int:
 
 
 def redirect_output(log: Path) -> None:
-    """Send both outputs to the end of `log`."""
     number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for output in (1, 2):
         os.dup2(number, output)
@@ -76,7 +71,6 @@ def redirect_output(log: Path) -> None:
 
 
 def reset_signals() -> None:
-    """Give back the handlers of a fresh interpreter."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Safetensors files of a model's directory as tensors: views of the files' pages, which cost no memory of their own."""
+"""Safetensors files of a model's directory as tensors: views of the files' pages, without memory of their own."""
 
 import json
 import mmap
@@ -21,13 +21,13 @@ _LENGTH = struct.Struct("<Q")  # of the header, before it
 
 
 class Region:
-    """The weights of one directory, or of some of its files. Holding it keeps their pages, even when the files are
-    deleted meanwhile. Where they still arrive (`landing`) each question waits for the bytes that it is about."""
+    """Weights of one directory, or of some files. It keeps their pages even if the files are deleted. For arriving
+    weights (`landing`), each method waits for its bytes."""
 
     def __init__(self, directory: Path, landing: Landing | None = None, files: Iterable[Path] | None = None) -> None:
         self._landing = landing
-        self._tensors: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}  # of each name: file, start, facts
-        self._paths: dict[int, Path] = {}  # of each file, by the id of its pages
+        self._tensors: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}  # name -> file, start, facts
+        self._paths: dict[int, Path] = {}
         for path in sorted(directory.glob("*.safetensors") if files is None else files):
             with path.open("rb") as file:
                 pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -47,41 +47,38 @@ class Region:
 
     @property
     def is_readable(self) -> bool:
-        """Whether there are tensors, and each is of a type that this reads."""
+        """Whether there are tensors, all of supported types."""
         return bool(self._tensors) and all(name in self for name in self._tensors)
 
     @property
     def names(self) -> list[str]:
-        """Of every tensor."""
         return list(self._tensors)
 
     def span(self, name: str) -> tuple[Path, int, int]:
-        """Where a tensor lies: its file, and its first byte and its end there. Raises KeyError."""
+        """Return a tensor's file, first byte and end. Raises KeyError."""
         pages, base, facts = self._tensors[name]
         start, end = facts["data_offsets"]
         return self._paths[id(pages)], base + start, base + end
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor of any type as a view. Raises KeyError for one that is not there, or of a type of none."""
+        """Return a view of any type. Raises KeyError if missing or of an unknown type."""
         return self._read(name, _DTYPES | _OTHERS)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor as a view. Raises KeyError for one of a type that this does not read."""
+        """Raises KeyError for an unsupported type."""
         return ((name, self._read(name)) for name in self._tensors)
 
     def read_as_is(self, name: str) -> torch.Tensor:
-        """One tensor as a view. Raises KeyError for one that is not there, or of a type that this does not read."""
+        """Return a view. Raises KeyError if missing or of an unsupported type."""
         return self._read(name)
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
-        """One tensor, or several joined along their first dimension; a view where that is possible. Raises KeyError for
-        one that is not there."""
+        """Return one tensor, or several joined along their first dimension; a view if possible. Raises KeyError."""
         parts = [part.to(dtype) for part in self.views(names)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def views(self, names: Sequence[str]) -> list[torch.Tensor]:
-        """Views of several tensors that belong together: one of them all where they lie side by side in one file, else
-        one of each. Raises KeyError for one that is not there."""
+        """Return one view of tensors adjacent in a file, else a view of each. Raises KeyError."""
         held = [self._tensors[name] for name in names]
         spans = [(facts["data_offsets"][0], facts["data_offsets"][1]) for _, _, facts in held]
         like = {(id(pages), facts["dtype"], tuple(facts["shape"][1:])) for pages, _, facts in held}
@@ -95,7 +92,7 @@ class Region:
         ]
 
     def num_bytes(self, names: Sequence[str]) -> int:
-        """Of these tensors in the files. Raises KeyError for one that is not there."""
+        """In the files. Raises KeyError."""
         ends = [self._tensors[name][2]["data_offsets"] for name in names]
         return sum(end - start for start, end in ends)
 

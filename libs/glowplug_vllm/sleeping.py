@@ -1,4 +1,4 @@
-"""Routes by which the agent puts a vLLM server to sleep and wakes it, beside those of vLLM.
+"""Routes to put a vLLM server to sleep and to wake it, beside vLLM's own.
 
     POST /glowplug/sleep {"becomes": "prewarmed" | "swapped_out"}    -> {"seconds"}
     POST /glowplug/wake {"tags": ["weights"] | ["kv_cache"] | []}    -> {"seconds"}
@@ -7,14 +7,13 @@
     POST /glowplug/export {"directory", "recompute_below"}           -> {"pause_s", "export_s", "requests"}: moving.py
     GET /glowplug/requests                                           -> {"num_requests", "by_adapter": {name: number}}
 
-Each asks for the server's own key, which vLLM does only below /v1. vLLM's development mode has the like (`/sleep`,
-`/wake_up`), and opens more than the agent needs: it stays off. Before its first sleep an engine continues a short
-prompt, and after each wake it has to continue it in the same way.
+Each asks for the server's key, which vLLM checks only below /v1. vLLM's development mode has similar routes
+(`/sleep`, `/wake_up`) but opens too much. After each wake an engine must continue a short prompt as before its first
+sleep.
 
-A wake of the weights alone leaves a swapped out engine prewarmed; the one of its KV cache then makes it serve. On a GPU
-a swapped out engine has dropped its weights (vLLM's level 2) where they can be loaded again from host memory
-(reloading.py), else vLLM has copied them there (level 1).
-"""
+A wake of the weights leaves a swapped out engine prewarmed; that of the KV cache makes it serve. On a GPU a swapped
+out engine has dropped its weights (vLLM's level 2) if they can be reloaded from host memory (reloading.py), else
+vLLM has copied them there (level 1)."""
 
 import asyncio
 import hmac
@@ -27,31 +26,30 @@ from fastapi import APIRouter, Body, HTTPException, Request
 
 from glowplug_vllm import kv_limit, reloading
 
-FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"  # in the environment: of its weights, that a replica keeps until it first serves
-WEIGHTS, KV_CACHE = "weights", "kv_cache"  # vLLM's tags
+FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"  # environment: weights of a replica until it serves
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
 LATE_S = 1.0
-_PROMPT_TOKENS = (1, 2, 3)  # any that are in every vocabulary
-_NUM_TOKENS = 2  # the first proves the weights, the second what the first has left in the KV cache
+_PROMPT_TOKENS = (1, 2, 3)  # in every vocabulary
+_NUM_TOKENS = 2  # the second proves the KV cache
 _KEY = "VLLM_API_KEY"
-_WHOLE = 1 << 62  # bytes: more than any KV cache has
+_WHOLE = 1 << 62  # bytes: above any KV cache
 
 
 class Sleeping:
-    """The sleep of one engine, seen from its API server. `first_bytes`: of its weights, that it keeps while it is
-    prewarmed and has not served yet; 0: all."""
+    """`first_bytes`: of the weights, kept while prewarmed and not yet serving; 0: all."""
 
     def __init__(self, client: Any, first_bytes: int = 0) -> None:
         self._client, self._first_bytes = client, first_bytes
         self._first_tokens: list[int] = []
-        self.becomes = ""  # what it is asleep as
-        self.level = 0  # of vLLM's sleep, while it is swapped out
-        self._is_limited = False  # its KV cache has been cut down
+        self.becomes = ""
+        self.level = 0
+        self._is_limited = False
         self._lock = asyncio.Lock()
 
     async def sleep(self, becomes: str) -> None:
-        """End what runs; give up the KV cache, or all. Raises ValueError for another state, RuntimeError for an engine
-        whose workers would do nothing, and what vLLM raises."""
+        """Release the KV cache, or all. Raises ValueError for another state, RuntimeError if the workers cannot sleep,
+        and vLLM's errors."""
         if becomes not in ("prewarmed", "swapped_out"):
             raise ValueError(f"an engine does not become {becomes!r}")
         if not _sleeps(self._client.vllm_config):
@@ -72,17 +70,17 @@ class Sleeping:
             self.becomes = becomes
 
     async def _end_what_runs(self) -> None:
-        """Serve nothing more. A drain counts no request before its engine is sent to sleep; one that a router sent
-        while it had not learned of the drain has LATE_S to end, and what runs then is broken off."""
+        """Stop serving; requests still sent before a router learned of the drain have LATE_S."""
         try:
             await asyncio.wait_for(self._client.pause_generation(mode="wait"), LATE_S)
         except TimeoutError:
             await self._client.pause_generation(mode="abort")
 
     async def wake(self, tags: Sequence[str] = ()) -> None:
-        """Take the weights again, the KV cache, or (no tags) both, and serve once both are there. Raises ValueError for
-        other tags, and for a KV cache whose weights are away; RuntimeError when it does not answer as before its first
-        sleep."""
+        """Restore weights, KV cache, or (no tags) both, and serve once both are there.
+
+        Raises ValueError for other tags, and for a KV cache without weights; RuntimeError if the canary's answer has
+        changed."""
         if wrong := set(tags) - {WEIGHTS, KV_CACHE}:
             raise ValueError(f"an engine has no {min(wrong)!r} to wake")
         async with self._lock:
@@ -98,7 +96,7 @@ class Sleeping:
             await self._serve()
 
     async def _serve(self) -> None:
-        # on a GPU memory that is mapped must not be mapped again
+        # on a GPU, mapped memory must not be mapped again
         await self._client.wake_up(tags=[KV_CACHE] if self.becomes else None)
         await self._client.resume_generation()
         self.becomes, self._first_bytes = "", 0
@@ -109,7 +107,7 @@ class Sleeping:
             raise RuntimeError("after its wake it does not answer as before its sleep")
 
     async def _level(self) -> int:
-        """Of vLLM's sleep: 2 where every worker can load its weights again from host memory."""
+        """Return 2 if every worker can reload its weights from host memory, else 1."""
         parallel = self._client.vllm_config.parallel_config
         if not str(getattr(parallel, "worker_extension_cls", "")).endswith(reloading.EXTENSION):
             return 1
@@ -132,8 +130,8 @@ class Sleeping:
         return answer
 
     async def _canary(self) -> list[int]:
-        """The first tokens after a short prompt; none for a model that generates nothing. No log probabilities: vLLM
-        compiles what counts them at their first use, which takes a quarter of a minute."""
+        """Empty for models that do not generate. No log probabilities: vLLM compiles them at first use, a quarter of a
+        minute."""
         if "generate" not in await self._client.get_supported_tasks():
             return []
         from vllm import SamplingParams
@@ -147,7 +145,6 @@ class Sleeping:
 
 
 def _sleeps(config: Any) -> bool:
-    """Whether its workers give memory back: ours on a CPU, and vLLM's own in its sleep mode on a GPU."""
     return _is_ours(config) or bool(getattr(config.model_config, "enable_sleep_mode", False))
 
 
@@ -156,7 +153,7 @@ def _is_ours(config: Any) -> bool:
 
 
 def routes(of_server: Any, mover: Any = lambda: None) -> APIRouter:
-    """The routes; `of_server()` is the Sleeping of the engine and `mover()` its Move, None while there is none."""
+    """`of_server()`: the Sleeping, `mover()`: its Move, or None."""
     router = APIRouter(include_in_schema=False)
 
     def asked(request: Request) -> Sleeping:

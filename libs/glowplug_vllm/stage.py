@@ -1,13 +1,10 @@
-"""One stage of a pipeline whose stages run on several nodes: vLLM's pipeline parallelism, each stage with its part of
-the layers (HydraServe section 4).
+"""One stage of a pipeline across nodes: vLLM's pipeline parallelism, each stage with its part of the layers (HydraServe
+section 4).
 
-Its layers are those that were fetched for it: order.json beside the files says how the model is cut (by bytes, see
-glowplug/weights/order.py), and stages with different cuts do not start. The stages find one another through a
-store that the first one's process holds. A later stage has no server: it says by a file that its weights are loaded
-(rundir.py), and renews that file while it lives. No stage outlives its pipeline: a later one ends once the store is
-gone, and the first one once a later one has given no sign for `SILENT_S`. Only the tensors of its own layers are read:
-the others may be holes in the files.
-"""
+order.json beside the files holds the cut (by bytes, see glowplug/weights/order.py). Stages meet in a store of the
+first one's process. A later stage has no server: a file (rundir.py) reports its loaded weights, and is renewed while
+it lives. A later stage ends with the store, the first one after `SILENT_S` without a sign of a later one. Only
+tensors of own layers are read: the rest of the files may be holes."""
 
 import contextlib
 import json
@@ -22,29 +19,27 @@ from typing import Any
 from glowplug_vllm import arriving, rundir
 from glowplug_vllm.replaced import replaced
 
-START = "_GLOWPLUG_START"  # in the environment of a stage: where and when it was started, as JSON
-PARTITION = "VLLM_PP_LAYER_PARTITION"  # vLLM's: "4,11,11,4" layers of each stage; its own cut without it
-ORDER_S = 60.0  # so long order.json may take, once the headers are there that it is made from
-WATCH_S = 1.0  # between two signs of a stage
+START = "_GLOWPLUG_START"  # environment variable with JSON
+PARTITION = "VLLM_PP_LAYER_PARTITION"  # vLLM's: layers of each stage, "4,11,11,4"; unset: its own cut
+ORDER_S = 60.0
+WATCH_S = 1.0
 SILENT_S = 15.0
 _CUT = "glowplug-cut"
-_NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as configurations call it
+_NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POLL_S = 0.005
 
 
 def started(run_dir: Path, launched_at: float, imported_at: float, load_began_at: float) -> str:
-    """What START holds. Epoch seconds."""
     phases = [["launch", launched_at, imported_at]]
     return json.dumps({"run_dir": str(run_dir), "phases": phases, "load_began_at": load_began_at})
 
 
 class BadCut(RuntimeError):
-    """The stages of a pipeline have not been given parts that make one model."""
+    """The parts of the stages do not make one model."""
 
 
 def partition(directory: Path, num_stages: int, arrives: bool) -> str:
-    """PARTITION for these files; "" where nobody has cut them, so that vLLM does. While weights arrive it waits for who
-    fetches them to say so. Raises BadCut, TimeoutError."""
+    """Return PARTITION; "" leaves the cut to vLLM. While weights arrive, wait for it. Raises BadCut, TimeoutError."""
     region, deadline = directory.parent, time.monotonic() + ORDER_S
     while arrives and not (region / "order.json").exists() and not (region / "complete.json").exists():
         if time.monotonic() > deadline:
@@ -62,8 +57,8 @@ def partition(directory: Path, num_stages: int, arrives: bool) -> str:
 
 
 def _run(counts: list[int], config: dict[str, Any]) -> list[int]:
-    """Of the layers in the files those that the model runs: without what lies behind the last one (to predict several
-    tokens). None where that leaves the last stage without any, or says too few. A sum that is wrong vLLM refuses."""
+    """Drop layers behind the last one that the model runs (to predict several tokens). Empty if none are left for the
+    last stage."""
     text = config.get("text_config") or config.get("llm_config") or config
     num_layers = next((text[name] for name in _NUM_LAYERS if name in text), None)
     if not counts or num_layers is None or sum(counts) == num_layers:
@@ -73,7 +68,7 @@ def _run(counts: list[int], config: dict[str, Any]) -> list[int]:
 
 
 def agree(store: Any, rank: int) -> None:
-    """Every worker of a pipeline has the same cut. Raises BadCut."""
+    """Raises BadCut if a worker has another cut."""
     own = os.environ.get(PARTITION, "")
     if rank == 0:
         store.set(_CUT, own)
@@ -82,7 +77,6 @@ def agree(store: Any, rank: int) -> None:
 
 
 def report_loaded(local_rank: int) -> Path:
-    """The weights of one worker of this stage are loaded. Returns the file that says so."""
     start = json.loads(os.environ[START])
     run_dir, name = Path(start["run_dir"]), rundir.loaded(local_rank)
     phases = [*start["phases"], ["load", start["load_began_at"], time.time()]]
@@ -92,8 +86,7 @@ def report_loaded(local_rank: int) -> Path:
 
 @contextlib.contextmanager
 def own_tensors(directory: Path) -> Iterator[None]:
-    """vLLM's loader within it reads the tensors of the model's own layers, and no byte of another one. Where weights
-    arrive its loader does so by itself, and waits for each (arriving_load.py)."""
+    """Let vLLM's loader read only tensors of own layers. For arriving weights it does so itself (arriving_load.py)."""
     if arriving.is_on():
         yield
         return
@@ -106,7 +99,7 @@ def own_tensors(directory: Path) -> Iterator[None]:
 
     def get_all_weights(loader: Any, config: Any, model: Any) -> Iterator[tuple[str, Any]]:
         region = Region(directory)
-        if not region.is_readable:  # of a type that only vLLM reads, all of it
+        if not region.is_readable:  # a type that only vLLM reads
             yield from read(loader, config, model)
             return
         for name in region:
@@ -122,8 +115,9 @@ def own_tensors(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_head(is_last: bool) -> Iterator[None]:
-    """Within it only the last stage packs embeddings for the multiplication with them: the head, where they are tied.
-    Others look rows up, and packing would take them a second copy and the time of a fifth of their load."""
+    """Let only the last stage pack embeddings for the head, if tied.
+
+    Others only look rows up; packing costs a second copy and a fifth of the load time."""
     if is_last:
         yield
         return
@@ -134,7 +128,7 @@ def without_head(is_last: bool) -> Iterator[None]:
 
 
 def make_buffers(runner: Any) -> None:
-    """What a later stage receives from the one before it; vLLM makes it in its profile run, and a CPU has none."""
+    """Make the input buffers, which vLLM makes in its profile run; a CPU has none."""
     if runner.intermediate_tensors is None:
         runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
             batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
@@ -142,7 +136,7 @@ def make_buffers(runner: Any) -> None:
 
 
 def end_with_the_others(stage: int, num_stages: int, sign: Path) -> None:
-    """From now on this stage ends when another one is gone; a later one renews the file `sign` until then."""
+    """End this stage once another is gone; a later stage renews the file `sign` until then."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     store = _get_default_store()
@@ -151,14 +145,14 @@ def end_with_the_others(stage: int, num_stages: int, sign: Path) -> None:
 
 
 class StageGone(Exception):
-    """Another stage of this pipeline is gone, or this one is not wanted any more."""
+    """Another stage is gone, or this one is no longer wanted."""
 
 
 def give_sign(store: Any, stage: int, sign: Path) -> None:
-    """Of a later stage: it lives. Raises StageGone where there is no pipeline any more."""
+    """Raises StageGone without a pipeline."""
     try:
         store.add(_key(stage), 1)
-    except Exception as error:  # however the connection broke
+    except Exception as error:
         raise StageGone(f"the first stage is gone ({type(error).__name__})") from error
     try:
         os.utime(sign)
@@ -167,14 +161,12 @@ def give_sign(store: Any, stage: int, sign: Path) -> None:
 
 
 class Signs:
-    """What the first stage has seen of the later ones."""
-
     def __init__(self, store: Any, num_stages: int, silent_s: float = SILENT_S) -> None:
         self._store, self._silent_s = store, silent_s
         self._seen = dict.fromkeys(range(1, num_stages), (0, time.monotonic()))
 
     def look(self) -> None:
-        """Raises StageGone for one that has given none for too long."""
+        """Raises StageGone for a stage silent too long."""
         for stage, (count, at) in self._seen.items():
             found = self._store.add(_key(stage), 0)
             if found != count:
@@ -193,6 +185,6 @@ def _watch(look: Callable[[], None]) -> None:
             look()
         except StageGone as gone:
             print(f"this stage ends: {gone}", flush=True)
-            os.kill(os.getppid(), signal.SIGKILL)  # it may wait for another stage, where no signal interrupts it
+            os.kill(os.getppid(), signal.SIGKILL)  # signals do not interrupt a wait for another stage
             os._exit(1)
         time.sleep(WATCH_S)

@@ -1,10 +1,8 @@
-"""The API server reads its tokenizer while the engine core starts; vLLM does one after the other.
+"""Read the tokenizer in the API server while the engine core starts; vLLM does one after the other.
 
-vLLM forks the engine core with the tokenizer read, and the core wants it for structured output alone: half a second of
-every start, during which the other stages of a pipeline wait for the first one. Here the core is forked before, and
-reads the tokenizer by itself when a first structured answer is asked for, or some seconds after its model was loaded:
-later its files may be gone from host memory.
-"""
+vLLM forks the core with the tokenizer read, which it needs for structured output alone: half a second of every
+start. Here the core forks earlier, and reads the tokenizer at its first structured answer, or some seconds after its
+model was loaded: later its files may be gone from host memory."""
 
 import contextlib
 import threading
@@ -14,12 +12,12 @@ from typing import Any
 
 from glowplug_vllm.replaced import replaced
 
-READ_AFTER_S = 10.0  # when the first answers are on their way: reading holds up the core for half a second
+READ_AFTER_S = 10.0  # after the first answers: reading blocks the core for half a second
 _ANSWERED_WITHIN_S = 10.0
 
 
 class Reading:
-    """One call in a thread of its own. vLLM's client takes it for the renderer, and says when no fork will follow."""
+    """One call in a thread. vLLM's client takes it for the renderer, and tells when no fork will follow."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
         self._read = read
@@ -32,11 +30,11 @@ class Reading:
         self._thread.start()
 
     def core_is_answered(self) -> None:
-        """The engine core has what it needs of this process, which answers nobody while a tokenizer is parsed."""
+        """Start parsing, which blocks all answers of this process, only once the core has its own."""
         self._may_begin.set()
 
     def result(self) -> Any:
-        """Of the call, once it has ended. Raises what it raised."""
+        """Raises the call's error."""
         self.core_is_answered()
         self._thread.join()
         if self._error is not None:
@@ -52,8 +50,7 @@ class Reading:
 
 
 class Later:
-    """An attribute that may be set to a call without arguments (a partial), which is made when it is first read, and
-    after `READ_AFTER_S` at the latest."""
+    """An attribute that may be set to a partial, which is called at the first read, or after `READ_AFTER_S`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -67,7 +64,7 @@ class Later:
             timer.start()
 
     def _read_by_itself(self, owner: Any) -> None:
-        with contextlib.suppress(Exception):  # raised to who asks
+        with contextlib.suppress(Exception):
             self.__get__(owner)
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
@@ -86,13 +83,13 @@ class Later:
 
 
 def with_one_copy(make_pool: Callable[..., Any]) -> Callable[..., Any]:
-    """In the place of vLLM's `maybe_make_thread_pool`, which it is given: a pool makes its second copy, which takes a
-    third of the tokenizer's time, when two threads want one at once."""
+    """Wrap vLLM's `maybe_make_thread_pool`: a pool's second copy, a third of the tokenizer's time, is made once two
+    threads need it."""
     return lambda tokenizer, copies=1: make_pool(tokenizer, min(copies, 1))
 
 
 def install() -> None:
-    """In a process whose forks are API servers, and theirs engine cores."""
+    """For a process whose forks are API servers, and theirs engine cores."""
     from vllm.renderers import hf as renderers_hf
     from vllm.v1 import structured_output
     from vllm.v1.engine import async_llm, utils

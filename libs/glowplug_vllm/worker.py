@@ -1,8 +1,7 @@
 """vLLM's CPU worker with a sleep that frees memory: `--worker-cls glowplug_vllm.worker.SleepingCpuWorker`.
 
-vLLM's own engine calls `sleep`, `wake_up` and `discard` of its workers; those of its CPU worker do nothing. The KV
-cache is an anonymous mapping that costs nothing until a request writes to it, and is given back page by page.
-"""
+vLLM's engine calls `sleep`, `wake_up` and `discard`, which do nothing in its CPU worker. The KV cache is an
+anonymous mapping: free until written to, and released page by page."""
 
 import ctypes
 import mmap
@@ -23,13 +22,13 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from glowplug_vllm import base_rows, groups, hops, shared_load, stage
 from glowplug_vllm.cpu_weights import CpuWeights
 
-SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # "1" in the environment: weights are the files' pages, see cpu_weights.py
-_log = init_logger("vllm.glowplug")  # vLLM shows what stands below its own name
+SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # environment, "1": weights are the files' pages, see cpu_weights.py
+_log = init_logger("vllm.glowplug")  # vLLM shows loggers below its own name
 _LEAST_KV_BYTES = 1 << 20
 
 
 class UntouchedZeros(TorchFunctionMode):  # type: ignore[misc]
-    """Within it, a large `torch.zeros` of int8 (vLLM's one KV buffer) is memory that nobody has touched yet."""
+    """Make a large `torch.zeros` of int8 (vLLM's one KV buffer) untouched memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -42,10 +41,8 @@ class UntouchedZeros(TorchFunctionMode):  # type: ignore[misc]
 
 
 class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
-    """Of one engine: one process of its own, or one worker of several."""
-
     def init_device(self) -> None:
-        """vLLM takes the workers of a node as its devices when it looks who of a pipeline is near; a CPU is one."""
+        """Make vLLM count each CPU worker as a device, by which it finds the workers of one node."""
         if self.parallel_config.nnodes > 1:
             num_workers = self.parallel_config.local_world_size
             type(current_platform).device_count = classmethod(lambda _: num_workers)
@@ -58,13 +55,12 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
             hops.install(get_pp_group(), _get_default_store(), get_ip())
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: those that were granted. Nothing of them is touched yet, so vLLM's question, whether
-        they are free now, is not asked."""
+        """Return the granted bytes of KV cache; still untouched, they need not be free now."""
         granted = self.cache_config.kv_cache_memory_bytes
         return int(granted) if granted is not None else int(super().determine_available_memory())
 
     def load_model(self, **options: Any) -> None:
-        """Raises SharingError where the weights are to be the files' pages and cannot be."""
+        """Raises SharingError if the weights cannot be the files' pages as requested."""
         directory = Path(self.model_config.model)
         is_stage = stage.START in os.environ
         loading: AbstractContextManager[Any] = stage.own_tensors(directory) if is_stage else nullcontext()
@@ -94,8 +90,7 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
         return context
 
     def sleep(self, level: int = 1) -> None:
-        """Give up weights and KV cache; `level` makes no difference, since the files hold the weights. Raises
-        CannotSleep."""
+        """Drop weights and KV cache at any `level`: the files hold the weights. Raises CannotSleep."""
         self._weights.drop()
         self._give_back_kv()
 
@@ -104,15 +99,14 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
             self._give_back_kv()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take the weights that are away, whatever `tags` say: with its KV cache alone no engine serves."""
+        """Restore the weights whatever the `tags`: no engine serves with its KV cache alone."""
         self._weights.restore()
 
     def keep_first(self, num_bytes: int) -> None:
-        """Give up the weights of all layers but the first, as many as `num_bytes` hold. Raises CannotSleep."""
+        """Raises CannotSleep before any change."""
         self._weights.keep_first(num_bytes)
 
     def give_back_blocks(self, runs: list[tuple[int, int]]) -> int:
-        """Free the pages of KV blocks from one id up to another, in every layer. Returns bytes."""
         freed = 0
         for layer in self.model_runner.compilation_config.static_forward_context.values():
             cache = layer.kv_cache
@@ -120,13 +114,13 @@ class SleepingCpuWorker(CPUWorker):  # type: ignore[misc]
             for first, end in runs:
                 if step == size:
                     freed += _give_back(cache.data_ptr() + first * step, cache.data_ptr() + end * step)
-                else:  # blocks of all layers lie one after the other
+                else:
                     starts = (cache.data_ptr() + block * step for block in range(first, end))
                     freed += sum(_give_back(start, start + size) for start in starts)
         return freed
 
     def read_blocks(self, of_requests: list[list[int]]) -> list[dict[str, Any]]:
-        """Of each request, the KV blocks with its ids: layer -> [blocks, ...], as bytes of the cache's own type."""
+        """Return each request's KV blocks: layer -> [blocks, ...], as bytes of the cache's type."""
         layers = self.model_runner.compilation_config.static_forward_context.items()
         caches = {name: layer.kv_cache for name, layer in layers if getattr(layer, "kv_cache", None) is not None}
         return [
@@ -146,7 +140,7 @@ def _storage(cache: torch.Tensor) -> torch.UntypedStorage:
 
 
 def _give_back(start: int, end: int) -> int:
-    """The whole pages between two addresses are free, and read as zeros. Returns bytes; raises OSError."""
+    """Free whole pages, which then read as zeros. Return bytes; raises OSError."""
     start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if end <= start:
         return 0

@@ -1,6 +1,6 @@
-"""Executes what the agent's controller asks of engines. Nothing here waits in the shell's loop: each effect becomes a
-task, whose outcome goes back to the controller as a stimulus.
-"""
+"""Execute the engine effects of the agent's controller.
+
+Nothing blocks the shell's loop: each effect becomes a task whose outcome returns to the controller as a stimulus."""
 
 import asyncio
 import contextlib
@@ -44,12 +44,8 @@ from glowplug.services.agent.state_file import StateFile
 from glowplug.services.agent.weights_watch import WeightsWatch
 from glowplug.weights.writer import FULL
 
-# LoRA adapters that the engines of this node take and give up, for instances whose engine is another instance's.
-
 
 class AdapterMoves:
-    """Carries out LoadAdapter and UnloadAdapter, and reports nothing: its caller does."""
-
     def __init__(
         self,
         state: StateFile,
@@ -59,8 +55,8 @@ class AdapterMoves:
         self._state, self._driver_of, self._is_alive = state, driver_of, is_alive
 
     async def load(self, effect: msg.LoadAdapter) -> EngineHandle:
-        """Returns the handle of the host, whose engine answers for the adapter now. Raises EngineFailed with the reason
-        of the engine, EngineUnable for one of a kind that takes no adapters."""
+        """Return the handle of the host, whose engine now answers for the adapter. Raises EngineFailed, EngineUnable if
+        engines of its kind take no adapters."""
         handle = self._state.handles.get(effect.host_id)
         if handle is None or not self._is_alive(handle):
             raise EngineFailed(f"the engine of {effect.host_id}, which was to take the adapter, is gone")
@@ -68,7 +64,6 @@ class AdapterMoves:
         return handle
 
     async def unload(self, effect: msg.UnloadAdapter) -> bool:
-        """Whether no engine holds the adapter any more: asked again later, where one does not say so."""
         handle = self._state.handles.get(effect.host_id)
         if handle is None or not self._is_alive(handle):
             return True
@@ -86,23 +81,22 @@ class AdapterMoves:
         return driver
 
 
-# What an agent keeps in the data of an engine's handle, beside what its driver does, and what it reads there again.
+# Keys of the agent's own entries in the data of an engine's handle.
 
-KEY_ID = "key_id"  # beside the key itself
+KEY_ID = "key_id"
 GPU_KIND, GPU_INDEX = "gpu_kind", "gpu_index"
-REPLICA = "replica"  # it was launched to hold weights, not to serve
-HOLDS = "holds"  # what its load has reported of slots, KV cache and features, as JSON
+REPLICA = "replica"  # to hold weights, not to serve
+HOLDS = "holds"  # what the load reported, as JSON
 
 
 def holds_of(handle: EngineHandle) -> dict[str, Any]:
-    """What its load has reported; {} before."""
     found: dict[str, Any] = json.loads(handle.data.get(HOLDS, "{}"))
     return found
 
 
 def with_holds(report: LoadReport, path: str = "") -> LoadReport:
-    """The same report, its handle with what the engine holds: a wake, and the agent after a restart, report it anew.
-    `path`: of the weights that it has loaded."""
+    """Store the engine's properties in the handle, for a wake and for the agent after a restart. `path`: of the
+    weights."""
     said = ("num_slots", "kv_tokens", "lacks", "step_s")
     holds: dict[str, Any] = {name: getattr(report, name) for name in said}
     if report.shared_bytes and path:
@@ -112,32 +106,28 @@ def with_holds(report: LoadReport, path: str = "") -> LoadReport:
 
 
 def shared_bytes(handle: EngineHandle) -> int:
-    """What it reads of its weights in the pages that others read: nothing once the node has fetched them anew, since
-    the engine keeps the pages of the file that it has opened."""
+    """Return bytes of weights in shared pages; 0 once the node has fetched them anew: the engine keeps those of its
+    open file."""
     holds = holds_of(handle)
     is_same = bool(holds.get("file")) and _file(holds["weights"]) == holds["file"]
     return int(holds["shared_bytes"]) if is_same else 0
 
 
 def key_id(handle: EngineHandle) -> str:
-    """Of the key that its engine asks for; "": it asks for none."""
     return handle.data.get(KEY_ID, "") if handle.api_key else ""
 
 
 def _file(path: str) -> str:
-    """What tells a file or folder from another that has taken its place; "" where there is none."""
+    """Identify a file or folder, so that a replacement at the same path differs; "" if missing."""
     with contextlib.suppress(OSError):
         found = Path(path).stat()
         return f"{found.st_dev}:{found.st_ino}"
     return ""
 
 
-# How many requests are left in an engine that drains, and how full its KV cache is.
-
-# A stage that has become whole in another process: what runs goes over, and what cannot ends in the stages.
-#
-# The KV cache is read out while all stages live. Then routers learn of the new process and continue their streams there
-# (docs/adr/0024-stages-of-real-engines.md); what they leave, and what has not begun, ends in the stages.
+# A stage that has become whole in another process. The KV cache is read while all stages live; then routers learn of
+# the new process and continue their streams there (docs/adr/0024-stages-of-real-engines.md). Requests that stay behind
+# or have not begun end in the stages.
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +135,7 @@ log = logging.getLogger(__name__)
 async def in_flight(
     driver: EngineDriver, handle: EngineHandle, effect: msg.CountInFlight, *, reads_kv: bool
 ) -> msg.InFlight | None:
-    """Asks the engine; None where it does not answer, which is logged. Of an adapter its own requests count."""
+    """None if the engine does not answer, which is logged."""
     name, kv_bytes_used = effect.instance_id, -1
     try:
         if effect.model is not None and isinstance(driver, AdapterHost):
@@ -163,15 +153,13 @@ async def in_flight(
     return msg.InFlight(name, num_in_flight, kv_bytes_used)
 
 
-STREAMS_MOVE_S = 1.0  # how long routers have to take their streams away from a stage that has become whole ...
-STAGE_POLL_S = 0.2  # ... which is then asked so often whether it still runs something
-KV_MOVES_S = 10.0  # how long the KV cache of what runs may take to come over
-KV_KEPT_S = 30.0  # how long the KV cache that was moved is kept for what routers ask of the whole engine
+STREAMS_MOVE_S = 1.0  # for routers to take their streams away
+STAGE_POLL_S = 0.2
+KV_MOVES_S = 10.0  # for the KV cache to move
+KV_KEPT_S = 30.0  # for routers to claim the moved KV cache
 
 
 class StageMoves:
-    """`driver_of`: a handle's driver; `report`: where outcomes go."""
-
     def __init__(
         self,
         state: StateFile,
@@ -184,8 +172,8 @@ class StageMoves:
         self._report, self._clock = report, clock
 
     async def finish(self, effect: msg.FinishStages) -> None:
-        """Routers take their streams away first; what they leave, and what has not begun, ends in the stages. The
-        placer ends the later ones once that is published, and then the first one's process ends."""
+        """Let routers take their streams away first; the rest ends in the stages. Then the placer ends the later ones,
+        and the first ends."""
         handle = self._state.handles.get(effect.instance_id)
         driver = self._driver_of(handle) if handle is not None else None
         if handle is None or not isinstance(driver, Mover):
@@ -207,7 +195,7 @@ class StageMoves:
         await self._leave(driver, handle, kept_until)
 
     async def kv_moved(self, driver: Mover, handle: EngineHandle) -> Moved | str:
-        """What came over of the KV cache, or why nothing does."""
+        """Return the moved part of the KV cache, or the reason why nothing moved."""
         if not self._weights_watch.is_as_read(handle.instance_id):
             return "its weights were fetched anew, and what was computed with those before is computed again"
         try:
@@ -219,17 +207,15 @@ class StageMoves:
             return f"its KV cache did not come within {KV_MOVES_S:g} s"
 
     async def _leave(self, driver: Mover, handle: EngineHandle, kept_until: float) -> None:
-        """End the stage that a whole engine was, and in time what was moved. Of an engine that was none, nothing."""
         await driver.end_stage(handle)
         await asyncio.sleep(max(kept_until - self._clock(), 0.0))
         driver.forget_moved(handle)
 
     async def leave_again(self, driver: Mover, handle: EngineHandle) -> None:
-        """End what an agent that was killed has left of a consolidation that was over."""
         await self._leave(driver, handle, self._clock() + KV_KEPT_S)
 
     async def _is_over(self, handle: EngineHandle, driver: Mover) -> bool:
-        """A stage that does not answer may still run something: it is asked again."""
+        """Return False for a stage that does not answer: it may still run requests."""
         try:
             return await driver.is_stage_over(handle)
         except EngineFailed as error:
@@ -237,12 +223,11 @@ class StageMoves:
             return False
 
 
-SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # how long a sleeping engine has until its bytes are back
-FREED_S = 10.0  # how long a load or a wake waits for the bytes of engines that are killed
-END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before the process that held it is gone
-# The ids the control plane makes; a file system takes names of 255 bytes, of which a suffix needs some.
+SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # for a sleeper's bytes to return
+FREED_S = 10.0  # for a load or wake to wait for bytes of killed engines
+END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before its process is gone
+# File systems take names of 255 bytes, some of them for a suffix.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# What a piece of work that failed is reported as, by its kind; the others are asked for again by the controller.
 _FAILED: dict[str, Callable[[str, str, str], msg.Outcome]] = {  # (instance_id, code, why) -> outcome
     **dict.fromkeys(("launch", "load", "serve"), msg.EngineStartFailed),
     "weights": msg.WeightsFailed,
@@ -254,8 +239,6 @@ _FAILED: dict[str, Callable[[str, str, str], msg.Outcome]] = {  # (instance_id, 
 
 
 class EngineExecutor:
-    """The engine processes of one node: their handles, their logs, and the work under way on each."""
-
     def __init__(
         self,
         settings: AgentSettings,
@@ -266,22 +249,19 @@ class EngineExecutor:
         self._settings, self._drivers, self._state, self._clock = settings, drivers, state, clock
         self._put: Callable[[Any], Awaitable[None]] | None = None
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._weights: dict[str, str] = {}  # instance_id -> path its engine was last asked to load
-        self._kv_limits: dict[str, int] = {}  # instance_id -> bytes, until its engine has them
+        self._weights: dict[str, str] = {}
+        self._kv_limits: dict[str, int] = {}
         self._weights_watch = WeightsWatch(settings, clock, self._report)
         self._stage_moves = StageMoves(state, self._weights_watch, self._driver, self._report, clock)
         self._adapters = AdapterMoves(state, self._driver, self._is_alive)
         self._ports = EnginePorts(settings.host, settings.port_range)
-        self._killed: set[str] = set()  # instances whose engine ends without a grace
-        self._moving: dict[str, asyncio.Event] = {}  # instances whose requests move to another process, until they have
+        self._killed: set[str] = set()  # to end without grace
+        self._moving: dict[str, asyncio.Event] = {}  # whose requests move to another process
 
     def connect(self, put: Callable[[Any], Awaitable[None]]) -> None:
-        """Where outcomes go: the shell's `put`."""
         self._put = put
 
     def executors(self) -> dict[type[Any], Executor]:
-        """What the shell needs to know: effect type -> what performs it."""
-
         def as_task(kind: str, body: Callable[[Any], Coroutine[Any, Any, None]]) -> Executor:
             async def execute(effect: Any, _: Any) -> None:
                 self._begin(effect.instance_id, kind, body(effect))
@@ -339,7 +319,7 @@ class EngineExecutor:
         return self._settings.node_dir / "logs" / f"{file_name(instance_id)}.log"
 
     def living(self) -> frozenset[str]:
-        """Remembered instances whose very process still lives; each is watched from now on."""
+        """Return remembered instances whose process still lives, and watch each of them."""
         handles = self._state.handles
         living = {i for i, handle in handles.items() if handle.engine in self._drivers and self._is_alive(handle)}
         busy = {holding.engine for holding in self._state.memory.holdings if holding.consolidation is not None}
@@ -350,7 +330,7 @@ class EngineExecutor:
         return frozenset(living)
 
     def processes(self) -> set[int]:
-        """Leaders of all that runs for remembered instances: a stage and what it becomes beside it are two."""
+        """Return the leaders of all processes of remembered instances: a stage and its successor beside it are two."""
         found: set[int] = set()
         for handle in self._state.handles.values():
             driver = self._drivers.get(handle.engine)
@@ -358,21 +338,19 @@ class EngineExecutor:
         return found
 
     async def close(self) -> None:
-        """Give up every task. Engines live on."""
+        """Cancel every task. Engines live on."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def end_all(self) -> None:
-        """Kill whatever outlived the drain (the store was away, a stop took too long). The next agent of this node
-        reports their ends."""
+        """Kill engines that outlived the drain. The node's next agent reports their ends."""
         for handle in self._state.handles.values():
             if handle.engine in self._drivers and self._is_alive(handle):
                 log.warning("the agent kills the engine of %s, which still runs after its drain", handle.instance_id)
                 await self._driver(handle).stop(handle, 0.0)
 
     def _begin(self, instance_id: str, kind: str, body: Coroutine[Any, Any, None]) -> None:
-        """Run `body` beside the shell, unless the same is under way already."""
         key = (instance_id, kind)
         if key in self._tasks:
             body.close()
@@ -380,11 +358,10 @@ class EngineExecutor:
         task = asyncio.create_task(self._guard(kind, instance_id, body))
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._tasks.pop(key) if self._tasks.get(key) is done else None)
-        task.add_done_callback(lambda _: body.close())  # of one that was ended before it began
+        task.add_done_callback(lambda _: body.close())  # for a task cancelled before it began
 
     async def _guard(self, kind: str, instance_id: str, body: Coroutine[Any, Any, None]) -> None:
-        """What an engine or its driver could not do ends what was under way, and so does a fault of ours, which never
-        ends the agent."""
+        """Turn errors of engines, drivers and our own code into outcomes: none of them ends the agent."""
         try:
             await body
         except Exception as error:
@@ -442,7 +419,7 @@ class EngineExecutor:
                 adapter_slots=effect.adapter_slots,
                 adapter_rank=effect.adapter_rank,
             )
-            shutil.rmtree(run_dir, ignore_errors=True)  # what an earlier try of this instance left there
+            shutil.rmtree(run_dir, ignore_errors=True)
             run_dir.mkdir(parents=True, mode=0o700)
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = await driver.launch(request)
@@ -457,10 +434,9 @@ class EngineExecutor:
             self._begin(effect.instance_id, "watch", self._watch(handle))
             await self._report(msg.EngineLaunched(effect.instance_id))
         finally:
-            self._ports.settled(effect.instance_id)  # the handle, if there is one, holds the port from now on
+            self._ports.settled(effect.instance_id)
 
     async def watch_memory(self) -> None:
-        """For ever: report engines that take more host memory than they may."""
         watch = MemoryWatch(lambda: self._state.handles, self._is_alive, self._report)
         await watch.run(self._settings.engine_memory_s)
 
@@ -478,7 +454,6 @@ class EngineExecutor:
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _activate(self, effect: msg.ActivateEngine) -> None:
-        """The process of `source` goes on under a new id, from wherever it is: a load under way is waited for."""
         for kind in ("load", "sleep", "limit", "watch", "health", "count"):
             await self._cancel(effect.source, kind)
         handle = self._state.rename_handle(effect.source, effect.instance_id)
@@ -486,7 +461,7 @@ class EngineExecutor:
         if handle is None or not self._is_alive(handle):
             raise EngineFailed(f"the engine of {effect.source} is gone")
         with contextlib.suppress(FileExistsError, FileNotFoundError):
-            os.link(handle.log_path, self.log_path(effect.instance_id))  # one log, under both names
+            os.link(handle.log_path, self.log_path(effect.instance_id))  # one log under both names
         self._begin(effect.instance_id, "watch", self._watch(handle))
         driver, began = self._driver(handle), self._clock()
         await self._until_freed(handle)
@@ -500,8 +475,10 @@ class EngineExecutor:
         await self._report(self._ready(effect.instance_id, handle, (load,)))
 
     async def _until_freed(self, handle: EngineHandle) -> None:
-        """What a dropped replica or sleeper held is granted to others at once, and its device has it until its process
-        is gone. On host memory nothing fails of that for a moment."""
+        """Wait for the device memory of killed engines.
+
+        Their grant passes to others at once, but the device frees it only with the process. Host memory tolerates
+        the overlap."""
         if handle.data.get(GPU_KIND) != CUDA:
             return
         device = handle.data.get(GPU_INDEX)
@@ -511,7 +488,7 @@ class EngineExecutor:
             await asyncio.wait(ending, timeout=FREED_S)
 
     async def _wake(self, handle: EngineHandle, driver: Sleeper) -> None:
-        """Wake the engine. Raises EngineFailed, with the end of its log where the process has ended."""
+        """Wake the engine. Raises EngineFailed, with the end of its log if the process has ended."""
         try:
             await driver.wake(handle)
         except EngineFailed as error:
@@ -521,7 +498,6 @@ class EngineExecutor:
             raise EngineFailed(f"the engine process ended by itself while it woke\n{tail}".strip()) from error
 
     async def _ends(self, handle: EngineHandle) -> bool:
-        """Whether its process is gone, or is so within END_S."""
         deadline = time.monotonic() + END_S
         while self._is_alive(handle):
             if time.monotonic() > deadline:
@@ -544,7 +520,7 @@ class EngineExecutor:
         )
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
-        """Raises EngineFailed where no engine is known for it, EngineUnable for one of a kind without stages."""
+        """Raises EngineFailed if the instance has no engine, EngineUnable for an engine without stages."""
         handle = self._state.handles.get(instance_id)
         if handle is None:
             raise EngineFailed("this agent has no engine of that instance")
@@ -562,7 +538,7 @@ class EngineExecutor:
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
     async def _consolidate(self, effect: msg.ConsolidateEngine) -> None:
-        """The rest of the weights comes first, through the node's prefetcher, which the placer has asked for it."""
+        """Await the rest of the weights first, which the node's prefetcher fetches at the placer's request."""
         handle, driver = self._staged(effect.instance_id)
         began = self._clock()
         path = Path(await self._weights_watch.until_whole(effect.instance_id, effect.model.weights))
@@ -590,9 +566,10 @@ class EngineExecutor:
             await self._moved(handle.instance_id, driver, whole, phases)
 
     async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport, phases: tuple[Phase, ...]) -> None:
-        """The engine has become whole in another process, which takes over what runs in the stages: their KV cache is
-        read out while all of them live, then routers learn of the new process and continue their streams there. A
-        stage that ends meanwhile costs the KV cache, which is computed anew."""
+        """Hand the requests in the stages over to the process that runs the whole model.
+
+        The KV cache is read while all stages live, then routers continue their streams in the new process. If a
+        stage ends meanwhile, the KV cache is computed anew."""
         handle = with_holds(whole).handle
         self._moving[instance_id] = asyncio.Event()
         try:
@@ -608,8 +585,7 @@ class EngineExecutor:
         await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, key_id(handle), phases))
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
-        """The engine says what has become of it. One that does not answer is asked again by the controller; one that
-        cannot become whole is the stage that it was."""
+        """Ask the engine for the outcome; one that cannot become whole stays a stage."""
         await self._cancel(effect.instance_id, "consolidate")
         try:
             handle, driver = self._staged(effect.instance_id)
@@ -627,7 +603,6 @@ class EngineExecutor:
                 await self._became_whole(handle, driver, kv_tokens)
 
     async def _whole(self, instance_id: str, kv_tokens: int, phases: tuple[Phase, ...] = ()) -> None:
-        """Take what it holds now into its handle."""
         handle = self._state.handles.get(instance_id)
         if handle is not None:
             holds = holds_of(handle) | {"kv_tokens": kv_tokens}
@@ -653,14 +628,13 @@ class EngineExecutor:
                 await driver.sleep(handle, effect.becomes)
         except EngineFailed:
             if await self._ends(handle):
-                return  # whoever watches the process reports its end, with its log
+                return  # its watcher reports the end
             raise
         kept = await self._kept(handle, driver, effect.becomes)
         await self._report(msg.EngineAsleep(effect.instance_id, kept))
 
     async def _kept(self, handle: EngineHandle, driver: EngineDriver, becomes: str) -> int:
-        """What the device says that the engine holds. One that leaves its GPUs has a while until that is as little as
-        its kind may keep: a device gives pages back some time after it was asked."""
+        """Return the bytes held by the device's account; devices return pages with a delay."""
         most = driver.capabilities.asleep_bytes if becomes == "swapped_out" else 0
         deadline = self._clock() + SETTLE_S
         while True:
@@ -670,13 +644,12 @@ class EngineExecutor:
             await asyncio.sleep(SETTLE_POLL_S)
 
     async def _stop(self, effect: msg.StopEngine) -> None:
-        """End the work under way, then the process; gone only when the kernel says so."""
         await self._end_work(effect.instance_id)
         handle = self._state.handles.get(effect.instance_id)
         if handle is not None:
             if handle.engine in self._drivers:
                 await self._driver(handle).stop(handle, effect.grace_s)
-            else:  # an engine that this agent cannot start any more, e.g. after a change of the node's file
+            else:  # an engine that this agent can no longer start
                 await stop_group(handle.pid, handle.pid_started_at, effect.grace_s)
             if self._is_alive(handle):
                 log.error("the engine of %s (pid %s) still runs after it was stopped", effect.instance_id, handle.pid)
@@ -685,7 +658,7 @@ class EngineExecutor:
         self._state.drop_handle(effect.instance_id)
         shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
         self._killed.discard(effect.instance_id)
-        # The stop is over before it is reported, so that a retry or a relaunch finds the place free.
+        # End the stop before reporting it, so that a retry or a relaunch finds the place free.
         self._tasks.pop((effect.instance_id, "stop"), None)
         await self._report(msg.EngineGone(effect.instance_id))
 
@@ -696,9 +669,8 @@ class EngineExecutor:
         await self._report(msg.EngineGone(effect.instance_id, clean=is_gone))
 
     async def _end_work(self, instance_id: str) -> None:
-        """Give up what is under way for an instance that ends."""
         launching = self._tasks.get((instance_id, "launch"))
-        if launching is not None:  # a launch cut in half would leave a process nobody knows
+        if launching is not None:  # a launch cut short would leave an unknown process
             await asyncio.wait([launching])
         for key in list(self._tasks):
             if key[0] == instance_id and key[1] != "stop":
@@ -722,7 +694,7 @@ class EngineExecutor:
         if known is not None and known.pid != handle.pid:
             return  # the engine is another process by now
         loading = self._tasks.get((handle.instance_id, "load"))
-        if loading is not None:  # it sees the same end and knows more about it
+        if loading is not None:  # the load sees the same end and knows its reason
             await asyncio.wait([loading], timeout=2.0)
         await self._report_exit(handle)
 
@@ -741,7 +713,7 @@ class EngineExecutor:
         seen = await self._driver(handle).health(handle)
         known = self._state.handles.get(effect.instance_id)
         if effect.instance_id in self._moving or known is None or known.pid != handle.pid:
-            return  # it answers, or not, as a stage that has been paused, or that the engine is no more
+            return  # the answer is of a paused stage, or of a process that was replaced
         if not seen.alive:
             await self._report_exit(handle)
             return
@@ -756,7 +728,6 @@ class EngineExecutor:
             await self._report(seen)
 
     async def _limit_kv(self, instance_id: str) -> None:
-        """Pass on the newest limit, until there is none that is newer."""
         while (num_bytes := self._kv_limits.pop(instance_id, None)) is not None:
             handle = self._state.handles.get(instance_id)
             driver = self._driver(handle) if handle is not None else None
@@ -767,11 +738,11 @@ class EngineExecutor:
                     log.warning(
                         "the engine of %s has not changed the size of its KV cache: %s", instance_id, error.message
                     )
-        self._tasks.pop((instance_id, "limit"), None)  # the next one begins anew, whenever it comes
+        self._tasks.pop((instance_id, "limit"), None)
 
 
 def file_name(given: str) -> str:
-    """An id of a command or row as one name in a folder: `given` where that is safe, else a digest of it."""
+    """Return an id as a safe file name: `given` itself or a digest of it."""
     if _SAFE_NAME.fullmatch(given):
         return given
     return f"id-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"

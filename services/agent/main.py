@@ -23,8 +23,6 @@ from glowplug.services.agent.state_file import NodeTaken
 from glowplug.telemetry.metrics import FailureCounter
 from glowplug.telemetry.tracing import Tracing
 
-# REST of an agent: its instances with their logs, its GPUs by owner, its engines.
-
 MAX_LOG_BYTES = 1 << 20
 ENGINE_LOGS = "/logs/engines"
 
@@ -111,7 +109,7 @@ def _hardware(app: FastAPI, controller: AgentController, service: AgentService) 
 
 
 def _tail(path: Path, num_lines: int) -> str:
-    """The last lines, of at most the last MAX_LOG_BYTES; "" when the engine has not written any."""
+    """Read the last lines within MAX_LOG_BYTES; "" if there are none."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)

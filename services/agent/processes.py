@@ -1,10 +1,8 @@
-"""The processes of engines, as the kernel knows them: their ports, their end, their memory, and those without a record.
+"""Engine processes in the kernel's view: ports, exits, memory, orphans.
 
-An engine that takes more host memory than its grant and its overhead is ended before the machine has none left. The
-agent looks; the kernel enforces nothing: cgroups need a delegation that few machines give, RLIMIT_AS counts mapped
-weights, and RLIMIT_DATA makes an allocation fail somewhere inside an engine, without a reason. Processes that no record
-names are those of an agent that died between starting one and writing it down.
-"""
+An engine that exceeds its grant and overhead of host memory is ended before the machine runs out. The agent polls,
+as cgroups need a delegation that few machines give, RLIMIT_AS counts mapped weights, and RLIMIT_DATA fails an
+allocation inside an engine. Orphans belong to an agent that died between a start and its record."""
 
 import asyncio
 import contextlib
@@ -26,18 +24,14 @@ from glowplug.engines.process import anonymous_bytes, group_members, kill_group,
 from glowplug.memory.discovery import EMULATED, HOST, HardwareUnavailable, cuda_bytes
 
 log = logging.getLogger(__name__)
-LIMIT = "host_bytes_limit"  # in a handle's data; absent where an agent without this watch has started the engine
+LIMIT = "host_bytes_limit"  # in a handle's data; may be missing
 MIB = 1 << 20
-EXIT_POLL_S = 0.1  # where the kernel cannot tell of a process's end
-REAP_S = 2.0  # between two looks for ended children that nobody waits for
+EXIT_POLL_S = 0.1  # without a pidfd
+REAP_S = 2.0
 
 
 class EnginePorts:
-    """Gives out free ports one after another, of a range that is open to the routers, where an agent has one: after a
-    start that failed over a taken port the next one gets another.
-
-    A range belongs to one agent of an address: an engine binds its port seconds after it was handed out.
-    """
+    """Give out ports of a range in turn, so that a start after a conflict gets another one."""
 
     def __init__(self, host: str, ports: PortRange | None) -> None:
         self._host, self._range = host, ports
@@ -45,10 +39,8 @@ class EnginePorts:
         self._launching: dict[str, int] = {}
 
     def take(self, instance_id: str, held: Iterable[int]) -> int:
-        """A port nobody listens on, none of `held` (those of engines that live); 0 without a range.
-
-        Raises EngineFailed when there is none.
-        """
+        """Return a free port, none of living engines (`held`); 0 without a range. Raises EngineFailed if none is
+        free."""
         if self._range is None:
             return 0
         used = {*held, *self._launching.values()}
@@ -62,7 +54,6 @@ class EnginePorts:
         raise EngineFailed(f"no free port in GLOWPLUG_ENGINE_PORTS={self._range}: {len(used)} are in use by engines")
 
     def settled(self, instance_id: str) -> None:
-        """The launch of that instance is over: its handle keeps the port, or nobody does."""
         self._launching.pop(instance_id, None)
 
     def _is_free(self, port: int) -> bool:
@@ -80,27 +71,25 @@ class EnginePorts:
 
 
 def limit_bytes(request: LaunchRequest, overhead_bytes: int) -> int:
-    """Host memory that an engine may take: its grant, of which nothing is real on an emulated GPU, and its overhead."""
+    """Return grant plus overhead; on an emulated GPU no grant is real."""
     granted = 0 if request.gpu_kind == EMULATED else max(request.num_bytes, request.model.memory_bytes)
     return granted + overhead_bytes
 
 
 def private_bytes(leaders: Collection[int]) -> dict[int, int]:
-    """Memory of each process group that nobody shares (weights that are mapped from host memory are), in bytes by the
-    pid of its leader. One pass over the machine's processes."""
+    """Return unshared bytes of each process group by its leader's pid. Mapped weights are shared."""
     used = dict.fromkeys(leaders, 0)
     for pid in psutil.pids() if used else ():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
             leader = os.getpgid(pid)
             if leader in used:
                 memory = psutil.Process(pid).memory_info()
-                used[leader] += memory.rss - getattr(memory, "shared", 0)  # not known outside Linux
+                used[leader] += memory.rss - getattr(memory, "shared", 0)  # Linux only
     return used
 
 
 def bytes_kept(handle: EngineHandle, gpu_kind: str) -> int:
-    """GPU memory that the processes of an engine hold now, as the device says; on host memory, what no file stands
-    behind. -1 where nothing can say so."""
+    """Return GPU bytes held; on host memory, anonymous bytes. -1 if unknown."""
     if gpu_kind == EMULATED:
         return -1
     members = group_members(handle.pid, handle.pid_started_at)
@@ -114,8 +103,6 @@ def bytes_kept(handle: EngineHandle, gpu_kind: str) -> int:
 
 
 class MemoryWatch:
-    """Looks at every engine whose handle has a limit; `read` says what each uses."""
-
     def __init__(
         self,
         handles: Callable[[], Mapping[str, EngineHandle]],
@@ -127,16 +114,15 @@ class MemoryWatch:
         self._reported: set[tuple[int, float]] = set()
 
     async def run(self, every_s: float) -> None:
-        """For ever."""
         while True:
             try:
                 await self.look()
-            except Exception:  # without it an engine could take the machine's memory
+            except Exception:
                 log.exception("the agent could not read the memory use of its engines")
             await asyncio.sleep(every_s)
 
     async def look(self) -> None:
-        """Report each engine over its limit, once: the controller has it killed."""
+        """Report each engine over its limit once; the controller has it killed."""
         limited = {i: handle for i, handle in self._handles().items() if LIMIT in handle.data}
         if not limited:
             self._reported.clear()
@@ -158,8 +144,7 @@ class MemoryWatch:
 
 
 async def until_exit(handle: EngineHandle, is_alive: Callable[[EngineHandle], bool]) -> None:
-    """Return when that process is gone, whether or not it is a child of ours: by pidfd where the kernel has it, else by
-    asking every EXIT_POLL_S."""
+    """Wait until the process, child or not, is gone: by pidfd or polling."""
     try:
         fd = os.pidfd_open(handle.pid)
     except ProcessLookupError:
@@ -171,18 +156,18 @@ async def until_exit(handle: EngineHandle, is_alive: Callable[[EngineHandle], bo
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     try:
-        if is_alive(handle):  # asked after the pidfd is open: the pid cannot have gone to another process since
+        if is_alive(handle):  # asked after pidfd_open: the pid cannot have been reused since
             loop.add_reader(fd, ended.set)
             await ended.wait()
             loop.remove_reader(fd)
-            is_alive(handle)  # reaps it when it was our child
+            is_alive(handle)  # reaps our child
     finally:
         loop.remove_reader(fd)
         os.close(fd)
 
 
 def kill_orphans(run_root: Path, known_pids: Collection[int]) -> list[int]:
-    """SIGKILL every process group that works under `run_root` and has no known leader. Returns the leaders' pids."""
+    """SIGKILL process groups below `run_root` without a known leader. Return the leaders' pids."""
     known = set(known_pids)
     leaders = {leader for leader in _leaders(run_root) if leader not in known}
     for leader in sorted(leaders):
@@ -192,7 +177,6 @@ def kill_orphans(run_root: Path, known_pids: Collection[int]) -> list[int]:
 
 
 def _leaders(run_root: Path) -> Iterator[int]:
-    """Group leaders of our own user's processes whose directory or arguments lie under `run_root`."""
     root = f"{run_root}{os.sep}"
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -204,9 +188,8 @@ def _leaders(run_root: Path) -> Iterator[int]:
 
 
 async def reap_strays() -> None:
-    """For ever: wait for ended children nobody waits for. Those are children that lost their parent, where the agent is
-    process 1, and engines whose first thread ended before their last one, so that the driver that stopped them saw them
-    gone and could not wait. A zombie is taken at the second look: whoever started it and waits learns its end first."""
+    """Reap adopted children (agent as process 1), and engines whose first thread ended before their last one, which
+    their driver could not wait for. A zombie is reaped at the second look, so that a waiter comes first."""
     seen: set[int] = set()
     while True:
         await asyncio.sleep(REAP_S)
@@ -217,12 +200,11 @@ async def reap_strays() -> None:
 
 
 def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # whoever waits for it has been quicker
+    with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def zombie_children() -> set[int]:
-    """Ended children of this process that nobody has waited for."""
     found = set()
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process().children():

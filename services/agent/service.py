@@ -1,6 +1,4 @@
-"""One agent, whole: engines and memory first, then the store and the bus, until it is asked to stop; and which engines
-its node has.
-"""
+"""The agent as a whole, and the engines of its node."""
 
 import asyncio
 import contextlib
@@ -42,47 +40,43 @@ from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.inventory import read_cached, read_disk, read_links
 
-# The last lines that engines wrote, in memory: their log files are followed, each by its new bytes.
+# Followed log files of engines.
 
 POLL_S: Final = 0.5
-MAX_READ_BYTES: Final = 64 << 10  # of one file at a time; of what an engine writes faster, the newest
+MAX_READ_BYTES: Final = 64 << 10  # of one file at a time; of more, the newest
 _LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b", re.IGNORECASE)
 _LEVELS: Final = {"warn": "warning", "fatal": "critical"}
-_LEVEL_CHARS: Final = 80  # a level stands near the beginning of a line
+_LEVEL_CHARS: Final = 80
 
 
 @dataclass(slots=True)
 class _File:
-    """How far a file was read, and the line that has no end yet."""
-
     offset: int
     rest: bytes = b""
 
 
 class EngineOutputs:
-    """Follows the log files of a node's engines into `ring`. Two instances that one process serves share a file: its
-    lines are those of the newer one."""
+    """Follow engines' log files into `ring`. Two instances of one process share a file, whose lines count for the newer
+    one."""
 
     def __init__(self, ring: LogRing, node_id: str, path_of: Callable[[str], Path]) -> None:
         self.ring = ring
         self._node_id, self._path_of = node_id, path_of
-        self._files: dict[tuple[int, int], _File] = {}  # (device, inode) -> how far
+        self._files: dict[tuple[int, int], _File] = {}  # by (device, inode)
 
     async def follow(self, instances: Callable[[], Iterable[Instance]]) -> None:
-        """For ever."""
         while True:
             rows = sorted(instances(), key=lambda row: -row.created_at)
             await asyncio.to_thread(self.read, rows, time.time())
             await asyncio.sleep(POLL_S)
 
     def read(self, instances: Iterable[Instance], now_s: float) -> None:
-        """Read what came since the last time; newer instances before older ones."""
         seen: dict[tuple[int, int], _File] = {}
         for instance in instances:
             path = self._path_of(instance.instance_id)
             try:
                 stat = path.stat()
-            except OSError:  # it has written nothing yet, or is forgotten
+            except OSError:
                 continue
             place = (stat.st_dev, stat.st_ino)
             if place in seen:
@@ -93,7 +87,7 @@ class EngineOutputs:
         self._files = seen
 
     def _take(self, path: Path, size: int, file: _File, instance: Instance, now_s: float) -> None:
-        begin = file.offset if file.offset <= size else 0  # it was emptied
+        begin = file.offset if file.offset <= size else 0  # it was truncated
         if size - begin > MAX_READ_BYTES:
             begin, file.rest = size - MAX_READ_BYTES, b""
         try:
@@ -109,11 +103,10 @@ class EngineOutputs:
             if text := line.decode("utf-8", "replace").rstrip():
                 self.ring.put(now_s, level_of(text), text, fields)
         if len(file.rest) > MAX_READ_BYTES:
-            file.rest = b""  # nothing that a person reads
+            file.rest = b""
 
 
 def level_of(line: str) -> str:
-    """The level that a line names near its beginning, else "info"."""
     found = _LEVEL.search(line, 0, _LEVEL_CHARS)
     word = found[1].lower() if found else "info"
     return _LEVELS.get(word, word)
@@ -121,16 +114,13 @@ def level_of(line: str) -> str:
 
 log = logging.getLogger(__name__)
 CONNECT_S = 2.0
-LINKS_S = 0.2  # between two looks for the links of a node whose prefetcher has not said anything
-QUIET_TICK_S = 0.25  # between two ticks while no instance starts, ends or moves
-STOP_MARGIN_S = 2.0  # beyond drain and SIGTERM grace, for the kernel to free what a large engine held
+LINKS_S = 0.2  # between looks while the prefetcher's links are unknown
+QUIET_TICK_S = 0.25  # between ticks while nothing changes
+STOP_MARGIN_S = 2.0  # for the kernel to free a large engine's memory
 
 
 class AgentService:
-    """Making one takes the node's lock and its memory; raises NodeTaken, ValueError or HardwareUnavailable.
-
-    `drivers` None: those of engines/drivers.py that can start here.
-    """
+    """Take the node's lock and memory. Raises NodeTaken, ValueError or HardwareUnavailable."""
 
     def __init__(
         self,
@@ -192,7 +182,6 @@ class AgentService:
         self._is_joined = False
 
     def not_ready(self) -> str:
-        """ "" or why this agent cannot do its work."""
         if not self.shell.restored:
             return "connecting to the store"
         if not self._is_joined or not self._bus.connected:
@@ -200,7 +189,7 @@ class AgentService:
         return self._bus.refusal or self.shell.store.refusal
 
     async def start(self, url: str = "") -> None:
-        """Take back what lives, then serve. Returns at once; store and bus are waited for in the background."""
+        """Resume living engines, then serve. Returns at once."""
         self.controller.agent_url = self.settings.agent_url or url
         living = self.engines.living()
         unknown = self._state.handles.keys() - self.controller.holdings.keys()
@@ -221,7 +210,7 @@ class AgentService:
     async def _join(self) -> None:
         connecting = asyncio.ensure_future(self._connect()) if self._connect is not None else None
         if connecting is not None:
-            await asyncio.wait([connecting], timeout=CONNECT_S)  # a bus that is down must not keep engines unattended
+            await asyncio.wait([connecting], timeout=CONNECT_S)  # engines need care without a bus
         try:
             await self.shell.start()
             if connecting is not None:
@@ -237,8 +226,8 @@ class AgentService:
         log.info("node %s joined: %s", node_id, ", ".join(sorted(self._drivers)) or "no engine can start here")
 
     async def _look_around(self) -> None:
-        """What the prefetcher has in host memory and on its links goes out with the beats. A node whose links
-        are not known yet is placed on as if they were fast, so that the agent looks for them more often."""
+        """Report the prefetcher's host memory and links. Unknown links count as fast, so look more often until they are
+        known."""
         before: Surroundings | None = None
         while True:
             around = await asyncio.to_thread(self._surroundings)
@@ -263,11 +252,11 @@ class AgentService:
     async def _warm(self, driver: EngineDriver) -> None:
         try:
             await driver.warm()
-        except Exception:  # a start without it is only slower
+        except Exception:  # starts are only slower
             log.exception("engine %s could not be prepared", driver.name)
 
     async def stop(self) -> None:
-        """Drain and stop every engine (or leave them, as set), tell the fleet, let go of the node."""
+        """Drain and stop every engine (or leave them, as set), and leave the fleet."""
         settings = self.settings
         is_final = settings.engines_on_stop == "stop"
         if is_final:
@@ -292,7 +281,7 @@ class AgentService:
         await asyncio.sleep(0)
         while time.monotonic() < deadline and (self.shell.restored and not self._has_stopped()):
             await asyncio.sleep(0.02)
-        with contextlib.suppress(TimeoutError):  # what was decided last is also said and saved before the shell ends
+        with contextlib.suppress(TimeoutError):  # the last decisions are published and saved
             await asyncio.wait_for(self.shell.ask(Tick()), STOP_MARGIN_S if self.shell.restored else 0)
 
     def _has_stopped(self) -> bool:
@@ -300,19 +289,17 @@ class AgentService:
 
 
 def _log_fault(task: asyncio.Task[None]) -> None:
-    """A part of the agent that ends by a fault of ours is never silent; /ready tells when it was the joining."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a background task of the agent failed", exc_info=error)
 
 
 def next_look_s(around: Surroundings, inventory_s: float) -> float:
-    """Seconds until the agent looks around again: fewer while a prefetcher is set that has not said its links."""
     is_awaited = bool(around.prefetcher_url) and not around.links
     return min(inventory_s, LINKS_S) if is_awaited else inventory_s
 
 
 def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict[str, EngineKind]]:
-    """Drivers that can start here, and the other engines that were asked for with why they cannot, logged once."""
+    """Return startable drivers, and the other requested engines with the reason."""
     asked = [name.strip() for name in settings.engines.split(",") if name.strip()] or drivers.installed()
     found: dict[str, EngineDriver] = {}
     refused: dict[str, EngineKind] = {}
@@ -331,8 +318,7 @@ def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict
 
 
 def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True, stages: bool = True) -> EngineKind:
-    """What the controller knows of an engine that can start, on GPUs of that kind. `streams`: it may load its weights
-    while these arrive, where it can. `stages`: likewise for a stage of a pipeline, which needs a port to meet at."""
+    """`streams`, `stages`: whether those abilities may be used; stages need a port."""
     barred = {ability for ability, may in ((Ability.STREAM, streams), (Ability.STAGES, stages)) if not may}
     abilities = frozenset(driver.abilities(gpu_kind)) - barred
     known = driver.capabilities
@@ -348,6 +334,5 @@ def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True, st
 
 
 def gpu_kind(asked: str, available: Mapping[str, EngineDriver]) -> str:
-    """Budgets of host memory are emulated where nothing but emulated engines can be granted them."""
     only_emulated = bool(available) and all(driver.capabilities.emulated for driver in available.values())
     return EMULATED if asked == HOST and only_emulated else asked

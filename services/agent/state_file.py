@@ -1,4 +1,4 @@
-"""What an agent writes down so that a kill -9 loses nothing: `<state_dir>/<node_id>/agent.json` and its lock."""
+"""An agent's state on disk, for a restart after kill -9: `<state_dir>/<node_id>/agent.json` and its lock."""
 
 import fcntl
 import logging
@@ -13,19 +13,19 @@ from glowplug.engines.port import EngineHandle
 from glowplug.events.envelope import MalformedEvent, from_json
 
 log = logging.getLogger(__name__)
-SCHEMA = 3  # of the file: 1 knew an instance by flags, 2 by twenty states, 3 by fifteen
-MAX_STATE_BYTES = 64 << 20  # the instances of one node, each with its model: a few KiB apiece
+SCHEMA = 3  # 1 knew an instance by flags, 2 by twenty states, 3 by fifteen
+MAX_STATE_BYTES = 64 << 20  # instances of one node, each with its model: a few KiB apiece
 
 
 class NodeTaken(RuntimeError):
-    """Another agent serves this node already."""
+    """Another agent serves this node."""
 
 
 class NodeLock:
-    """Held by one agent per node for as long as its process lives, however it ends."""
+    """One per node, held until its process ends in any way."""
 
     def __init__(self, node_dir: Path, node_id: str) -> None:
-        """Raises NodeTaken with one line a person can act on."""
+        """Raises NodeTaken."""
         node_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._fd = os.open(node_dir / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -42,7 +42,7 @@ class NodeLock:
 
 
 class _Schema(msgspec.Struct):
-    schema: int = 1  # of a file that does not say
+    schema: int = 1
 
 
 class _Contents(msgspec.Struct):
@@ -52,14 +52,13 @@ class _Contents(msgspec.Struct):
 
 
 class StateFile:
-    """Whole contents in memory, written atomically at each change. A file that cannot be read, or that another version
-    has written in another schema, counts as none: what runs here then is nobody's, and the agent ends it at its start.
-    """
+    """Contents in memory, written atomically at each change. An unreadable file, or one of another schema, counts as
+    none: the agent then ends all engines here at its start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._contents = self._read()
-        self.failure = ""  # why the last write failed, or ""
+        self.failure = ""
 
     @property
     def memory(self) -> AgentMemory:
@@ -67,7 +66,6 @@ class StateFile:
 
     @property
     def handles(self) -> dict[str, EngineHandle]:
-        """Engine processes by instance_id."""
         return dict(self._contents.handles)
 
     def _read(self) -> _Contents:
@@ -99,7 +97,7 @@ class StateFile:
         self._write()
 
     def rename_handle(self, old_id: str, new_id: str) -> EngineHandle | None:
-        """The process of one instance is another one's from now on; None when there is none."""
+        """Give an instance's process to another instance; None if it has none."""
         handle = self._contents.handles.pop(old_id, None)
         if handle is not None:
             handle = self._contents.handles[new_id] = replace(handle, instance_id=new_id)
@@ -111,13 +109,12 @@ class StateFile:
             self._write()
 
     def retry(self) -> None:
-        """Write again what the disk did not take, if anything."""
         if self.failure:
             self._write()
 
     def _write(self) -> None:
-        """A full disk loses the memory of a restart, never an engine, and leaves the file as it was: it is said once,
-        and tried again at each change and `retry`."""
+        """A full disk loses the memory of a restart, never an engine, and leaves the file unchanged: logged once,
+        retried at each change and `retry`."""
         scratch = self._path.with_suffix(".tmp")
         try:
             scratch.write_bytes(msgspec.json.encode(self._contents))

@@ -1,5 +1,4 @@
-"""What an agent shows of itself: memory by owner, instances by state, and each start and each drain as spans and
-seconds."""
+"""An agent's metrics and spans: memory by owner, instances by state, starts and drains."""
 
 import collections
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap
 from glowplug.telemetry.tracing import Tracing
 
 _ENGINES_OWN = (PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP)
-_WAKES = frozenset({StartKind.WAKE.value, StartKind.GROWTH.value})  # the load of what had lain dormant
+_WAKES = frozenset({StartKind.WAKE.value, StartKind.GROWTH.value})
 _WAITS = {
     PhaseName.DECIDE: "agent.await_decision",
     PhaseName.ROOM: "agent.await_room",
@@ -29,7 +28,7 @@ _WAITS = {
 
 
 class NodeCollector(Collector):
-    """Reads the controller at each scrape, so that a gauge is never behind the ledger."""
+    """Read the controller at each scrape, so that gauges never lag the ledger."""
 
     def __init__(self, controller: AgentController) -> None:
         self._controller = controller
@@ -56,12 +55,10 @@ Attributes = Mapping[str, str | float | int | bool]
 
 
 class Reporter:
-    """Executes ReportStart, ReportDrain and ReportConsolidation: one span per start with its phases below, one per
-    drain and one for its engine's falling asleep, one per consolidation with what it waited for, and histograms of
-    their seconds.
+    """Execute ReportStart, ReportDrain and ReportConsolidation, as spans and histograms of seconds.
 
-    The engine's own phases are recorded under the service name of the engine, reported by the agent on its behalf.
-    """
+    A start's span has its phases below; a drain has a span, and its engine's falling asleep another; a
+    consolidation's span has its waits below. The engine's own phases are under the engine's service name."""
 
     def __init__(self, tracing: Tracing, engine_tracing: Tracing, registry: CollectorRegistry = REGISTRY) -> None:
         self._tracing, self._engine_tracing = tracing, engine_tracing
@@ -97,11 +94,9 @@ class Reporter:
         )
 
     def executors(self) -> dict[type, Executor]:
-        """What the agent's shell carries out here."""
         return {ReportStart: self.started, ReportDrain: self.drained, ReportConsolidation: self.consolidated}
 
     async def consolidated(self, effect: ReportConsolidation, _: Event | None) -> None:
-        """A stage has become whole, or has not: its span, with the fetch of the rest and its load below."""
         instance = effect.instance
         attributes = _attributes(instance)
         whole = self._tracing.record(
@@ -122,7 +117,7 @@ class Reporter:
         self._consolidations.labels(model, result).observe(instance.changed_at - effect.began_at)
 
     async def drained(self, effect: ReportDrain, _: Event | None) -> None:
-        """A drain is over: its span ends where the engine's sleep, a sibling, begins."""
+        """End the drain's span where the engine's sleep, a sibling, begins."""
         instance, model = effect.instance, self._model(effect.instance.model_key)
         why = {semconv.ATTR_REASON: instance.reason}
         self._tracing.record(
@@ -138,7 +133,6 @@ class Reporter:
             self._drains.labels(model, "asleep").observe(effect.asleep_at - effect.drained_at)
 
     async def started(self, effect: ReportStart, _: Event | None) -> None:
-        """A start is over, well or badly."""
         instance, attributes = effect.instance, _attributes(effect.instance)
         is_ready = instance.state is InstanceState.READY
         ended_at = instance.ready_at if is_ready else instance.changed_at

@@ -1,4 +1,4 @@
-"""Looks at the weights that the node's prefetcher brings into host memory, for the engines that wait for them."""
+"""Watch the weights that the node's prefetcher brings into host memory."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,26 +14,24 @@ from glowplug.weights.region import Region, RegionInfo, RegionState, region_dige
 from glowplug.weights.source import redacted
 
 POLL_S = 0.01
-REGION_GRACE_S = 5.0  # how often the prefetcher's directory is looked at slows down after this
+REGION_GRACE_S = 5.0
 SLOW_POLLS = 10
 
 
 class WeightsWatch:
-    """`report` takes what is seen."""
-
     def __init__(
         self, settings: AgentSettings, clock: Callable[[], float], report: Callable[[Any], Awaitable[None]]
     ) -> None:
         self._settings, self._clock, self._report = settings, clock, report
-        self._read: dict[str, tuple[WeightsRef, str]] = {}  # stage -> what it loads, and the generation of those bytes
+        self._read: dict[str, tuple[WeightsRef, str]] = {}  # stage -> its weights and their generation
 
     def _region(self, weights: WeightsRef) -> Region:
         return Region.at(self._settings.shm_dir.absolute(), self._settings.node, region_digest(weights))
 
     async def until_there(self, effect: msg.AwaitWeights) -> None:
-        """Look until the region says complete or failed; past the deadline the controller has given up by itself. An
-        engine that streams may begin once the region has a layout, and for nothing where that has another generation
-        afterwards."""
+        """Poll until the region is complete or failed; past the deadline the controller has given up.
+
+        A streaming engine may begin once the region has a layout, in vain if the generation changes later."""
         if not effect.weights.uri:
             await self._report(msg.WeightsComplete(effect.instance_id, "", StartKind.CACHED))
             return
@@ -50,7 +48,7 @@ class WeightsWatch:
                 generation = status.generation
                 await self._report(msg.WeightsArriving(effect.instance_id, status.path))
             if status.state is RegionState.COMPLETE and status.info is not None:
-                is_part = effect.num_stages > 1  # of which nothing is declared
+                is_part = effect.num_stages > 1
                 path = status.info.path if is_part else _path_of(status.info, effect.weights)
                 region.touch(self._clock())
                 if is_part:
@@ -66,13 +64,12 @@ class WeightsWatch:
             await self._until_next_look(began)
 
     async def _until_next_look(self, began: float) -> None:
-        """At the prefetcher's directory, for weights that are waited for since then."""
         is_slow = self._clock() - began > REGION_GRACE_S
         await asyncio.sleep(POLL_S * (SLOW_POLLS if is_slow else 1))
 
     async def until_whole(self, instance_id: str, weights: WeightsRef) -> str:
-        """Where all of them lie, once they do. Raises WeightsUnavailable or ChecksumMismatch; until when it waits is
-        the controller's to say. A failure of an earlier time is none: the rest is asked for anew."""
+        """Return the path of all weights. Raises WeightsUnavailable or ChecksumMismatch; the controller ends the wait.
+        Earlier failures do not count: the rest is requested anew."""
         if not weights.uri:
             return ""
         region = self._region(weights)
@@ -89,19 +86,17 @@ class WeightsWatch:
             await self._until_next_look(began)
 
     def is_as_read(self, instance_id: str) -> bool:
-        """Whether the bytes that a stage has loaded are those that are there now. Of one that an earlier agent has
-        loaded that is not known, and taken for so."""
+        """Whether a stage's loaded bytes are those present now; True if an earlier agent loaded them."""
         weights, generation = self._read.get(instance_id, (None, ""))
         return weights is None or not generation or self._region(weights).read_state().generation == generation
 
     def forget(self, instance_id: str) -> None:
-        """Forget what an instance that has ended loaded."""
         self._read.pop(instance_id, None)
 
 
 def _path_of(info: RegionInfo, weights: WeightsRef) -> str:
-    """Raises ChecksumMismatch where complete weights are not as many bytes as declared."""
+    """Raises ChecksumMismatch if the size differs from the declared one."""
     declared, found = weights.num_bytes, info.num_bytes
-    if declared and found and declared != found:  # kept for another model, which says otherwise or nothing
+    if declared and found and declared != found:  # kept for another model with another size or none
         raise ChecksumMismatch(f"{redacted(weights.uri)}: {found} bytes, expected {declared}")
     return info.path

@@ -1,7 +1,7 @@
-"""REST API of tenants and keys. Keys that open `read` list them; the admin token and keys that open `admin` change
+"""REST API of tenants and keys. Keys that open `read` list them; keys that open `admin`, and the admin token, change
 them.
 
-A key is in the answer that makes it and nowhere else: the fleet keeps its digest."""
+A key is only in the answer that creates it: the fleet keeps its digest."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ class KeyBody(Strict):
     expires: Seconds | None = Field(None, ge=0, description="seconds from now, or 30d, 12h; 0: never")
 
     def changed(self, key: ApiKey, now_s: float) -> ApiKey:
-        """The key with what the body names. Raises BadRequest for a name that is none."""
+        """Raises BadRequest for an invalid name."""
         new: dict[str, Any] = self.model_dump(exclude_none=True, include={"name", "priority"})
         if self.models is not None:
             new["models"] = tuple(self.models)
@@ -73,7 +73,7 @@ class DeclaredKey(Strict):
     priority: Priority | None = None
 
     def to_key(self, key_id: str, **more: Any) -> ApiKey:
-        """Raises BadRequest for an id, a digest or a name that is none."""
+        """Raises BadRequest for an invalid id, digest or name."""
         given = {name: getattr(self, name) for name in ("name", "sha256", "priority")}
         given |= {"models": tuple(self.models), "surfaces": tuple(dict.fromkeys(self.surfaces))}
         try:
@@ -98,8 +98,6 @@ class RotateBody(Strict):
 
 
 def finder(service: ControlService) -> FindKey:
-    """What finds the living key that is presented."""
-
     async def find(presented: str) -> ApiKey | None:
         return find_key(_rows(service).keys, presented, time.time())
 
@@ -111,18 +109,15 @@ def _rows(service: ControlService) -> AccessRows:
 
 
 def key_row(key: ApiKey, now_s: float) -> dict[str, Any]:
-    """A key as this API shows it: all but its digest."""
     shown = {field.name: getattr(key, field.name) for field in fields(key) if field.name != "sha256"}
     return shown | {"prefix": key.prefix, "limits": asdict(key.limits), "state": key.ended(now_s) or "active"}
 
 
 def tenant_row(rows: AccessRows, tenant: Tenant, now_s: float) -> dict[str, Any]:
-    """A tenant as this API shows it, with how many keys it has."""
     return asdict(tenant) | {"num_keys": len(rows.keys_of(tenant.name, now_s))}
 
 
 def routes(service: ControlService, token: str) -> APIRouter:
-    """Viewers read, admins change. `token`: the admin token, "" for none."""
     find = finder(service)
     reading = APIRouter(tags=["access"], dependencies=[Depends(admin(token, least=Role.VIEWER, find=find))])
     changing = APIRouter(tags=["access"], dependencies=[Depends(admin(token, find=find))])
@@ -235,7 +230,7 @@ def _keys(reading: APIRouter, changing: APIRouter, service: ControlService) -> N
 
 
 def _check_room(keys: Mapping[str, ApiKey]) -> None:
-    """Raise Conflict where there are as many keys as there may be."""
+    """Raises Conflict at the limit."""
     if len(keys) >= MOST_KEYS:
         raise Conflict(f"there are {len(keys)} keys already")
 

@@ -1,4 +1,4 @@
-"""The watch of the files of tenants and their keys."""
+"""Watch the files of tenants and their keys."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -17,7 +17,7 @@ from glowplug.runtime.tenant_body import TenantBody
 from glowplug.services.autoscaler.access_api import DeclaredKey, Names, Surfaces
 from glowplug.services.autoscaler.file_watch import FileWatch
 
-MAX_FILE_BYTES = 8 << 20  # some 30,000 keys
+MAX_FILE_BYTES = 8 << 20
 
 
 class KeyFile(DeclaredKey):
@@ -34,7 +34,7 @@ class KeyFile(DeclaredKey):
         return digest.lower()
 
     def of(self, tenant: Tenant) -> ApiKey:
-        """The key of that tenant. Raises BadRequest for an id, a digest or a name that is none."""
+        """Raises BadRequest for an invalid id, digest or name."""
         end = self.expires_at
         ends_at = end.timestamp() if isinstance(end, datetime) else end
         return self.to_key(self.id, tenant=tenant.name, expires_at=ends_at, source=tenant.source)
@@ -48,8 +48,7 @@ class TenantFile(TenantBody):
 
 
 def load(path: Path) -> tuple[Tenant, list[ApiKey]]:
-    """The tenant and the keys of one file. Raises InvalidModelFile naming the first wrong field, BadRequest for a name,
-    an id or a digest that is none."""
+    """Raises InvalidModelFile with the first wrong field, BadRequest for an invalid name, id or digest."""
     documents = read_yaml(path, MAX_FILE_BYTES)
     if len(documents) != 1:
         raise InvalidModelFile(f"a file declares one tenant, not {len(documents)}")
@@ -65,8 +64,7 @@ def load(path: Path) -> tuple[Tenant, list[ApiKey]]:
 
 
 class AccessWatch(FileWatch):
-    """The watch of one directory of tenants' files. A key that its file no longer names is revoked; a tenant whose file
-    is gone is removed, and its keys are revoked."""
+    """A key missing in its file is revoked; a tenant without its file is removed, and its keys are revoked."""
 
     kind = "tenant file"
 

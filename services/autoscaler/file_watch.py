@@ -1,5 +1,4 @@
-"""A watch of one directory of YAML files that declare something: read at start and when they change; a bad file changes
-nothing of what was declared before."""
+"""Watch a directory of YAML declarations. A bad file leaves its earlier declarations in force."""
 
 import asyncio
 import logging
@@ -16,48 +15,44 @@ from glowplug.weights.files import NoAnswer, PatientReader
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-AGAIN_S = 15.0  # what keeps a file out may lie outside it: weights not uploaded yet, a permission, a full machine
+AGAIN_S = 15.0  # the obstacle may be elsewhere: missing weights, a permission, a full machine
 READ_S = 5.0  # a healthy disk answers in milliseconds, a working network mount within a second or two
 
 
 class FileWatch:
-    """The watch of one directory. `errors`: file -> why it is not applied. `kind`: what its files declare, for logs.
+    """`errors`: file -> why it is not applied; `kind`: of declaration, for logs.
 
-    Files are read in threads: a pipe, or a dead network mount, keeps out only what it declares itself. `timeout_s`
-    bounds each reading. A subclass reads what a file declares (`load`), applies it (`apply`), and takes back what files
-    that are gone declared (`gone`).
-    """
+    Files are read in threads, each bounded by `timeout_s`: a pipe or a dead network mount keeps out only its own
+    declarations."""
 
     kind = "file"
-    reads = ""  # what else than the file may not answer when it is read
+    reads = ""  # what else may not answer
 
     def __init__(self, directory: Path | None, poll_s: float = POLL_S, timeout_s: float = READ_S) -> None:
         self._directory, self._poll_s = directory, poll_s
         self.reader = PatientReader(timeout_s)
         self._seen: dict[str, tuple[int, int]] = {}  # file -> (mtime_ns, size)
-        self._again: dict[str, float] = {}  # file kept out -> time of the loop at which it is read anew
+        self._again: dict[str, float] = {}  # file kept out -> loop time of its next reading
         self._unanswered: dict[str, str] = {}  # file -> name of the directory reading that waits for it
         self.errors: dict[str, str] = {}
-        self.has_read = directory is None  # each file once: it is applied, or among the errors
+        self.has_read = directory is None  # each file is applied or among the errors
 
     def load(self, path: Path) -> Any:
-        """Read what a file declares, in a thread. Raises GlowplugError for a file that is wrong, NoAnswer for what may
-        work the next time."""
+        """Read a declaration, in a thread. Raises GlowplugError for a bad file, NoAnswer if a retry may work."""
         raise NotImplementedError
 
     async def apply(
         self, shell: Shell, controller: AutoscalerController, path: Path, declared: Any, present: Collection[str]
     ) -> bool:
-        """Apply what `load` has read; `present`: all files of the directory. Returns False if the file has to be tried
-        again at the next poll: a name in it belongs to another file, or the controller refuses it."""
+        """Apply the result of `load`. Return False for a retry at the next poll: a name belongs to another file, or the
+        controller refuses."""
         raise NotImplementedError
 
     def answered(self, name: str) -> None:
         """Note that a file was read, well or not."""
 
     async def _take(self, shell: Shell, controller: AutoscalerController, path: Path, present: Collection[str]) -> bool:
-        """Read and apply a file. Returns False if it has to be tried again at the next poll. A file that is wrong is
-        tried again later."""
+        """Return False for a retry at the next poll; bad files are retried after AGAIN_S."""
         name = str(path)
         try:
             declared = await self.reader.run(name, lambda: self.load(path))
@@ -68,7 +63,7 @@ class FileWatch:
         except NoAnswer as error:
             self.keep_out(path, f"cannot be read{self.reads}: {error.strerror}")
             return False
-        except Exception as error:  # one bad file must not affect the others
+        except Exception as error:  # a bad file must not affect the others
             self.answered(name)
             reason = f"cannot be read: {type(error).__name__}: {error}"
             if self.errors.get(name) != reason:
@@ -79,24 +74,20 @@ class FileWatch:
         return await self.apply(shell, controller, path, declared, present)
 
     async def gone(self, shell: Shell, controller: AutoscalerController, present: Collection[str]) -> None:
-        """Take back what files declared that are not `present` any more."""
         raise NotImplementedError
 
     def forget(self, name: str) -> None:
-        """Drop what is known of a file that is gone."""
         for known in (self._seen, self._again, self.errors):
             known.pop(name, None)
 
     async def run(self, shell: Shell) -> None:
-        """Poll the directory for ever."""
         while self._directory is not None:
             await self.poll(shell)
             self.has_read = True
             await asyncio.sleep(self._poll_s)
 
     async def poll(self, shell: Shell) -> None:
-        """Apply the files that changed since the last poll, and those kept out `AGAIN_S` ago. An unreadable directory
-        changes nothing."""
+        """Apply changed files, and those kept out `AGAIN_S` ago. An unreadable directory changes nothing."""
         assert self._directory is not None
         controller = shell.controller
         assert isinstance(controller, AutoscalerController)
@@ -116,18 +107,18 @@ class FileWatch:
                 self._seen[name] = stamp
                 self._again.pop(name, None)
                 if not await self._take(shell, controller, Path(name), stamps):
-                    del self._seen[name]  # tried again at the next poll, since the obstacle may go
+                    del self._seen[name]
         await self.gone(shell, controller, stamps)
         for name in [n for n in {*self._seen, *self.errors} if n not in stamps and n != str(self._directory)]:
             self.forget(name)
 
     async def _stamps(self, directory: Path) -> dict[str, tuple[int, int]]:
-        """Model file -> (mtime_ns, size), in the order of their names. A file whose file system does not answer counts
-        as unchanged and gets an error. Raises OSError when the directory cannot be read."""
+        """In the order of names. A silent file system counts as unchanged and gets an error. Raises OSError for an
+        unreadable directory."""
         for name, asked in list(self._unanswered.items()):
             if not self.reader.is_waiting(asked):
                 del self._unanswered[name]
-                self._seen.pop(name, None)  # the file system answers again, so read the file anew
+                self._seen.pop(name, None)  # the file system answers again
         listing = _Listing(directory, frozenset(self._unanswered))
         name = f"{directory} without {len(self._unanswered)}"
         try:
@@ -145,7 +136,6 @@ class FileWatch:
         return bool(source) and Path(source).parent == self._directory
 
     def keep_out(self, path: Path, reason: str, *, again: bool = False) -> None:
-        """Note why a file is not applied. `again`: it is read anew after AGAIN_S though it has not changed."""
         if again:
             self._again[str(path)] = asyncio.get_running_loop().time() + AGAIN_S
         if self.errors.get(str(path)) != reason:
@@ -153,7 +143,6 @@ class FileWatch:
         self.errors[str(path)] = reason
 
     async def tell(self, shell: Shell, source: str, request: Any) -> bool:
-        """Ask the controller for what a file declares. Returns False, with the reason kept, if it refuses."""
         try:
             await shell.ask(request)
         except GlowplugError as error:
@@ -163,7 +152,7 @@ class FileWatch:
 
 
 class _Listing:
-    """One reading of the directory, in a thread. `asking`: the file whose file system is being asked."""
+    """One reading of the directory. `asking`: the file whose file system is being asked."""
 
     def __init__(self, directory: Path, without: frozenset[str]) -> None:
         self._directory, self._without = directory, without

@@ -41,12 +41,9 @@ from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import LabelCap
 from glowplug.weights.measure import ASK_S, measured
 
-# Metrics of the autoscaler: models by temperature, and the instances of each model.
-
 
 class ModelCollector(Collector):
-    """A collector that reads the autoscaler's controller at each scrape; `controller()` is None while the service
-    connects."""
+    """Read the autoscaler's controller at each scrape; `controller()` is None before the service connects."""
 
     def __init__(self, controller: Callable[[], AutoscalerController | None]) -> None:
         self._controller, self._cap = controller, LabelCap()
@@ -70,7 +67,7 @@ class ModelCollector(Collector):
         yield from (models, instances)
 
 
-# REST API of the autoscaler: the models and the operators' verbs on them; tenants and keys are in access_api.py.
+# REST API of models and operators' verbs; access_api.py has tenants and keys.
 
 
 class VerbBody(BaseModel):
@@ -85,7 +82,7 @@ class VerbBody(BaseModel):
     at: Rung | None = Field(None, description="of pin: ready, asleep or host")
 
 
-VERBS: dict[str, tuple[frozenset[str], Callable[[str, VerbBody], Any]]] = {  # (fields of the body, stimulus)
+VERBS: dict[str, tuple[frozenset[str], Callable[[str, VerbBody], Any]]] = {
     "load": (frozenset({"to", "node"}), lambda key, body: operator.Load(key, _below(body.to, "to"), body.node)),
     "wake": (frozenset(), lambda key, body: operator.Load(key)),
     "unload": (frozenset({"from"}), lambda key, body: operator.Unload(key, _left(body.from_))),
@@ -97,7 +94,7 @@ VERBS: dict[str, tuple[frozenset[str], Callable[[str, VerbBody], Any]]] = {  # (
 
 
 def _below(rung: Rung | None, param: str) -> Rung:
-    """The rung of a load or unload. Raises BadRequest for host memory, which the placer manages."""
+    """Raises BadRequest for host memory, which the placer manages."""
     if rung is Rung.HOST:
         raise BadRequest(
             "weights in host memory are the placer's: POST /v1/models/{name}/fetch or /drop there", param=param
@@ -110,7 +107,7 @@ def _left(rung: Rung | None) -> Rung | None:
 
 
 def _kept(rung: Rung | None) -> Rung:
-    """The rung of a pin. Raises BadRequest for a replica, which the placer may drop."""
+    """Raises BadRequest for a replica, which the placer may drop."""
     if rung is Rung.PREWARMED:
         raise BadRequest(
             "a copy is kept at ready, asleep or host: replicas come and go with what is expected", param="at"
@@ -136,7 +133,6 @@ def make(service: ControlService, settings: AutoscalerSettings, watch: ModelWatc
 
 
 def model_row(controller: AutoscalerController, watch: ModelWatch, model: Model) -> dict[str, Any]:
-    """One model as this REST API and `glowplug models` show it."""
     shown: dict[str, Any] = msgspec.to_builtins(model)
     instances = controller.instances.living(model.key).values()
     failed = [i for i in controller.instances.of(model.key).values() if i.state is InstanceState.FAILED]
@@ -163,7 +159,6 @@ def model_row(controller: AutoscalerController, watch: ModelWatch, model: Model)
 
 
 def _warning(controller: AutoscalerController, model: Model) -> str:
-    """The reason why a model pinned asleep cannot have a copy asleep; "" if it can."""
     if model.pinned_at is not Rung.ASLEEP:
         return ""
     why = why_unable(model, Rung.ASLEEP, controller.nodes)

@@ -1,6 +1,6 @@
-"""REST API of model files: a form asks whether what a person has typed could be deployed, and deploys nothing.
+"""REST API of model files: check a draft without deploying it.
 
-The console's form shows these answers, so that it and a deployment never disagree."""
+The console's form shows these answers, so that it never disagrees with a deployment."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ from glowplug.runtime.model_forms import Fault
 from glowplug.services.autoscaler.model_watch import ModelWatch
 from glowplug.weights.files import NoAnswer
 
-# What a form may start with, by engine: each can be deployed as it is where its engine and its sample are installed.
+# Deployable first contents of a form, by engine, given its engine and sample.
 EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "llamacpp": {"weights": "sample:smollm2", "kv_bytes": "100MiB", "context_tokens": 2048, "max_concurrency": 2},
     "vllm": {"weights": "sample:smollm2-hf", "weights_bytes": "270MB", "kv_bytes": "256MiB", "context_tokens": 1024},
@@ -45,8 +45,8 @@ class DraftBody(Strict):
 
 
 async def modelled(watch: ModelWatch, body: ModelFile, source: str = "api") -> Model:
-    """Make a model from the body of a request. The size of its weights may come from a file system or a source;
-    raises InvalidModelFile if that does not answer."""
+    """Make a model from a request's body. Raises InvalidModelFile if the source of the weights does not answer for
+    their size."""
     try:
         return await watch.reader.run(
             f"weights of {body.name}", lambda: body.to_model(source, Path.cwd(), watch.measure)
@@ -56,7 +56,6 @@ async def modelled(watch: ModelWatch, body: ModelFile, source: str = "api") -> M
 
 
 def routes(service: ControlService, watch: ModelWatch, allowed: Any) -> APIRouter:
-    """`allowed`: the dependency that lets operators through."""
     router = APIRouter(prefix="/v1/model_files", tags=["model files"], dependencies=[Depends(allowed)])
 
     @router.get("")
@@ -97,7 +96,6 @@ def routes(service: ControlService, watch: ModelWatch, allowed: Any) -> APIRoute
 
 
 def engine_row(name: str) -> dict[str, Any]:
-    """One engine as the form explains it."""
     engine = declaration(name)
     arguments = [
         {"name": one, "meaning": argument.meaning, "allowed": argument.allowed}
@@ -108,7 +106,6 @@ def engine_row(name: str) -> dict[str, Any]:
 
 
 def read_draft(body: DraftBody) -> tuple[dict[str, Any], list[Fault]]:
-    """The fields of a draft, and what of it cannot be read at all."""
     try:
         given = dict(body.fields) if body.yaml is None else model_forms.read(body.yaml)
     except InvalidModelFile as error:
@@ -127,18 +124,17 @@ def read_draft(body: DraftBody) -> tuple[dict[str, Any], list[Fault]]:
 
 
 def shown_of(body: DraftBody, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The fields as JSON can carry them (a date as its text), and the YAML: a person's own, or that of the fields."""
+    """Return the fields in JSON (dates as text), and the YAML: the user's own, or that of the fields."""
     try:
         shown = json.loads(json.dumps(given, default=str, allow_nan=False))
         json.dumps(shown, ensure_ascii=False).encode()
         return shown, model_forms.written(given) if body.yaml is None else body.yaml
-    except (TypeError, ValueError, RecursionError):  # no file that can be deployed holds such a value
+    except (TypeError, ValueError, RecursionError):
         return {}, body.yaml or ""
 
 
 def check_fleet(model: Model, controller: AutoscalerController, edits: str) -> None:
-    """Hold a model against the deployed ones. Raises what its deployment would raise, and InvalidModelFile where a
-    model that is edited gets the name of another one."""
+    """Raises the errors of a deployment, and InvalidModelFile if an edit takes another model's name."""
     if edits and model.key != edits:
         message = f"name: a model named {model.name!r} is another model: deploy it as a new one"
         raise InvalidModelFile(message, param="name")
@@ -148,7 +144,6 @@ def check_fleet(model: Model, controller: AutoscalerController, edits: str) -> N
 
 
 def model_row(model: Model) -> dict[str, Any]:
-    """What a deployment would make, in short."""
     return {
         "key": model.key,
         "memory_bytes": model.memory_bytes,
@@ -160,7 +155,6 @@ def model_row(model: Model) -> dict[str, Any]:
 
 
 def warning_of(file: ModelFile, model: Model, nodes: Iterable[Node]) -> str:
-    """What keeps a model that can be deployed from running as it is meant to; "" if nothing is known."""
     said = [fewer_slots(file.max_concurrency, model)]
     known = list(nodes)
     having = [node for node in known if model.engine in node.engines]

@@ -1,4 +1,4 @@
-"""The watch of model files."""
+"""Watch model files."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -14,8 +14,8 @@ from glowplug.weights.measure import Measure, Remembered, not_asked
 
 
 class ModelWatch(FileWatch):
-    """The watch of one directory of model files. REST shows `errors` also on the models that a file declares.
-    `measure` asks for the size of weights on other machines."""
+    """Watch a directory of model files. REST also shows `errors` on a file's models. `measure`: size of weights on
+    other machines."""
 
     kind = "model file"
     reads = " (it, or the weights it names)"

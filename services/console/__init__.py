@@ -1,1 +1,1 @@
-"""The console: receives the fleet's traces, follows its facts, and shows both on one page. Read-only."""
+"""The console: receive traces of the fleet, follow its facts, show both on one page, pass on actions of operators."""

@@ -1,4 +1,4 @@
-"""The REST surface: the OTLP receiver, the trace and fleet APIs, the page, and what the page asks of other services."""
+"""The console's REST: OTLP receiver, trace and fleet APIs, the page, and its questions to other services."""
 
 import hashlib
 import time
@@ -65,8 +65,6 @@ _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/ht
 
 
 class Console:
-    """Everything the console holds. Build one, then `build_app` it."""
-
     def __init__(
         self,
         settings: ConsoleSettings,
@@ -90,7 +88,7 @@ class Console:
             max_traces=settings.trace_max_traces,
             max_bytes=settings.trace_max_bytes,
         )
-        folder = settings.state_dir.absolute() / "console"  # a pod's service id changes, what it has seen does not
+        folder = settings.state_dir.absolute() / "console"  # a pod's service id changes, its data does not
         self.ledger = Ledger(settings.usage_database_url or f"sqlite:///{folder / 'usage.db'}")
         self.usage = UsageReader(self.ledger, metrics, settings.usage_kept_days, clock)
         self.prices = PriceFile(settings.usage_prices)
@@ -103,8 +101,7 @@ class Console:
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 
     def open_disk(self) -> None:
-        """Read the history and the traces of the last run and write those to come. Blocks; call before anything is
-        served."""
+        """Restore history and traces, and write from now on. Blocks; call before serving."""
         settings = self.settings
         self.history.open_disk(settings.state_dir / "console" / "history.db")
         if not settings.trace_disk:
@@ -120,7 +117,6 @@ class Console:
 
 
 def build_app(console: Console) -> FastAPI:
-    """Ready from the start: the console takes traces and shows what it has whether bus and store answer or not."""
     app = make_app(
         "console",
         console.settings.service_id or "console-1",
@@ -166,9 +162,8 @@ def build_app(console: Console) -> FastAPI:
 
 
 def _page(app: FastAPI) -> None:
-    """Every file of the page has one fixed route: no path comes from a client. The document names every module, so that
-    a browser asks for all of them at once and not as it comes upon each import; and uPlot where it is installed, which
-    the first chart loads."""
+    """Serve every file at a fixed route: no path is taken from a client. The document preloads every module at once,
+    and names uPlot, if installed, for the first chart."""
     found = {entry.name: entry for entry in (files("glowplug.services.console") / "page").iterdir() if entry.is_file()}
     assets = {name: found[name].read_bytes() for name in sorted(found) if PurePath(name).suffix in _TYPES}
     modules = (name for name in assets if name.endswith(".js") and name != "login.js")
@@ -184,8 +179,8 @@ def _page(app: FastAPI) -> None:
 
 
 def uplot_files() -> dict[str, bytes]:
-    """uPlot's script and style by name, out of the package uplot-python; none where it is missing. The package is found
-    and not imported, since it would import IPython."""
+    """Return uPlot's script and style from the package uplot-python, or none. It is not imported, since it would import
+    IPython."""
     spec = find_spec("uplot")
     folders = [Path(place) / "static" for place in (spec.submodule_search_locations if spec else None) or ()]
     found = {name: folder / name for folder in folders for name in UPLOT if (folder / name).is_file()}

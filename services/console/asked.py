@@ -1,10 +1,7 @@
-"""What the console asks of other services for the page, and keeps nothing of: the predictor's windows and forecasts of
-a model, and the placer's price list of a GPU.
+"""Forecasts of the predictor and price lists of the placer, for the page. Answers are not kept.
 
-A forecast is a value for a window to come (or gone by, so that it can be held against what came), with quantiles where
-its policy gives them, when it was made, and how far its kind was off lately. A price is what a holder of a GPU's memory
-is worth there, as the placer reckons it; those that go first stand before the others.
-"""
+A forecast is a value for a window, with quantiles if its policy has them, its time, and its kind's recent error. A
+price is the placer's worth of a holder of GPU memory; the first to leave come first."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -21,7 +18,7 @@ from glowplug.services.console.upstream import Upstream, read_once
 
 
 class WindowPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One window as it came. `is_open`: it goes on, its counts will grow. Token counts are exact when `is_exact`."""
+    """`is_open`: counts will grow; `is_exact`: of token counts."""
 
     started_at: float
     is_open: bool
@@ -35,14 +32,13 @@ class WindowPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What was expected of one window when it was the next one to come (`ahead` 1), the one after that (2), and so on.
-    `quantiles` are (probability, value) pairs, rising; empty where there are none.
+    """`ahead`: 1 if forecast as the next window, 2 as the one after that, and so on.
 
-    `error_ratio`: mean absolute error of this kind of forecast lately over the mean of what came; 0 when not measured.
-    """
+    `quantiles`: (probability, value), rising. `error_ratio`: recent mean absolute error of this kind of forecast
+    over the mean of actual values; 0 if unmeasured."""
 
     metric: str  # concurrency, requests, prompt_tokens or response_tokens
-    target_at: float  # start of the window it is about
+    target_at: float  # start of the target window
     window_s: float
     value: float
     ahead: int = 1
@@ -53,7 +49,7 @@ class ForecastPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One model. `problem`: why the predictor could not be asked; `why_empty`: why there is no forecast."""
+    """`problem`: why the predictor could not be asked; `why_empty`: why there is no forecast."""
 
     now: float
     model_key: str
@@ -66,7 +62,7 @@ class ForecastPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PricePage(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU at `now` (epoch seconds). `problem`: why the placer could not be asked; then there are no prices."""
+    """`problem`: why there are no prices."""
 
     now: float
     gpu_id: str
@@ -75,7 +71,6 @@ class PricePage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def routes(upstream: Upstream, clock: Callable[[], float]) -> APIRouter:
-    """`clock` gives epoch seconds."""
     router = APIRouter(prefix="/api/v1")
 
     @router.get("/forecasts", tags=["forecasts"])
@@ -92,7 +87,7 @@ def routes(upstream: Upstream, clock: Callable[[], float]) -> APIRouter:
 
 
 async def forecasts_of(upstream: Upstream, model_key: str, now_s: float) -> ForecastPage:
-    """Never raises for what the predictor does: the page says what it is."""
+    """Never raises for the predictor's failures: the page shows them."""
     query = f"?model={quote(model_key, safe='')}"
     try:
         answers = []
@@ -110,7 +105,7 @@ async def forecasts_of(upstream: Upstream, model_key: str, now_s: float) -> Fore
 
 
 async def prices_of(upstream: Upstream, gpu_id: str, now_s: float) -> PricePage:
-    """Raises NotFound for a GPU that the placer does not know; whatever else the placer does, the page says it."""
+    """Raises NotFound for a GPU unknown to the placer; the page shows its other failures."""
     try:
         status, body = await read_once(upstream, "placer", f"/v1/gpus/{quote(gpu_id)}/worth")
         if status == 200:
@@ -126,7 +121,7 @@ async def prices_of(upstream: Upstream, gpu_id: str, now_s: float) -> PricePage:
 
 
 def read_page(model_key: str, windows: Any, forecasts: Any, now_s: float) -> ForecastPage:
-    """The predictor's answers to /v1/windows and /v1/forecasts. Raises KeyError, TypeError or ValueError."""
+    """Merge answers of /v1/windows and /v1/forecasts. Raises KeyError, TypeError or ValueError."""
     window_s = float(windows["window_s"])
     policy = str(forecasts.get("policy") or "none")
     rows = [row for row in forecasts["data"] if row["model_key"] == model_key]

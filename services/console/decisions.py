@@ -1,7 +1,6 @@
-"""What was decided, and what came of it: the latest decisions of the fleet and the starts they led to, as JSON.
+"""The latest decisions of the fleet, and the starts they led to, as JSON.
 
-The log is pure: it is given decisions, instances and the events that carried them. Bounded by `max_decisions`; the
-latest `INSTANCES_KEPT` instances are kept as they were last, also when they are gone."""
+Pure. Bounded by `max_decisions`; the latest `INSTANCES_KEPT` instances stay, also when gone."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -30,7 +29,7 @@ _Text = Annotated[str, Query(max_length=200)]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of an instance. `start_s` is 0 until it is ready; a phase that goes on lasts -1."""
+    """`start_s`: 0 until ready; an unfinished phase lasts -1."""
 
     instance_id: str
     model_key: str
@@ -48,8 +47,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionLine(DecisionRow, frozen=True, kw_only=True):
-    """One decision in a list."""
-
     request_id: str
     num_rivals: int
     emulated: bool
@@ -57,7 +54,7 @@ class DecisionLine(DecisionRow, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionWanted:
-    """A search: all that is given must hold, exactly but for the text `q`. `instance` finds victims too."""
+    """A search: all fields must match exactly, except the text `q`. `instance` finds victims too."""
 
     kind: _Text = ""
     policy: _Text = ""
@@ -89,19 +86,17 @@ class DecisionWanted:
 
 
 class DecisionLog:
-    """The newest `max_decisions` decisions, by id."""
-
     def __init__(self, *, max_decisions: int = 2000) -> None:
         self._records: Newest[str, DecisionRecord] = Newest(max_decisions)
-        self._events: Newest[str, str] = Newest(max_decisions)  # decision id -> id of the event that carried it
+        self._events: Newest[str, str] = Newest(max_decisions)  # decision id -> event id
         self._instances: Newest[str, Instance] = Newest(INSTANCES_KEPT)
-        self._emulated: dict[str, bool] = {}  # model key -> whether its engine is
+        self._emulated: dict[str, bool] = {}  # by model key
 
     def __len__(self) -> int:
         return len(self._records)
 
     def take(self, event: Event) -> None:
-        """Keep what an event says of a decision, an instance or a model; other events are ignored."""
+        """Apply an event of a decision, an instance or a model; ignore others."""
         data = event.data
         if isinstance(data, DecisionMade):
             self._events.put(data.decision.decision_id, event.event_id)
@@ -114,7 +109,6 @@ class DecisionLog:
             self._emulated.pop(data.model_key, None)
 
     def put(self, record: DecisionRecord) -> None:
-        """Keep one decision; one that is known already is kept once."""
         if record.decision_id in self._records:
             return
         self._records.put(record.decision_id, record)
@@ -122,7 +116,7 @@ class DecisionLog:
             self._emulated[record.model_key] = engine == "emulated"
 
     def restore(self, records: Iterable[DecisionRecord]) -> None:
-        """The tail of the fleet's log, in any order: what is missing here is put in its place."""
+        """Merge the tail of the fleet's log, in any order."""
         missing = [record for record in records if record.decision_id not in self._records]
         newest_known = max((r.made_at for r in self._records.values()), default=0.0)
         if any(record.made_at < newest_known for record in missing):
@@ -132,27 +126,26 @@ class DecisionLog:
             self.put(record)
 
     def put_instance(self, instance: Instance) -> None:
-        """What an agent says of an instance; an older revision never wins."""
+        """An older revision never wins."""
         known = self._instances.get(instance.instance_id)
         if known is None or instance.revision > known.revision:
             self._instances.put(instance.instance_id, instance)
 
     def put_model(self, model: Model) -> None:
-        """Remember whether the engine of a deployed model is emulated."""
         self._emulated[model.key] = model.engine == "emulated"
 
     def get(self, decision_id: str) -> DecisionRecord | None:
         return self._records.get(decision_id)
 
     def event_of(self, decision_id: str) -> str:
-        """The id of the event that carried a decision, "" when it was read from the store."""
+        """ "" if read from the store."""
         return self._events.get(decision_id, "")
 
     def instance(self, instance_id: str) -> Instance | None:
         return self._instances.get(instance_id)
 
     def instances_of(self, model_key: str) -> Iterator[Instance]:
-        """Those of one model, the latest that changed first."""
+        """Latest change first."""
         return (one for one in reversed(self._instances.values()) if one.model_key == model_key)
 
     def outcome(self, instance_id: str) -> Outcome | None:
@@ -160,15 +153,13 @@ class DecisionLog:
         return outcome_of(instance) if instance is not None else None
 
     def newest(self, wanted: DecisionWanted = DecisionWanted()) -> Iterator[DecisionRecord]:
-        """Decisions that match, newest first."""
         return (record for record in reversed(self._records.values()) if wanted.wants(record))
 
     def latest(self, num: int) -> list[DecisionRecord]:
-        """At most `num`, newest first."""
+        """Newest first."""
         return list(islice(reversed(self._records.values()), num))
 
     def line(self, record: DecisionRecord) -> DecisionLine:
-        """One decision as a line."""
         return record_of(
             DecisionLine,
             record,
@@ -178,12 +169,11 @@ class DecisionLog:
         )
 
     def is_emulated(self, record: DecisionRecord) -> bool:
-        """Whether it is about an emulated engine."""
         instances = (self.instance(instance_id) for instance_id in named_in(record))
         return self._emulated.get(record.model_key, False) or any(one.emulated for one in instances if one)
 
     def related(self, record: DecisionRecord) -> list[DecisionRecord]:
-        """Other decisions about the same instance, its victims or the same request, oldest first."""
+        """Return decisions on the same instance, its victims or the same request, oldest first."""
         ids = named_in(record)
         trace_id = trace_id_of(record.traceparent)
         found = [
@@ -199,7 +189,6 @@ class DecisionLog:
         return found[:RELATED_SHOWN][::-1]
 
     def facets(self) -> dict[str, list[str]]:
-        """The values there are to filter by."""
         records = self._records.values()
         return {
             name: sorted({str(getattr(r, field)) for r in records} - {""})
@@ -208,13 +197,11 @@ class DecisionLog:
 
 
 def named_in(record: DecisionRecord) -> set[str]:
-    """Ids of the instances a decision is about, its victims included."""
     victims = record.chosen.split(", ") if record.kind == "evict" else []
     return {record.instance_id, *(victim for victim in victims if " " not in victim)} - {""}
 
 
 def outcome_of(instance: Instance) -> Outcome:
-    """What has become of one instance so far."""
     began = began_at(instance) or instance.changed_at
     return record_of(
         Outcome,
@@ -232,7 +219,7 @@ def _text(record: DecisionRecord) -> str:
 
 
 class DecisionList(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest first. `num_matching` may be more than the lines given; `facets` are the values there are."""
+    """Newest first. `num_matching` may exceed the lines; `facets`: filter values."""
 
     decisions: list[DecisionLine]
     num_matching: int
@@ -241,7 +228,7 @@ class DecisionList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision whole. `chain` is its cause and so on up; `is_whole` False when an older cause is kept no more."""
+    """`chain`: causes, nearest first; `is_whole` False if an older cause was dropped."""
 
     line: DecisionLine
     record: DecisionRecord
@@ -255,7 +242,6 @@ class DecisionPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
-    """`events` gives the causes of decisions."""
     router = APIRouter(prefix="/api/v1", tags=["decisions"])
 
     @router.get("/decisions")

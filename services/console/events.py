@@ -1,8 +1,6 @@
-"""The bus as the console remembers it: the latest events of each class, live streams of them, causes and effects.
+"""The console's event log: the latest events of each class, live streams, causes and effects.
 
-The log is pure but for the wake-up of watchers. Events are kept as JSON, so that `num_bytes` is what they really cost;
-telemetry has a ring of its own, so that its rate pushes no fact out. A watcher that reads slowly, or a rate too
-high to read, costs nothing but the watcher's own `num_skipped`."""
+Events are kept as JSON; telemetry has its own ring, so that it displaces no fact."""
 
 import asyncio
 import heapq
@@ -26,11 +24,11 @@ from glowplug.services.console.records import HEARTBEAT_S, Mailbox, json_respons
 from glowplug.services.console.spans import clip
 from glowplug.weights.source import redacted
 
-ROW_OVERHEAD_BYTES: Final = 900  # a row, its dict slots and bytes header: measured with tracemalloc and rounded up
+ROW_OVERHEAD_BYTES: Final = 900  # measured with tracemalloc, rounded up
 MAX_WORDS_CHARS: Final = 240
 CHAIN_LIMIT: Final = 32
 EFFECTS_LIMIT: Final = 100
-BEAT_S: Final = 0.25  # an open view of events is sent a batch at most this often
+BEAT_S: Final = 0.25  # between batches
 FIRST_ROWS: Final = 200
 MAX_ROWS: Final = 1000
 MAX_TEXT: Final = 200
@@ -40,7 +38,7 @@ Texts = Annotated[list[str] | None, Query(max_length=16)]
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line about an event. `seq` grows with each event the console receives; `trace_id` "" when not sampled."""
+    """`seq`: order of arrival; `trace_id`: "" unless sampled."""
 
     seq: int
     event_id: str
@@ -59,11 +57,9 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One event as it is kept."""
-
     row: EventRow
     seen: Sighting
-    raw: bytes  # the whole event as JSON, but for system prompts and secrets of addresses
+    raw: bytes  # JSON without system prompts and secrets of addresses
 
     @property
     def num_bytes(self) -> int:
@@ -71,27 +67,22 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a watcher is sent: rows in order of arrival, and how many it was not sent since the last batch."""
-
     rows: list[EventRow]
     num_skipped: int
-    num_passed: int  # events of every kind the console has received since it started
+    num_passed: int  # since the start
 
 
 class Watcher(Mailbox[EventRow]):
-    """One open view of events: the newest `limit` that match wait for it, the others are counted."""
-
     def __init__(self, wanted: EventFilter, limit: int) -> None:
         super().__init__(limit)
         self.wanted = wanted
 
     def offer(self, entry: Entry) -> None:
-        """One event that has just come."""
         if self.wanted.wants(entry.seen, entry.raw):
             self.put(entry.row)
 
     async def batches(self, log: "EventLog", beat_s: float, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[Batch]:
-        """What has come, at most one batch a beat; an empty one when nothing has for a while. Ends when closed."""
+        """Yield at most one batch a beat, an empty one as heartbeat. Ends when closed."""
         async for rows, num_skipped in self.arrivals(heartbeat_s):
             yield Batch(rows=rows, num_skipped=num_skipped, num_passed=log.num_passed)
             if rows:
@@ -122,7 +113,6 @@ class EventLog:
         self._closed = False
 
     def take(self, event: Event) -> None:
-        """One event of the bus. One that is delivered twice is kept once."""
         if self.get(event.event_id) is not None:
             return
         seen = sight(subject(event.data), event.issuer, event.data)
@@ -133,7 +123,6 @@ class EventLog:
             watcher.offer(entry)
 
     def watch(self, wanted: EventFilter) -> Watcher:
-        """A new watcher; `leave` ends it."""
         watcher = Watcher(wanted, self._watch_limit)
         if self._closed:
             watcher.close()
@@ -144,22 +133,20 @@ class EventLog:
         self.watchers.discard(watcher)
 
     def close(self) -> None:
-        """Let every watcher go, so that the server can stop."""
         self._closed = True
         for watcher in self.watchers:
             watcher.close()
 
     def get(self, event_id: str) -> Entry | None:
-        """One event, or None when it was never received or has left its ring."""
         return next((ring.entries[event_id] for ring in self._rings.values() if event_id in ring.entries), None)
 
     def latest(self, wanted: EventFilter, limit: int) -> list[EventRow]:
-        """The newest events that match, oldest first."""
+        """Oldest first."""
         matching = (entry.row for entry in self._newest(wanted.planes) if wanted.wants(entry.seen, entry.raw))
         return list(islice(matching, limit))[::-1]
 
     def chain(self, cause_id: str) -> tuple[list[EventRow], bool]:
-        """The cause, its cause and so on, nearest first, as far as they are kept; and whether these are all."""
+        """Return the kept causes, nearest first, and whether the chain is complete."""
         chain: list[EventRow] = []
         while cause_id and len(chain) < CHAIN_LIMIT and (entry := self.get(cause_id)) is not None:
             chain.append(entry.row)
@@ -167,25 +154,20 @@ class EventLog:
         return chain, not cause_id
 
     def effects(self, event_id: str) -> list[EventRow]:
-        """What an event caused directly, oldest first."""
+        """Oldest first."""
         found = [e.row for e in self._newest(PLANES) if e.row.cause_id == event_id]
         return found[::-1][:EFFECTS_LIMIT]
 
     def kept(self) -> dict[str, dict[str, int]]:
-        """How full each ring is."""
         return {plane: {"num": len(r.entries), "num_bytes": r.num_bytes} for plane, r in self._rings.items()}
 
     def _newest(self, planes: tuple[str, ...]) -> Iterator[Entry]:
-        """Entries of these rings, newest first over all of them."""
         walks = (reversed(ring.entries.values()) for plane, ring in self._rings.items() if plane in planes)
         return heapq.merge(*walks, key=lambda entry: entry.row.seq, reverse=True)
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of the stream: the latest events that match, and the command that shows the same.
-
-    `types` are all there are; `kept` says how full each ring is.
-    """
+    """`types`: all known; `command`: shows the same in a shell."""
 
     rows: list[EventRow]
     command: str
@@ -195,7 +177,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One event whole. `chain` is its cause and so on up; `is_whole` False when an older cause is kept no more."""
+    """`chain`: causes, nearest first; `is_whole` False if an older cause was dropped."""
 
     row: EventRow
     event: msgspec.Raw
@@ -215,7 +197,7 @@ def asked_for(
     id: Text = "",
     q: Text = "",
 ) -> EventFilter:
-    """The filter of a query; `plane` (evt, cmd, tel) and `type` may be given repeatedly. Raises BadRequest."""
+    """`plane` (evt, cmd, tel) and `type` may repeat. Raises BadRequest."""
     if unknown := [name for name in plane or () if name not in PLANES]:
         raise BadRequest(f"plane must be one of {', '.join(PLANES)}, got {unknown[0][:32]!r}", param="plane")
     return EventFilter(
@@ -234,7 +216,6 @@ Wanted = Annotated[EventFilter, Depends(asked_for)]
 
 
 def routes(log: EventLog, *, max_watchers: int) -> APIRouter:
-    """`max_watchers` streams at once."""
     router = APIRouter(prefix="/api/v1", tags=["events"])
 
     @router.get("/events", response_class=StreamingResponse)
@@ -287,7 +268,7 @@ async def _until_gone(log: EventLog, wanted: EventFilter) -> AsyncIterator[bytes
 
 
 def discreet_weights(weights: WeightsRef) -> WeightsRef:
-    """The weights, whose address shows no user, password or query; "" where it cannot be parsed."""
+    """Strip user, password and query; "" if the address cannot be parsed."""
     try:
         return replace(weights, uri=redacted(weights.uri))
     except ValueError:
@@ -295,13 +276,11 @@ def discreet_weights(weights: WeightsRef) -> WeightsRef:
 
 
 def discreet_model(model: Model) -> Model:
-    """The model, whose system prompt is replaced by its length."""
     said = f"{len(model.system_prompt)} characters" if model.system_prompt else ""
     return replace(model, system_prompt=said, weights=discreet_weights(model.weights))
 
 
 def discreet_event(event: Event) -> Event:
-    """The event with the model or the weights it carries made discreet; itself when it carries none."""
     data = event.data
     if isinstance(model := getattr(data, "model", None), Model):
         return replace(event, data=replace(data, model=discreet_model(model)))
@@ -311,7 +290,7 @@ def discreet_event(event: Event) -> Event:
 
 
 def trace_id_of(traceparent: str) -> str:
-    """The trace id of a traceparent that is sampled, or ""."""
+    """ "" unless sampled."""
     parts = traceparent.split("-")
     return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 and parts[3][-1:] in "13579bdf" else ""
 
@@ -336,7 +315,6 @@ def _row(seq: int, event: Event, seen: Sighting) -> EventRow:
 
 
 def is_emulated(data: Any) -> bool:
-    """Whether a payload is about an emulated engine."""
     about = getattr(data, "instance", None) or getattr(data, "model", None) or data
     gpus = getattr(getattr(data, "node", None), "gpus", ())
     return (

@@ -1,4 +1,4 @@
-"""The fleet as JSON and as a stream of what changes in it; the requests that match a filter, and one model in full."""
+"""The fleet as JSON and as a stream of changes; matching requests; one model in full."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final
@@ -20,15 +20,11 @@ from glowplug.services.console.records import json_response, record_of, streamed
 from glowplug.services.console.request_log import RequestLog
 from glowplug.services.console.stream import Client, Hub, TooManyClients
 
-# One model in full: what its owner declared, its latest starts with their phases, and the start under way.
-#
-# Pure, like the view of the fleet beside it.
-
 STARTS_SHOWN: Final = 10
 
 
 class Coming(msgspec.Struct, frozen=True, kw_only=True):
-    """A start under way: the phases known so far. `began_at` is what their offsets count from."""
+    """A start under way. Offsets of phases are from `began_at`."""
 
     instance_id: str
     node_id: str
@@ -40,7 +36,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision to which the model owes its present state. `decision_id` is "" when none is on record."""
+    """The decision behind a model's state; `decision_id`: "" if none is recorded."""
 
     reason: str
     decision_id: str = ""
@@ -48,7 +44,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """`model` is the row of the fleet; `declared` what its file or the API says."""
+    """`model`: the fleet's row; `declared`: by its file or the API."""
 
     now: float
     model: rows.ModelRow
@@ -60,13 +56,13 @@ class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def starts(instances: Iterable[Instance]) -> list[rows.Start]:
-    """The starts of one model's instances that are over, newest first."""
+    """Newest first."""
     over = [start for instance in instances if (start := rows.start_of(instance)) is not None]
     return sorted(over, key=lambda start: -start.ended_at)[:STARTS_SHOWN]
 
 
 def coming(instances: Iterable[Instance], fetches: Fetches, now_s: float) -> list[Coming]:
-    """Those of `instances` that are on their way, oldest first."""
+    """Oldest first."""
     found = []
     for instance in sorted(instances, key=lambda i: (i.created_at, i.instance_id)):
         if instance.state.is_coming:
@@ -79,8 +75,8 @@ def coming(instances: Iterable[Instance], fetches: Fetches, now_s: float) -> lis
 
 
 def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog) -> Why:
-    """Why the model is where it is: what placed the newest instance that serves or is on its way. Without one, the
-    latest decision about it, or by which an instance of it had to leave for another model."""
+    """Return the decision that placed the newest serving or starting instance; else the latest about the model, or one
+    that evicted an instance of it."""
     living = sorted((i for i in instances if not i.state.is_gone), key=lambda i: (i.created_at, i.instance_id))
     active = [i for i in living if not i.state.is_dormant and i.state is not InstanceState.DRAINING]
     found = next((d for i in reversed(active) if (d := decisions.get(i.decision_id)) is not None), None)
@@ -101,7 +97,7 @@ def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) ->
 
 
 def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
-    """Those reported, and the fetch: an agent reports LOADING the moment the weights are whole in host memory."""
+    """Add the fetch: agents report LOADING once the weights are complete in host memory."""
     began = rows.began_at(instance)
     reported = rows.phase_rows(instance, began)
     if instance.state is not InstanceState.LOADING or any(phase.name == PhaseName.FETCH for phase in reported):
@@ -112,7 +108,6 @@ def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
 
 
 def declared(model: Model) -> dict[str, Any]:
-    """What the model's owner said, JSON-ready, without what is private."""
     fields: dict[str, Any] = msgspec.to_builtins(discreet_model(model))
     return fields
 
@@ -126,7 +121,7 @@ def routes(
     requests: RequestLog,
     clock: Callable[[], float],
 ) -> APIRouter:
-    """`clock` gives epoch seconds."""
+    """`clock`: epoch seconds."""
     router = APIRouter(prefix="/api/v1", tags=["fleet"])
 
     @router.get("/fleet")

@@ -1,7 +1,4 @@
-"""The rows of the fleet as the page reads them, and how they are made out of domain values and events.
-
-Rows are flat, small and JSON-ready. Times are epoch seconds.
-"""
+"""The page's rows of the fleet, flat and JSON-ready, made of domain values. Times are epoch seconds."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -18,14 +15,12 @@ from glowplug.services.console.records import record_of
 
 
 class Load(NamedTuple):
-    """Requests of one model at all routers."""
-
     num_waiting: int = 0
     num_in_flight: int = 0
 
 
 class PhaseRow(msgspec.Struct, frozen=True):
-    """One stage of a start; `offset_s` counts from the moment the instance was asked for."""
+    """`offset_s`: from the request for the instance."""
 
     name: str
     offset_s: float
@@ -34,7 +29,7 @@ class PhaseRow(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """One start that is over. `reason` says why it failed, and is "" when it came to ready."""
+    """`reason`: of a failure, else ""."""
 
     instance_id: str
     node_id: str
@@ -47,15 +42,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why the latest instance of a model failed."""
-
     instance_id: str
     failed_at: float
     reason: str
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: one of ModelState. `eta_s` is 0 when ready."""
+    """`state`: one of ModelState. `eta_s`: 0 when ready."""
 
     key: str
     name: str
@@ -71,7 +64,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     keep_alive_s: float
     pinned: bool
-    suspended: bool  # drained by its operator: no start until it is loaded again
+    suspended: bool  # drained: no start until loaded again
     emulated: bool
     instances: tuple[str, ...]
     last_cold_start: Start | None
@@ -96,8 +89,7 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrantRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a GPU with whose they are; `model_key` is "" when the holder is not known. Weights that several read
-    stand once, with owner `shared` and all their holders."""
+    """`model_key`: "" if unknown. Shared weights have one row, with owner `shared` and all holders."""
 
     holder: str
     owner: str
@@ -122,7 +114,7 @@ class CachedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights on their way into a node. `bytes_per_s` is measured over the latest reports; 0 when none came lately."""
+    """`bytes_per_s`: over the latest reports; 0 if none arrived lately."""
 
     digest: str
     model_key: str
@@ -132,7 +124,7 @@ class FetchRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`lost_since` is 0 while the node's beats arrive. `draining`: it goes, or its operator drains it (`cordoned`)."""
+    """`lost_since`: 0 while beats arrive. `draining`: the node leaves, or is `cordoned`."""
 
     node_id: str
     is_alive: bool
@@ -165,14 +157,13 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the page's data comes from. `stale_since` is 0 while it is fresh."""
+    """`stale_since`: 0 while fresh."""
 
     is_up: bool
     stale_since: float
 
 
 def instance_row(instance: Instance, num_in_flight: int) -> InstanceRow:
-    """One instance; its place is that of its first worker."""
     num_bytes = sum(worker.num_bytes for worker in instance.workers)
     return record_of(
         InstanceRow, instance, state=instance.state.value, num_bytes=num_bytes, num_in_flight=num_in_flight
@@ -187,7 +178,6 @@ def node_row(
     cordoned: bool = False,
     fetches: tuple[FetchRow, ...] = (),
 ) -> NodeRow:
-    """One node with its GPUs; grants name the model of the instance that holds them."""
     return record_of(
         NodeRow,
         node,
@@ -209,7 +199,7 @@ def _gpu_row(gpu: Gpu, instances: Mapping[str, Instance]) -> GpuRow:
     held += [(one.holders[0], ", ".join(one.holders), SHARED, one.num_bytes) for one in gpu.shared if one.counts]
     for first, holder, owner, num_bytes in held:
         if not num_bytes:
-            continue  # of weights that it shares: their bytes stand once
+            continue  # of shared weights, counted once
         row = instances.get(first)
         model_key, emulated = (row.model_key, row.emulated) if row else ("", False)
         grants.append(GrantRow(holder=holder, owner=owner, num_bytes=num_bytes, model_key=model_key, emulated=emulated))
@@ -217,13 +207,13 @@ def _gpu_row(gpu: Gpu, instances: Mapping[str, Instance]) -> GpuRow:
 
 
 def began_at(instance: Instance) -> float:
-    """The earliest moment known of a start: it was decided before the agent made the instance. 0 when none is known."""
+    """Return the earliest known time of a start (its decision precedes the instance), or 0."""
     known = [instance.created_at, *(phase.started_at for phase in instance.phases)]
     return min((at for at in known if at), default=0.0)
 
 
 def phase_rows(instance: Instance, began: float, *, unfinished_s: float = 0.0) -> tuple[PhaseRow, ...]:
-    """Its phases in order of time, counted from `began`. `unfinished_s` stands for the length of one that goes on."""
+    """Return phases in order, from `began`. `unfinished_s`: length of an unfinished one."""
     return tuple(
         PhaseRow(
             phase.name.value,
@@ -236,7 +226,7 @@ def phase_rows(instance: Instance, began: float, *, unfinished_s: float = 0.0) -
 
 
 def start_of(instance: Instance) -> Start | None:
-    """The start of an instance, once it is over; phases are counted from the earliest thing known of it."""
+    """Return a finished start; phases are counted from its earliest known time."""
     failed = instance.state is InstanceState.FAILED and not instance.ready_at
     ended_at = instance.changed_at if failed else instance.ready_at
     if instance.state.is_coming or not ended_at:
@@ -257,7 +247,6 @@ def model_row(
     start: Start | None,
     failure: Failure | None,
 ) -> ModelRow:
-    """One model with its instances, oldest first."""
     return record_of(
         ModelRow,
         model,

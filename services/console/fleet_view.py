@@ -1,9 +1,6 @@
-"""What the console knows of the fleet, as rows: the shared tables, and what only the page shows beside them.
+"""The console's view of the fleet, as rows.
 
-Pure: it takes events and rows with `now_s`, and gives rows. Every collection is bounded: tables by what the fleet has
-(fleet/tables.py says which row counts, and for how long), decisions by their log. A row is made anew only when
-something it shows was touched, so that a large fleet costs what changes in it.
-"""
+Pure and bounded (fleet/tables.py says which row counts, and for how long). A row is made anew only after a change."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -41,12 +38,12 @@ from glowplug.services.console.decisions import DecisionLog
 from glowplug.services.console.records import Newest, RecordT, record_of
 
 DECISIONS_SHOWN: Final = 200
-MODELS_REMEMBERED: Final = 4096  # of which the last start and failure are kept
+MODELS_REMEMBERED: Final = 4096
 CORDONS: Final = "cordons"
-STALLED_S: Final = 3.0  # without a report the rate of a fetch is 0
-FETCH_LEASE_S: Final = 10.0  # without a report a fetch is no longer shown as part of a start
-FORGOTTEN_S: Final = 60.0  # without a report the fetch is taken as over
-NEWEST: Final = 0.5  # weight of the newest sample of a rate
+STALLED_S: Final = 3.0  # without a report a fetch's rate is 0
+FETCH_LEASE_S: Final = 10.0  # without a report a fetch is no part of a start
+FORGOTTEN_S: Final = 60.0  # without a report a fetch is over
+NEWEST: Final = 0.5
 
 _HEALTHY: Final = (InstanceState.READY, InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.SWAPPED_OUT)
 TABLES: Final[Mapping[str, type[Any]]] = {
@@ -59,7 +56,7 @@ TABLES: Final[Mapping[str, type[Any]]] = {
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at one moment. Models by name, nodes and instances by id, decisions newest first."""
+    """Models by name, nodes and instances by id, decisions newest first."""
 
     now: float
     sources: dict[str, rows.SourceRow]
@@ -70,17 +67,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowTable(Generic[RecordT]):
-    """Rows that are made anew only when what they show may have changed. Keys are touched as often as one likes;
-    `refresh` makes each touched row once and keeps those that differ.
-
-    `make(key, now_s)` gives the row, or None when there is none any more.
-    """
+    """Rows that are made anew only when touched. `make(key, now_s)` returns None for a row that is gone."""
 
     def __init__(self, make: Callable[[str, float], RecordT | None]) -> None:
         self.rows: dict[str, RecordT] = {}
         self._make = make
         self._touched: set[str] = set()
-        self._before: dict[str, RecordT | None] = {}  # of each row that is other now: as it was last taken
+        self._before: dict[str, RecordT | None] = {}  # changed rows as last taken
 
     def touch(self, keys: Iterable[str]) -> None:
         self._touched.update(keys)
@@ -98,15 +91,14 @@ class RowTable(Generic[RecordT]):
         self._touched.clear()
 
     def take_changed(self) -> dict[str, RecordT | None]:
-        """Keys whose row is new, other or gone since the last call, with the row as it was then. One reader only: the
-        hub."""
+        """Return changed keys with the row at the last call. One reader only: the hub."""
         before, self._before = self._before, {}
         return before
 
 
 @dataclass(slots=True)
 class Fetch:
-    """Weights on their way into a node, as last reported. `bytes_per_s` is 0 until there are two reports."""
+    """`bytes_per_s` is 0 until the second report."""
 
     node_id: str
     model_key: str
@@ -118,15 +110,13 @@ class Fetch:
 
 
 class Fetches:
-    """Weights on their way into nodes, as prefetchers report them."""
-
     def __init__(self) -> None:
         self._by_node: dict[str, dict[str, Fetch]] = {}  # node id -> digest -> fetch
 
     def progress(self, report: WeightsProgressed, now_s: float) -> None:
         here = self._by_node.setdefault(report.node_id, {})
         known = here.get(report.digest)
-        if known is None or report.num_bytes_done < known.num_bytes_done:  # new, or begun again
+        if known is None or report.num_bytes_done < known.num_bytes_done:
             here[report.digest] = Fetch(
                 report.node_id, report.model_key, report.digest, report.num_bytes_done, report.num_bytes, now_s
             )
@@ -143,7 +133,6 @@ class Fetches:
         self._by_node.get(fact.node_id, {}).pop(fact.digest, None)
 
     def refresh(self, now_s: float) -> set[str]:
-        """Nodes with a fetch that has stalled or been forgotten."""
         touched = set()
         for node_id, here in list(self._by_node.items()):
             for digest, fetch in list(here.items()):
@@ -159,7 +148,7 @@ class Fetches:
         return touched
 
     def of(self, model_key: str, node_id: str, now_s: float) -> rows.FetchRow | None:
-        """The fetch of one model into one node of which the latest report came, within FETCH_LEASE_S; or None."""
+        """None if its latest report is older than FETCH_LEASE_S."""
         mine = (fetch for fetch in self._by_node.get(node_id, {}).values() if fetch.model_key == model_key)
         latest = max(mine, key=lambda fetch: fetch.reported_at, default=None)
         return _fetch_row(latest) if latest is not None and now_s - latest.reported_at < FETCH_LEASE_S else None
@@ -173,8 +162,7 @@ def _fetch_row(fetch: Fetch) -> rows.FetchRow:
 
 
 class Loads:
-    """What routers hold and run, summed over those that have reported lately; idle models are left out. `refresh` names
-    the models and instances that have another load than before."""
+    """Load summed over routers that reported lately; idle models are left out."""
 
     def __init__(self) -> None:
         self._reports = LoadReports()
@@ -190,11 +178,10 @@ class Loads:
         return self.by_model.get(key, rows.Load())
 
     def instance(self, key: str) -> int:
-        """Requests an instance runs."""
         return self._by_instance[key]
 
     def refresh(self, now_s: float) -> tuple[set[str], set[str]]:
-        """(model keys, instance ids) that changed. Routers silent for LOAD_STALE_S are forgotten."""
+        """Return changed (model keys, instance ids). Routers silent for LOAD_STALE_S are forgotten."""
         if not self._reports.expire(now_s) and not self._is_stale:
             return set(), set()
         self._is_stale = False
@@ -212,8 +199,6 @@ class Loads:
 
 
 class FleetView:
-    """What the console knows of one fleet."""
-
     def __init__(self, *, max_decisions: int = 2000) -> None:
         self.fleet = Fleet()
         self.models, self.instances = self.fleet.models, self.fleet.instances
@@ -225,17 +210,16 @@ class FleetView:
         self.instance_rows = RowTable(self._instance_row)
         self.node_rows = RowTable(self._node_row)
         self._cordoned: frozenset[str] = frozenset()
-        self._coming: dict[str, str] = {}  # instance id -> model key, of those on their way
+        self._coming: dict[str, str] = {}  # of starting instances
         self._estimates = StartEstimates()
         self._loads = Loads()
         self.fetches = Fetches()
-        self._left_at: dict[str, float] = {}  # node id -> when it said goodbye, or was given up
-        self._lost: dict[str, float] = {}  # node id -> silent since, as last shown
-        self._starts: Newest[str, rows.Start] = Newest(MODELS_REMEMBERED)  # model key -> latest that came to ready
-        self._failures: Newest[str, rows.Failure] = Newest(MODELS_REMEMBERED)  # model key -> latest, not made good
+        self._left_at: dict[str, float] = {}  # node id -> when it left or was given up
+        self._lost: dict[str, float] = {}  # node id -> silent since, as shown
+        self._starts: Newest[str, rows.Start] = Newest(MODELS_REMEMBERED)
+        self._failures: Newest[str, rows.Failure] = Newest(MODELS_REMEMBERED)
 
     def take(self, event: Event, now_s: float) -> None:
-        """One fact or telemetry event; types the page does not draw are ignored."""
         self.decisions.take(event)
         match event.data:
             case NodeBeat(node=node) | NodeJoined(node=node):
@@ -261,7 +245,7 @@ class FleetView:
                 self._put_instance(data.instance, now_s)
 
     def restore(self, table: str, table_rows: Mapping[str, Any], now_s: float) -> None:
-        """A whole table as the store has it (one of TABLES)."""
+        """`table`: one of TABLES."""
         if table == CORDONS:
             self._cordon(node_id for node_id, cordon in table_rows.items() if cordon.cordoned)
             return
@@ -289,18 +273,17 @@ class FleetView:
                     self._drop_node(node_id)
 
     def source(self, name: str, is_up: bool, now_s: float) -> None:
-        """Whether "bus" or "store" answers now; the first moment of silence is remembered."""
         old = self.sources[name]
         if old.is_up != is_up or (not is_up and not old.stale_since):
             self.sources[name] = rows.SourceRow(is_up=is_up, stale_since=0.0 if is_up else now_s)
 
     def refresh(self, now_s: float) -> float:
-        """Bring the rows up to `now_s`, and return the moment they stand for. While no source answers that is the last
-        moment one did: a console that receives nothing cannot say that a node is lost."""
+        """Return the time of the rows: while no source answers, the last moment one did, so that no node counts as
+        lost."""
         if not any(source.is_up for source in self.sources.values()):
             now_s = max(source.stale_since for source in self.sources.values()) or now_s
         self.loads(now_s)
-        self.model_rows.touch(self._coming.values())  # what is left of a start changes by itself
+        self.model_rows.touch(self._coming.values())  # the rest of a start changes with time
         self.node_rows.touch(self.fetches.refresh(now_s))
         for node_id in self.nodes:
             if (lost_since := self._lost_since(node_id, now_s)) != self._lost.get(node_id, 0.0):
@@ -311,14 +294,12 @@ class FleetView:
         return now_s
 
     def loads(self, now_s: float) -> Mapping[str, rows.Load]:
-        """Requests waiting and running of each model that has any."""
         model_keys, instance_ids = self._loads.refresh(now_s)
         self.model_rows.touch(model_keys)
         self.instance_rows.touch(instance_ids)
         return self._loads.by_model
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """Everything, as rows."""
         now_s = self.refresh(now_s)
         return Snapshot(
             now=now_s,
@@ -365,13 +346,11 @@ class FleetView:
         self._touch_around(instance)
 
     def _touch_around(self, instance: Instance) -> None:
-        """An instance shows in its own row, in its model's, and in what its nodes' GPUs hold."""
         self.instance_rows.touch([instance.instance_id])
         self.model_rows.touch([instance.model_key])
         self.node_rows.touch(worker.node_id for worker in instance.workers)
 
     def _forgive(self, instance: Instance) -> None:
-        """An instance that works, or ended as asked, after a failure of the same model makes the failure history."""
         failure = self._failures.get(instance.model_key)
         if failure and instance.changed_at >= failure.failed_at:
             del self._failures[instance.model_key]
@@ -385,7 +364,6 @@ class FleetView:
             self._starts.put(instance.model_key, start)
 
     def _cordon_decided(self, decision: DecisionRecord) -> None:
-        """The decision to drain a node comes before its row is read again."""
         if decision.kind == "drain" and decision.node_id and not decision.instance_id:
             alone = {decision.node_id}
             self._cordon(self._cordoned | alone if decision.chosen == "drain" else self._cordoned - alone)
@@ -433,6 +411,5 @@ class FleetView:
 
 
 def _drawn(node: Node) -> tuple[object, ...]:
-    """What of a node its row shows; a beat that brings nothing else changes nothing."""
     on_disk = tuple((copy.digest, copy.num_bytes, copy.model_keys) for copy in node.on_disk)
     return node.gpus, node.engines, node.links, node.cached, on_disk, node.draining, node.host_cache_bytes

@@ -1,10 +1,8 @@
-"""What happened over time: counts and samples in slots of 10 s, 2 min and 20 min, of the whole fleet and of its models.
+"""Metrics over time: counts and samples in slots of 10 s, 2 min and 20 min, for the fleet and its models.
 
-Pure: it is given events and samples with `now_s`, and gives pages of figures. Each slot of a ring adds up slots of the
-next finer one, so that a sum over a coarse slot is the sum over its fine ones. Times to first token are kept as counts
-in logarithmic buckets: those of two slots add up, and a quantile of the sum is within `QUANTILE_ERROR` of the true one.
-Bounded: the slots of the rings, each with the fleet and its `MAX_MODELS` busiest models. What closed is kept as bytes.
-"""
+Pure. A slot is the sum of slots of the next finer ring. Times to first token are counts in logarithmic buckets,
+which add up; a quantile is within `QUANTILE_ERROR` of the true one. Each slot keeps the fleet and its `MAX_MODELS`
+busiest models; closed slots are bytes."""
 
 import math
 from collections import defaultdict
@@ -18,30 +16,30 @@ from glowplug.events import Event
 from glowplug.events.facts import InstanceFailed, InstanceReady, RequestFinished, RouterRequestsFinished
 from glowplug.services.console.records import Newest
 
-FLEET: Final = ""  # the scope of the whole fleet, beside model keys
-SPANS: Final = {"1h": (10, 360), "24h": (120, 720), "7d": (1200, 504)}  # seconds of a slot, slots; each in the next
-MAX_MODELS: Final = 50  # kept of a slot once it is over, beside the fleet
-MAX_OPEN_MODELS: Final = 1000  # of the slot that is being filled
-MAX_BACK_S: Final = 1200.0  # a clock set back by more was wrong before: what lies in its future is dropped
+FLEET: Final = ""
+SPANS: Final = {"1h": (10, 360), "24h": (120, 720), "7d": (1200, 504)}  # seconds of a slot, slots
+MAX_MODELS: Final = 50  # in a closed slot
+MAX_OPEN_MODELS: Final = 1000
+MAX_BACK_S: Final = 1200.0  # a larger step back drops the slots of the future
 STARTS_REMEMBERED: Final = 4096
-MAX_TOKENS: Final = 1 << 32  # of one request: more is no count
-GROWTH: Final = 1.08  # from one bucket of seconds to the next
-QUANTILE_ERROR: Final = math.sqrt(GROWTH) - 1  # a quantile is given as the middle of its bucket
-LEAST_S, MOST_S = 1e-4, 86_400.0  # what is shorter or longer counts as this
+MAX_TOKENS: Final = 1 << 32
+GROWTH: Final = 1.08
+QUANTILE_ERROR: Final = math.sqrt(GROWTH) - 1  # a quantile is the middle of its bucket
+LEAST_S, MOST_S = 1e-4, 86_400.0
 START_WORDS: Final = {"disk": "from disk", "cached": "from memory", "growth": "prewarmed", "join": "prewarmed"}
 STARTS: Final = ("cold", "from disk", "from memory", "wake", "prewarmed", "interrupted", "failed")
 
 
 class Cell(msgspec.Struct, array_like=True):
-    """The figures of one scope in one slot: counts, sums over `num_samples` samples, and buckets of seconds."""
+    """Figures of one scope in one slot: counts, sums over `num_samples` samples, and buckets of seconds."""
 
     num_requests: int = 0
-    num_warm: int = 0  # requests that an instance took without waiting for a start
+    num_warm: int = 0  # requests taken without waiting for a start
     num_cold: int = 0
-    num_emulated: int = 0  # requests and starts
+    num_emulated: int = 0
     prompt_tokens: int = 0
     response_tokens: int = 0
-    num_samples: int = 0  # of the fleet; those of a model were taken at the same moments
+    num_samples: int = 0  # of the fleet; models are sampled at the same moments
     waiting: int = 0
     waiting_peak: int = 0
     running: int = 0
@@ -52,7 +50,6 @@ class Cell(msgspec.Struct, array_like=True):
     ttft: dict[int, int] = {}  # bucket -> requests
 
     def add(self, other: "Cell") -> None:
-        """Make this the figures of both slots together."""
         for name in _SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.waiting_peak = max(self.waiting_peak, other.waiting_peak)
@@ -63,7 +60,6 @@ class Cell(msgspec.Struct, array_like=True):
 
     @property
     def business(self) -> tuple[int, int, int]:
-        """What makes a model one of the busiest of a slot."""
         return self.num_requests, self.waiting + self.running, sum(self.starts.values())
 
 
@@ -73,7 +69,7 @@ _decode: Final = msgspec.msgpack.Decoder(Cell).decode
 
 
 class Sample(NamedTuple):
-    """The fleet at one moment: requests waiting and running by model, and the bytes of all GPUs."""
+    """The fleet at one moment, waiting and running by model."""
 
     waiting: Mapping[str, int]
     running: Mapping[str, int]
@@ -83,7 +79,7 @@ class Sample(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One cell as the disk keeps it. `is_open`: no coarser slot has it yet."""
+    """`is_open`: not yet part of a coarser slot."""
 
     width_s: int
     start: int
@@ -93,45 +89,41 @@ class Row(NamedTuple):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One line of a chart: a value for each of the page's times, None where nothing was measured."""
+    """One line of a chart: a value for each time of the page, None without a measurement."""
 
     name: str
     values: list[float | None]
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Metrics over a span. `times` are the starts of slots of `step_s` seconds; the last slot is still being filled."""
+    """Metrics over a span. `times`: starts of slots of `step_s` seconds; the last slot is still open."""
 
     now: float
     span: str
     model: str
     step_s: int
-    source: str  # console or prometheus
+    source: str
     emulated: bool
     times: list[int]
     metrics: dict[str, list[Series]]
-    problem: str = ""  # why Prometheus could not be asked
+    problem: str = ""
 
 
 class Ring:
-    """The slots of one width."""
-
     def __init__(self, width_s: int, num_slots: int) -> None:
         self.width_s, self.num_slots = width_s, num_slots
-        self.closed: dict[int, dict[str, bytes]] = {}  # by start, oldest first
+        self.closed: dict[int, dict[str, bytes]] = {}
         self.open_at: int | None = None
         self.open: dict[str, Cell] = {}
-        self.unsaved: set[int] = set()  # closed slots that the disk does not have
+        self.unsaved: set[int] = set()  # closed slots missing on disk
 
     def start_of(self, at_s: float) -> int:
         return int(at_s // self.width_s) * self.width_s
 
     def oldest(self, at_s: float) -> int:
-        """The start of the oldest slot that is kept at this moment."""
         return self.start_of(at_s) - (self.num_slots - 1) * self.width_s
 
     def close(self) -> int:
-        """Keep the open slot as it is, with the busiest of its models; return its start."""
         assert self.open_at is not None
         busiest = sorted(self.open, key=lambda key: (key == FLEET, self.open[key].business, key), reverse=True)
         for scope in busiest[MAX_MODELS + 1 :]:
@@ -145,7 +137,6 @@ class Ring:
         return start
 
     def forget_after(self, now_s: float) -> None:
-        """Drop what a wrong clock put into the future."""
         for start in [start for start in self.closed if start > now_s]:
             del self.closed[start]
             self.unsaved.discard(start)
@@ -154,15 +145,12 @@ class Ring:
 
 
 class History:
-    """The rings, the finest first."""
-
     def __init__(self, spans: Mapping[str, tuple[int, int]] = SPANS) -> None:
         self.rings = {span: Ring(*shape) for span, shape in spans.items()}
         self._levels = list(self.rings.values())
-        self._starts: Newest[tuple[str, float], None] = Newest(STARTS_REMEMBERED)  # counted: instance id, ended at
+        self._starts: Newest[tuple[str, float], None] = Newest(STARTS_REMEMBERED)  # instance id, ended at
 
     def take(self, event: Event, now_s: float) -> None:
-        """One event; types that say nothing of requests or starts are ignored."""
         match event.data:
             case RouterRequestsFinished(requests=requests):
                 for fact in requests:
@@ -171,7 +159,7 @@ class History:
             case InstanceReady(instance=instance) | InstanceFailed(instance=instance):
                 is_ready = isinstance(event.data, InstanceReady)
                 if instance.replica or instance.part_of or (instance.ready_at and not is_ready):
-                    return  # no start that serves requests, or one that was over
+                    return  # no start that serves, or already counted
                 key = (instance.instance_id, instance.ready_at or instance.changed_at)
                 if key in self._starts:
                     return
@@ -183,7 +171,6 @@ class History:
                     cell.num_emulated += instance.emulated
 
     def sample(self, sample: Sample, now_s: float) -> None:
-        """The fleet as it is now."""
         self._advance(now_s)
         fleet = self._cell(FLEET)
         assert fleet is not None
@@ -200,7 +187,7 @@ class History:
             cell.running += sample.running.get(scope, 0) if scope else sum(sample.running.values())
 
     def page(self, span: str, model: str, metrics: Iterable[str], now_s: float) -> Page:
-        """The metrics of the fleet (`model` "") or of one model over the span that ends now. Raises BadRequest."""
+        """Return metrics of the fleet (`model` "") or of one model over the span that ends now. Raises BadRequest."""
         if span not in self.rings:
             raise BadRequest(f"span is one of {', '.join(self.rings)}", param="span")
         ring = self.rings[span]
@@ -220,8 +207,7 @@ class History:
         )
 
     def changes(self) -> tuple[list[tuple[int, int]], list[Row]]:
-        """The slots (width_s, start) that are other than at the last call, and their cells: what the disk must hold
-        instead."""
+        """Return slots (width_s, start) changed since the last call, and the cells that replace theirs on disk."""
         slots, rows = [], []
         for ring in self._levels:
             for start in sorted(ring.unsaved):
@@ -234,17 +220,16 @@ class History:
         return slots, rows
 
     def not_saved(self, slots: Iterable[tuple[int, int]]) -> None:
-        """The disk did not take these slots: name them again."""
         for ring in self._levels:
             ring.unsaved.update(start for width_s, start in slots if width_s == ring.width_s and start in ring.closed)
 
     def restore(self, rows: Iterable[Row], now_s: float) -> None:
-        """What an earlier process kept, by rising start; call before anything else. What is too old, of the future or
-        unreadable is left out."""
+        """Restore rows of an earlier process, before any other call; rows too old, of the future or unreadable are
+        skipped."""
         by_width = {ring.width_s: ring for ring in self._levels}
         for row in rows:
             ring = by_width.get(row.width_s)
-            kept = self._levels[-1] if row.is_open else ring  # a coarser slot is to have it yet
+            kept = self._levels[-1] if row.is_open else ring
             if ring is None or kept is None or not kept.oldest(now_s) <= row.start <= now_s:
                 continue
             try:
@@ -259,15 +244,13 @@ class History:
 
     @property
     def bounds(self) -> dict[int, tuple[int, int]]:
-        """By width the starts of the oldest and the newest slot."""
+        """Return width -> starts of the oldest and newest slot."""
         found = {}
         for ring in self._levels:
             starts = [*ring.closed, *(() if ring.open_at is None else (ring.open_at,))]
             if starts:
                 found[ring.width_s] = (min(starts), max(starts))
         return found
-
-    # ---- slots
 
     def _cells(self, model_key: str, now_s: float) -> Iterator[Cell]:
         self._advance(now_s)
@@ -276,7 +259,7 @@ class History:
                 yield cell
 
     def _cell(self, scope: str) -> Cell | None:
-        """The cell of the finest open slot, or None when the slot has too many models."""
+        """None: too many models."""
         cells = self._levels[0].open
         if scope not in cells:
             if scope and len(cells) > MAX_OPEN_MODELS:
@@ -285,7 +268,7 @@ class History:
         return cells[scope]
 
     def _advance(self, now_s: float) -> None:
-        """Open the slot of this moment. A clock that was set back a little fills the slot that is open."""
+        """After a small step back of the clock the open slot is filled on."""
         finest = self._levels[0]
         start = finest.start_of(now_s)
         newest = max((ring.open_at or 0 for ring in self._levels), default=0)
@@ -300,7 +283,6 @@ class History:
             finest.open_at = start
 
     def _close(self, level: int) -> None:
-        """Close the open slot, and add it to that of the next coarser ring."""
         ring = self._levels[level]
         start = ring.close()
         cells, ring.open = ring.open, {}
@@ -318,7 +300,7 @@ class History:
                 above.open[scope] = cell
 
     def _slot(self, span: str, start: int, model: str) -> tuple[Cell, Cell] | None:
-        """(of the fleet, of the model) in one slot; None when nothing was measured then."""
+        """Return the cells (fleet, model) of one slot; None without a measurement."""
         ring = self.rings[span]
         closed = ring.closed.get(start, {})
         found: dict[str, Cell] = {}
@@ -352,12 +334,12 @@ def _count(cell: Cell, fact: RequestFinished) -> None:
 
 
 def bucket_of(seconds: float) -> int:
-    """The bucket [GROWTH ** n, GROWTH ** (n + 1)) of a positive number of seconds."""
+    """Return the n of the bucket [GROWTH ** n, GROWTH ** (n + 1))."""
     return math.floor(math.log(min(max(seconds, LEAST_S), MOST_S)) / math.log(GROWTH))
 
 
 def quantile(buckets: Mapping[int, int], share: float) -> float | None:
-    """The value that `share` of the counted ones do not exceed (nearest rank); None without any."""
+    """Return the quantile by nearest rank; None without counts."""
     left = max(1, math.ceil(share * sum(buckets.values())))
     for bucket in sorted(buckets):
         left -= buckets[bucket]
@@ -367,7 +349,7 @@ def quantile(buckets: Mapping[int, int], share: float) -> float | None:
 
 
 def known_metrics(names: Iterable[str], model: str) -> list[str]:
-    """The metrics asked for, each once; all of the scope where none is named. Raises BadRequest."""
+    """Return the requested metrics once each, or all of the scope by default. Raises BadRequest."""
     asked = list(dict.fromkeys(names)) or [name for name in METRICS if not (model and name == "gpu")]
     if unknown := [name for name in asked if name not in METRICS]:
         raise BadRequest(f"metric: {unknown[0][:80]!r} is not one of {', '.join(METRICS)}", param="metric")
@@ -377,7 +359,6 @@ def known_metrics(names: Iterable[str], model: str) -> list[str]:
 
 
 def _lines(slots: Slots, **values: Callable[[Cell, Cell], float | None]) -> list[Series]:
-    """A series for each name; a figure is made of the fleet's cell and of that asked for."""
     return [Series(name, [None if slot is None else of(*slot) for slot in slots]) for name, of in values.items()]
 
 

@@ -1,4 +1,4 @@
-"""The history over REST: from this console's own slots, or from Prometheus where a setting names one."""
+"""History over REST: from this console's slots, or from Prometheus if a setting names one."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -16,11 +16,11 @@ from glowplug.services.console.history import SPANS, History, Page, Series, know
 from glowplug.services.console.records import json_response
 from glowplug.telemetry import semconv
 
-# The same metrics from a Prometheus that scrapes the fleet: range queries over the names of `glowplug.telemetry`.
+# The same metrics by range queries to a Prometheus that scrapes the fleet.
 
 ANSWER_S: Final = 10.0
 RATE_S: Final = 60  # least window of a rate: four scrapes of 15 s
-MOST_LINES: Final = 16  # of one query
+MOST_LINES: Final = 16
 POINTS: Final = 400
 _GPU_OWNERS: Final = f'owner!~"{GrantOwner.SLEEPER.value}|{GrantOwner.RESERVATION.value}"'
 
@@ -34,7 +34,7 @@ class PromQuery(NamedTuple):
 
 
 def queries(metric: str, model: str, step_s: int) -> list[PromQuery]:
-    """PromQL of a metric; a rate looks back over one step, or over RATE_S where that is more."""
+    """Return PromQL; a rate looks back over one step, or RATE_S if longer."""
     window = f"[{max(step_s, RATE_S)}s]"
     chosen = "{model=" + msgspec.json.encode(model).decode() + "}" if model else ""
     if metric == "tokens":
@@ -64,8 +64,8 @@ def queries(metric: str, model: str, step_s: int) -> list[PromQuery]:
 async def read_page(
     client: httpx.AsyncClient, url: str, span: str, model: str, metrics: Iterable[str], now_s: float
 ) -> Page:
-    """The page as Prometheus at `url` knows it. Never raises for what Prometheus does: the page says it. Raises
-    BadRequest for a metric that there is not."""
+    """Return the page from Prometheus at `url`; its failures are in the page. Raises BadRequest for an unknown
+    metric."""
     width_s, num_slots = SPANS[span]
     step_s = max(width_s, -(-width_s * num_slots // POINTS))
     last = int(now_s // step_s) * step_s
@@ -118,7 +118,6 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {400: {"description": "no such metri
 
 
 def routes(history: History, clock: Callable[[], float], prometheus_url: str) -> APIRouter:
-    """`clock` gives epoch seconds. `prometheus_url` is "" where the console's own history is shown."""
     router = APIRouter(prefix="/v1", tags=["history"])
 
     @router.get("/history", responses=_ANSWERS)

@@ -1,4 +1,4 @@
-"""Keeps the history: samples the fleet's picture at a steady beat, and writes what is new to the disk."""
+"""Keep the history: sample the fleet at a steady beat, and write changes to disk."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,7 @@ from glowplug.events import Event
 from glowplug.services.console.fleet_view import FleetView
 from glowplug.services.console.history import History, Row, Sample
 
-# The history of a console on its disk: one SQLite file, so that a restart loses no more than seconds.
-#
-# Methods block. The file is this console's own, also where several consoles share a database for the usage ledger.
+# The history on disk: one SQLite file of this console alone, so that a restart loses seconds at most. Methods block.
 
 log = logging.getLogger(__name__)
 _TABLE: Final = """CREATE TABLE IF NOT EXISTS history (
@@ -25,12 +23,12 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS history (
 
 
 class HistoryDisk:
-    """Open it once; a file that is no database is put aside as `<name>.broken`. Raises OSError or sqlite3.Error where
-    the folder takes no file."""
+    """A file that is no database is renamed to `<name>.broken`. Raises OSError or sqlite3.Error if the folder takes no
+    file."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._one = threading.Lock()  # a write that was given up goes on in its thread
+        self._one = threading.Lock()  # an abandoned write goes on in its thread
         try:
             self._connection = _opened(path)
         except sqlite3.DatabaseError as error:
@@ -41,7 +39,7 @@ class HistoryDisk:
             self._connection = _opened(path)
 
     def read(self) -> Iterable[Row]:
-        """All rows, by rising start."""
+        """By rising start."""
         asked = "SELECT width_s, start, scope, is_open, cell FROM history ORDER BY start, width_s, scope"
         for width_s, start, scope, is_open, cell in self._connection.execute(asked):
             yield Row(width_s, start, scope, bool(is_open), cell)
@@ -49,8 +47,8 @@ class HistoryDisk:
     def write(
         self, slots: Iterable[tuple[int, int]], rows: Iterable[Row], bounds: Mapping[int, tuple[int, int]]
     ) -> None:
-        """Put `rows` in the place of what these slots held, and delete slots outside the bounds of their width, all in
-        one transaction. Raises sqlite3.Error; then nothing is kept of it."""
+        """Replace the contents of these slots by `rows`, and delete slots outside the bounds of their width, in one
+        transaction. Raises sqlite3.Error."""
         with self._one, self._connection:
             self._connection.executemany("DELETE FROM history WHERE width_s = ? AND start = ?", slots)
             self._connection.executemany("INSERT INTO history VALUES (?, ?, ?, ?, ?)", rows)
@@ -81,7 +79,7 @@ SAVE_EVERY_S: Final = 10.0
 
 
 class HistoryKeeper:
-    """One console's history. Without `open_disk` it lives in memory alone."""
+    """Without `open_disk` the history is in memory only."""
 
     def __init__(self, view: FleetView, clock: Callable[[], float]) -> None:
         self.history = History()
@@ -90,7 +88,7 @@ class HistoryKeeper:
         self._has_failed = False
 
     def open_disk(self, path: Path) -> None:
-        """Read what the last process kept, and keep what is to come. Blocks; a disk that takes nothing is logged."""
+        """Read the last process's history, and write from now on. Blocks; disk errors are logged."""
         try:
             self._disk = HistoryDisk(path)
             self.history.restore(self._disk.read(), self._clock())
@@ -102,7 +100,6 @@ class HistoryKeeper:
         self.history.take(event, now_s)
 
     async def keep(self) -> None:
-        """Sample and save, for ever."""
         beats = 0
         while True:
             await asyncio.sleep(SAMPLE_EVERY_S)
@@ -113,13 +110,12 @@ class HistoryKeeper:
                 await self.save()
 
     def sample(self) -> None:
-        """Note the fleet as it is now; nothing while the bus is away, for then nobody knows it."""
+        """Sample the fleet, unless the bus is down and its state unknown."""
         if self._view.sources["bus"].is_up:
             now_s = self._clock()
             self.history.sample(sample_of(self._view, now_s), now_s)
 
     async def save(self) -> None:
-        """Write what is new; what the disk does not take is tried again the next time."""
         if self._disk is None:
             return
         slots, rows = self.history.changes()
@@ -134,7 +130,6 @@ class HistoryKeeper:
             self._has_failed = False
 
     async def close(self) -> None:
-        """Save the rest, and let go of the file."""
         await self.save()
         if self._disk is not None:
             await asyncio.to_thread(self._disk.close)
@@ -142,7 +137,6 @@ class HistoryKeeper:
 
 
 def sample_of(view: FleetView, now_s: float) -> Sample:
-    """The requests of all models, and the bytes of the GPUs of nodes that live."""
     loads = view.loads(now_s)
     used = reserved = total = 0
     for node_id, node in view.nodes.items():
@@ -163,5 +157,4 @@ def sample_of(view: FleetView, now_s: float) -> Sample:
 
 
 def reserved_bytes(gpu: Gpu) -> int:
-    """Bytes that are held for a start and not in use yet."""
     return sum(grant.num_bytes for grant in gpu.grants if grant.owner is GrantOwner.RESERVATION)

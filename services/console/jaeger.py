@@ -1,8 +1,7 @@
-"""A trace in the JSON of Jaeger's query service, as the page copies and downloads it for jaeger-ui.
+"""A trace in the JSON of Jaeger's query service, to copy or download for jaeger-ui.
 
 Shapes follow jaeger-ui's `model/json` (TraceResponse, Span, Process, KeyValue): times and durations in microseconds.
-OTLP fields are translated as OpenTelemetry's "OTLP to Jaeger" mapping asks: kind, status and scope become tags.
-"""
+OTLP fields follow OpenTelemetry's "OTLP to Jaeger" mapping: kind, status and scope become tags."""
 
 from typing import Any
 
@@ -19,7 +18,6 @@ _STATUS_NAMES: dict[int, str] = {Status.STATUS_CODE_OK: "OK", Status.STATUS_CODE
 
 
 def routes(store: TraceStore) -> APIRouter:
-    """The route at which Jaeger's query service has a trace too."""
     router = APIRouter(prefix="/api", tags=["jaeger"])
 
     @router.get("/traces/{trace_id}", response_model=None)
@@ -34,17 +32,15 @@ def routes(store: TraceStore) -> APIRouter:
 
 
 def envelope(data: object) -> dict[str, Any]:
-    """The wrapper of each answer."""
     return {"data": data, "total": 0, "limit": 0, "offset": 0, "errors": None}
 
 
 def refusal(status: int, message: str) -> JSONResponse:
-    """The wrapper of a refusal."""
     return JSONResponse(envelope(None) | {"errors": [{"code": status, "msg": message}]}, status_code=status)
 
 
 def trace_json(spans: Pairs) -> dict[str, Any]:
-    """One trace of at least one span. Each distinct resource becomes a process p1, p2, ..."""
+    """Each distinct resource becomes a process p1, p2, ..."""
     names: dict[Resource, str] = {}
     known = {span.span_id for span, _ in spans}
     out = []

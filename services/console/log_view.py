@@ -1,8 +1,7 @@
-"""The logs of the whole fleet in one list: every process is asked for its last lines, and each agent for its engines'.
+"""Logs of the whole fleet in one list, of processes and of engines by their agents.
 
-Nothing is kept here. A reader comes back with the cursors that it got, one for each source, and gets every later line
-once; lines of one answer are in the order of their times, whose clocks may differ by what the machines' clocks do.
-"""
+Stateless: readers keep a cursor per source, and get every later line once. Lines are sorted by the clocks of several
+machines."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -21,17 +20,17 @@ from glowplug.services.console.records import json_response
 from glowplug.services.console.upstream import Upstream, read_answer, read_body
 from glowplug.telemetry.log_ring import LogRing, Wanted
 
-ANSWER_S: Final = 3.0  # of silence of one source
-MAX_ANSWER_BYTES: Final = 4 << 20  # of one source
+ANSWER_S: Final = 3.0
+MAX_ANSWER_BYTES: Final = 4 << 20
 MAX_ASKED_BYTES: Final = 256 << 10
-AT_ONCE: Final = 32  # sources asked at the same time
-GONE_S: Final = 60.0  # a process that has not renewed its claim to its name for so long has ended
+AT_ONCE: Final = 32
+GONE_S: Final = 60.0  # without a renewed claim, until a process counts as ended
 SERVICES: Final = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
 ENGINES: Final = "engines"
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A log. `name`: the service id, or "engines of <node>"."""
+    """`name`: the service id, or "engines of <node>"."""
 
     name: str
     service: str
@@ -41,7 +40,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a reader wants. `cursors` by source; none: the newest lines. `words`: each of them, `ids`: one of them."""
+    """`cursors` by source; none: the newest lines. `words`: all must match, `ids`: one."""
 
     cursors: dict[str, str] = {}
     service: str = ""
@@ -63,7 +62,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of asking one source. `num_lost` lines were dropped before they were read."""
+    """`num_lost`: lines dropped unread."""
 
     name: str
     service: str
@@ -79,21 +78,18 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Answer(msgspec.Struct, kw_only=True):
-    """Of one source."""
-
     lines: list[LogLine]
     cursor: str
     num_lost: int = 0
 
 
 class LogSources:
-    """Where logs can be read: processes by their claims to a service id, agents and engines by their nodes."""
+    """Sources of logs: processes by their claims to a service id, agents and engines by their nodes."""
 
     def __init__(self) -> None:
-        self.processes: Mapping[str, Holder] = {}  # as the store had them last
+        self.processes: Mapping[str, Holder] = {}
 
     def find(self, nodes_now: Callable[[], Iterable[Node]], clock: Callable[[], float]) -> list[Source]:
-        """Every source but this console itself, by name."""
         nodes, now_s = list(nodes_now()), clock()
         found = [
             Source(name=service_id, service=service_of(service_id), url=holder.url.rstrip("/"))
@@ -112,18 +108,15 @@ class LogSources:
 
 
 def service_of(service_id: str) -> str:
-    """The service whose name an id begins with; the id itself where it begins with none."""
     return next((one for one in SERVICES if service_id == one or service_id.startswith(f"{one}-")), service_id)
 
 
 def is_wanted(source: Source, asked: Asked) -> bool:
-    """Whether lines of this source are asked for; `service` may be one process too."""
     return asked.service in ("", source.service, source.name) and asked.node in ("", source.node)
 
 
 class LogReader:
-    """Asks the sources with the token of whoever reads. `own`: the log of this console, `may_read_own` whether that
-    token opens it."""
+    """Ask the sources with the reader's token. `own`: this console's log; `may_read_own`: whether a token opens it."""
 
     def __init__(
         self,
@@ -139,7 +132,7 @@ class LogReader:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def read(self, sources: Iterable[Source], asked: Asked, token: str) -> LogPage:
-        """Raises Unauthorized where every source that answers wants another token."""
+        """Raises Unauthorized if every answering source wants another token."""
         wanted = [one for one in (*sources, self._console) if is_wanted(one, asked)]
         answers = await asyncio.gather(*(self._one(one, asked, token) for one in wanted))
         if (refused := [one for one in answers if isinstance(one, Unauthorized)]) and not any(
@@ -194,7 +187,6 @@ class LogReader:
 
 
 def routes(reader: LogReader, find: Callable[[], list[Source]]) -> APIRouter:
-    """`find()` gives the sources there are now."""
     router = APIRouter(prefix="/api/v1", tags=["logs"])
 
     @router.post("/logs", response_class=Response, responses={401: {"description": "the admin token is missing"}})

@@ -1,12 +1,9 @@
-"""Who may use the console, and with which role, where it asks for a key or for a login by OpenID Connect.
+"""Console access by keys or OpenID Connect login, with roles.
 
-Without either all reach the login page, health, metrics and the page's files (roles.py has the list). Browsers come
-with the cookie of their session, programs with a key: as `Authorization: Bearer`, or as `X-Glowplug-Console-Key` where
-the former is for the service that the console passes a call on to. Sessions are random, live in memory and end by
-themselves; a restart ends them all, and a key that is revoked ends its own. Wrong keys are counted per address.
-
-Where the console has the fleet's admin token, it calls services with that for people whose role suffices, and says for
-whom it asks."""
+Browsers send a session cookie, programs a key: as `Authorization: Bearer`, or as `X-Glowplug-Console-Key` if the
+former is meant for the service behind the console. Sessions are random, live in memory and end with their key. Wrong
+keys are counted per address. With the fleet's admin token the console calls services for people of a sufficient
+role, and names them."""
 
 import asyncio
 import hashlib
@@ -35,37 +32,37 @@ from glowplug.services.console.roles import WHO, Who, check_role, least_role
 from glowplug.services.console.upstream import read_body
 
 log = logging.getLogger(__name__)
-MAX_SESSIONS: Final = 1000  # the oldest leaves
+MAX_SESSIONS: Final = 1000  # the oldest is dropped
 WINDOW_S: Final = 60.0
-MAX_WRONG: Final = 10  # from one address in a window: enough for a person, too few to guess
-MAX_WRONG_IN_ALL: Final = 300  # from all: many addresses get no further
-MAX_ADDRESSES: Final = 4096  # remembered at once
+MAX_WRONG: Final = 10  # from one address in a window
+MAX_WRONG_IN_ALL: Final = 300  # from all addresses
+MAX_ADDRESSES: Final = 4096
 KEY_HEADER: Final = "x-glowplug-console-key"
-PASSED_ON: Final = "/api/v1/"  # what calls go to services with the admin token, if they do
+PASSED_ON: Final = "/api/v1/"
 MAX_LOGIN_BYTES: Final = 4096
 
 
 class KeyRequired(Unauthorized):
-    """The console's key is missing, or the session is over (401)."""
+    """Missing console key or ended session (401)."""
 
     code = "console_key_required"
 
 
 class WrongKey(Unauthorized):
-    """A key that is not the console's (401)."""
+    """Unknown key (401)."""
 
     code = "wrong_console_key"
 
 
 class TooManyWrongKeys(Contended):
-    """Wrong keys came too often (429)."""
+    """Too many wrong keys (429)."""
 
     code = "too_many_wrong_keys"
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One open session. `id_token`: of a login by OpenID Connect, for the logout there."""
+    """`id_token`: of an OpenID Connect login, for the logout there."""
 
     who: Who
     ends_at: float
@@ -73,12 +70,13 @@ class Session:
 
 
 class Access:
-    """Who gets which role at one console, and its open sessions. `key`: the console's own, or else the router's API key
-    (`is_api_key`); `keys`: reads named keys; `has_oidc`: people may log in elsewhere. Without `key` and `has_oidc`
-    every client may read.
+    """Roles by key, and open sessions.
 
-    The admin token makes an admin. `key` makes a viewer where the console has the fleet's admin token; where it has
-    none, `key` makes an admin here, and each service asks for the token itself."""
+    `key`: the console's own, else the router's API key (`is_api_key`); `keys`: reads named keys; `has_oidc`: people
+    may log in elsewhere. Without `key` and `has_oidc` every client may read.
+
+    The admin token gives the role admin. `key` gives viewer if the console has the fleet's admin token, else admin,
+    and each service asks for the token itself."""
 
     def __init__(
         self,
@@ -98,23 +96,21 @@ class Access:
         by_token = Who(name="the admin token", role=Role.ADMIN)
         self._shared = [(k.encode(), who) for k, who in ((admin_token, by_token), (key, shared)) if k]
         self._keys, self._clock = keys, clock
-        self._sessions: Newest[bytes, Session] = Newest(MAX_SESSIONS)  # by the digest of the token
-        self._wrong: dict[str, int] = {}  # network of an address -> wrong keys in this window
+        self._sessions: Newest[bytes, Session] = Newest(MAX_SESSIONS)
+        self._wrong: dict[str, int] = {}  # network -> wrong keys in this window
         self._window_ends = 0.0
 
     def log_in(self, who: Who, id_token: str = "") -> str:
-        """The token of a new session."""
         token = secrets.token_urlsafe(32)
         self._sessions.put(_digest(token), Session(who, self._clock() + self.session_s, id_token))
         log.info("%s logged in, with the role %s", who.name, who.role)
         return token
 
     def log_out(self, token: str) -> Session | None:
-        """End a session, and return it."""
         return self._sessions.pop(_digest(token), None)
 
     async def session(self, token: str) -> Session | None:
-        """The session of this token, unless it is over. One that a named key opened is over with the key."""
+        """A session opened with a named key ends with the key."""
         digest = _digest(token)
         found = self._sessions.get(digest)
         if found is None:
@@ -125,15 +121,13 @@ class Access:
         return found
 
     async def lives(self, who: Who) -> bool:
-        """Whether the named key of `who`, if any, is neither revoked nor expired, and still gives the role."""
         if self._keys is None or not who.key_id:
             return True
         key = await self._keys.row(who.key_id)
         return key is not None and not key.ended(self._clock()) and key.role is who.role
 
     async def who(self, presented: str, address: str) -> Who:
-        """Whose key this is. Raises WrongKey, RoleRequired for a key without a role here, and TooManyWrongKeys without
-        looking at the key."""
+        """Raises WrongKey, RoleRequired for a key without a role, and TooManyWrongKeys before it looks at the key."""
         now_s, network = self._clock(), _network(address)
         if now_s >= self._window_ends:
             self._wrong.clear()
@@ -144,7 +138,7 @@ class Access:
         for own, who in self._shared:
             if hmac.compare_digest(presented.encode("utf-8", "surrogatepass"), own):
                 return who
-        self._wrong[network] = self._wrong.get(network, 0) + 1  # before the store is asked: guesses may come at once
+        self._wrong[network] = self._wrong.get(network, 0) + 1  # before the store answers: guesses may be concurrent
         key = await self._keys.find(presented) if self._keys else None
         if key is None:
             raise WrongKey("That is not this console's key.")
@@ -154,7 +148,6 @@ class Access:
         return Who(name=f"key {key.prefix} ({key.tenant}/{key.name})", role=key.role, key_id=key.key_id)
 
     def is_admin_token(self, presented: str) -> bool:
-        """Whether it is the fleet's admin token, as far as the console knows."""
         return bool(self.admin_token) and hmac.compare_digest(
             presented.encode("utf-8", "surrogatepass"), self.admin_token.encode()
         )
@@ -165,7 +158,7 @@ def _digest(token: str) -> bytes:
 
 
 def _network(address: str) -> str:
-    """What one person has: an IPv4 address, or the 64 bits of an IPv6 network."""
+    """One IPv4 address or IPv6 /64."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -174,19 +167,15 @@ def _network(address: str) -> str:
 
 
 class Login(msgspec.Struct):
-    """What the login page sends."""
-
     key: Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 def cookie_name(port: int) -> str:
-    """Cookies know no ports: each console of a machine has its own."""
+    """Name the port: cookies of one host ignore ports."""
     return f"glowplug-console-{port}"
 
 
 class Locked:
-    """An app behind the keys and the roles."""
-
     def __init__(self, app: ASGIApp, access: Access, cookie: str) -> None:
         self._app, self._access, self._cookie = app, access, cookie
 
@@ -222,15 +211,15 @@ class Locked:
         await answer(scope, receive, send)
 
     async def _by_key(self, headers: Headers, address: str) -> Who:
-        """Who a program without a session is. Raises as `Access.who` does, and KeyRequired."""
+        """Raises KeyRequired, and as `Access.who`."""
         given = headers.get(KEY_HEADER) or _bearer(headers)
         if not given:
             raise KeyRequired("This console asks for its key: log in at /login, or send it as a Bearer token.")
         return await self._access.who(given, address)
 
     def _passed_on(self, scope: Scope, headers: Headers, who: Who, *, by_session: bool) -> list[tuple[bytes, bytes]]:
-        """The headers as the app gets them: with the console's admin token where nothing else is meant for the service
-        that a call goes to, and with who asks."""
+        """Return the headers for the app: the caller's name, and the admin token unless the caller authenticates to the
+        service."""
         path: str = scope["path"]
         kept = [(name, value) for name, value in scope["headers"] if name != ACTOR_HEADER.encode()]
         kept.append((ACTOR_HEADER.encode(), _header_text(who.name)))
@@ -256,7 +245,7 @@ class Locked:
 async def _while_alive(
     lives: Callable[[], Awaitable[bool]], app: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """A stream ends with its session or key, at its next message: to the app it is as if the reader had left."""
+    """End a stream at its next message once its session or key has ended; the app sees a disconnect."""
     over = asyncio.Event()
 
     async def send_while_open(message: Message) -> None:
@@ -283,7 +272,7 @@ async def _is_true(lives: Callable[[], Awaitable[bool]]) -> bool:
     try:
         return await lives()
     except NoCapacity:
-        return False  # the store does not say whether the key lives
+        return False
 
 
 def _bearer(headers: Headers) -> str:
@@ -292,23 +281,20 @@ def _bearer(headers: Headers) -> str:
 
 
 def _header_text(name: str) -> bytes:
-    """A name as a header may carry it: printable ASCII."""
     return "".join(c if " " <= c <= "~" else "?" for c in name)[:MAX_ACTOR_CHARS].encode()
 
 
 def is_https(request: Request) -> bool:
-    """Whether the browser speaks https, to this port or to a proxy in front of it."""
     return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
 
 
 def open_session(answer: Response, request: Request, access: Access, cookie: str, who: Who, id_token: str = "") -> None:
-    """Open a session; its token is a cookie of the answer."""
     token, max_age = access.log_in(who, id_token), int(access.session_s)
     answer.set_cookie(cookie, token, max_age, httponly=True, samesite="strict", secure=is_https(request))
 
 
 def routes(access: Access, cookie: str, oidc: Oidc | None) -> APIRouter:
-    """Logging in and out, for the page. Where nothing is asked for there is nothing to do."""
+    """Return the routes to log in and out, without effect on a console that asks for no login."""
     router = APIRouter(tags=["login"])
     said: dict[int | str, dict[str, object]] = {
         401: {"description": "it is not the key"},
@@ -353,7 +339,6 @@ def routes(access: Access, cookie: str, oidc: Oidc | None) -> APIRouter:
 
 
 def own_url(request: Request, path: str) -> str:
-    """A path of the console as the browser calls it."""
     host = request.headers.get("host", "")
     return f"{'https' if is_https(request) else 'http'}://{host}{path}"
 

@@ -26,20 +26,20 @@ from glowplug.state.port import NotATable, Store, StoreUnavailable
 from glowplug.state.rows import read_row
 from glowplug.telemetry.metrics import ShellMetrics
 
-# Wiring: the bus and the store feed the view, the view feeds the open pages. Neither is needed to live.
+# Bus and store feed the view, the view feeds the open pages; neither is needed to run.
 
 log = logging.getLogger(__name__)
 
 DECISIONS_LOG: Final = "decisions"
 DECISIONS_READ: Final = 100
 _TELEMETRY = [cls for kind, cls in PAYLOADS.items() if is_telemetry(kind) and kind != "request.finished"]
-WATCHED: Final = (FACTS, USAGE, *filters(_TELEMETRY), COMMANDS_ALL)  # ends of requests come in reports, not singly
-ENDS_LISTED: Final = 32  # of one such report, the newest; all of them count in the history and in the log of requests
-UNSEEN_BEATS: Final = 5  # of a pulse that nobody sees
+WATCHED: Final = (FACTS, USAGE, *filters(_TELEMETRY), COMMANDS_ALL)  # ends of requests arrive in reports
+ENDS_LISTED: Final = 32  # of one report, the newest; history and request log count all
+UNSEEN_BEATS: Final = 5
 
 
 class Feed:
-    """Keeps a console's view fresh. `connect` waits for the bus; the store is asked again every `resync_s`."""
+    """Keep a console's view fresh. `connect` waits for the bus; the store is read every `resync_s`."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Feed:
         self._tasks: list[asyncio.Task[None]] = []
         self._dropped_counted = 0
         self._unreadable = Unreadable(health.unreadable_rows if health else None)
-        self._read: dict[str, dict[str, tuple[bytes, Any]]] = {}  # table -> key -> row as last read, what it says
+        self._read: dict[str, dict[str, tuple[bytes, Any]]] = {}
 
     def start(self, stopping: asyncio.Event | None = None) -> None:
-        """Begin; a loop that fails sets `stopping`, since a page that shows an old fleet as the present one lies."""
+        """Start. A failed loop sets `stopping`: a page must not show an old fleet as the present one."""
         console = self._console
         loops = (self._listen, self._resync_loop, self._beat_loop, console.usage.forget, console.history.keep)
         self._tasks = [asyncio.create_task(loop()) for loop in loops]
@@ -66,14 +66,12 @@ class Feed:
                 essential(task, stopping)
 
     async def stop(self) -> None:
-        """Let every page go, then end the loops."""
         self._console.hub.close()
         self._console.events.close()
         await end(self._tasks)
 
     async def _listen(self) -> None:
-        """Core subscriptions: a reader that shows the present has no use for yesterday's facts. Usage is read durably:
-        the ledger needs all of it."""
+        """Core subscriptions suffice for the present. Usage is read durably: the ledger needs all of it."""
         await self._connect()
         for subject in WATCHED:
             await self._bus.subscribe([subject], self._on_event)
@@ -91,8 +89,7 @@ class Feed:
             await asyncio.sleep(self._console.settings.resync_s)
 
     async def resync(self) -> None:
-        """Read the tables and the tail of the decisions once. An unreadable row is left out, named and counted; what is
-        no table or log at all leaves the page as it was."""
+        """An unreadable row is skipped, named and counted; an unreadable table leaves the page unchanged."""
         view, clock = self._console.view, self._console.clock
         try:
             for table, cls in TABLES.items():
@@ -114,7 +111,7 @@ class Feed:
             self._health.synced_at.set(clock())
 
     async def _read_processes(self) -> None:
-        """Where the logs of services are read. A store that refuses this table alone costs the logs alone."""
+        """If the store refuses this table, only logs of services are missing."""
         try:
             raw_rows = await self._store.load(PROCESSES)
             self._console.log_sources.processes = self._readable(PROCESSES, raw_rows, Holder)
@@ -122,19 +119,16 @@ class Feed:
             log.warning("the console cannot read the addresses of services and shows logs of nodes alone: %s", error)
 
     async def _decisions(self) -> list[DecisionRecord]:
-        """The newest decisions of the log, newest first. Raises StoreUnavailable."""
         wanted = DECISIONS_READ if len(self._console.view.decisions) else self._console.settings.decisions_kept
         try:
             tail = await self._store.tail(DECISIONS_LOG, wanted)
         except NotATable as error:
             self._unreadable.whole(DECISIONS_LOG, str(error))
             return []
-        # A row is named by its bytes: its place in the log changes with each new one.
         named = {blake2b(raw, digest_size=8).hexdigest(): raw for raw in tail}
         return list(self._readable(DECISIONS_LOG, named, DecisionRecord).values())
 
     def _readable(self, table: str, raw_rows: Mapping[str, bytes], cls: type[Any]) -> dict[str, Any]:
-        """The rows that can be read. A row that is as it was is not decoded anew."""
         rows, unreadable = {}, {}
         before, self._read[table] = self._read.get(table, {}), (now := {})
         for key, raw in raw_rows.items():
@@ -148,8 +142,7 @@ class Feed:
         return rows
 
     async def _beat_loop(self) -> None:
-        """The pulse of every page: what changed since the last one. Seldom while no page is open: one that opens gets
-        the whole fleet at once, and its first change a moment later."""
+        """Slower while no page is open: a new page gets the whole fleet at once."""
         loop = asyncio.get_running_loop()
         while True:
             beat_s = self._console.settings.stream_beat_s
@@ -177,7 +170,6 @@ class Feed:
 
 
 def take(console: Console, event: Event, now_s: float) -> None:
-    """Give one event to all that a console shows."""
     for one in as_listed(event):
         console.events.take(one)
     console.view.take(event, now_s)
@@ -186,8 +178,7 @@ def take(console: Console, event: Event, now_s: float) -> None:
 
 
 def as_listed(event: Event) -> Iterator[Event]:
-    """The events that the log of events lists for one of the bus: the newest `request.finished` of a router's report of
-    many, and every other event as it is."""
+    """Yield events for the log: the newest `request.finished` of a router's report, or the event itself."""
     if not isinstance(event.data, RouterRequestsFinished):
         yield event
         return
@@ -204,7 +195,6 @@ def as_listed(event: Event) -> Iterator[Event]:
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    """Serve until `stopping` is set, or until the server ends by itself."""
     settings = ConsoleSettings()
     world = World.open("console", settings)
     console = Console(settings, ConsoleMetrics(), keys=KeyReader(world.store))

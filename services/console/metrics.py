@@ -6,8 +6,6 @@ from glowplug.telemetry import semconv
 
 
 class ConsoleMetrics:
-    """One set per registry."""
-
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.spans = Counter(semconv.SPANS_RECEIVED_TOTAL, "Spans taken by the receiver", registry=registry)
         self.spans_refused = Counter(

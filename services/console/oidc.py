@@ -1,12 +1,9 @@
-"""People log in at an issuer of theirs, by OpenID Connect: the authorization code flow, with PKCE, state and nonce.
+"""Logins by OpenID Connect: the authorization code flow, with PKCE, state and nonce.
 
-Specifications: OpenID Connect Core 1.0 (sections 3.1.2 and 3.1.3.7: what is checked of an ID token), Discovery 1.0,
-RFC 7636 (PKCE), RP-Initiated Logout 1.0. Authlib writes the requests, joserfc checks signatures; the first login
-imports both. The issuer's document and its keys are kept for an hour; a token that none of the keys signed has them
-read again, at most every KEYS_EVERY_S.
-
-What ties an answer to a browser stands in a cookie of that browser, signed with a key of this process: state, nonce and
-verifier. So a login that is begun costs no memory, and one that a restart interrupts begins anew."""
+Specifications: OpenID Connect Core 1.0 (sections 3.1.2 and 3.1.3.7: checks of an ID token), Discovery 1.0, RFC 7636
+(PKCE), RP-Initiated Logout 1.0. The issuer's document and keys are kept for an hour; a token of an unknown key has
+them read again, at most every KEYS_EVERY_S. State, nonce and verifier are in a cookie, signed with a key of this
+process."""
 
 import base64
 import hashlib
@@ -31,16 +28,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 ALGORITHMS: Final = (*("RS256", "RS384", "RS512"), *("PS256", "PS384", "PS512"), *("ES256", "ES384", "ES512"), "EdDSA")
 KEPT_S: Final = 3600.0
-KEYS_EVERY_S: Final = 10.0  # between two readings of the issuer's keys for keys that are not among them
-ATTEMPT_S: Final = 600.0  # a login that is begun may take so long
-LEEWAY_S: Final = 60  # of clocks
+KEYS_EVERY_S: Final = 10.0
+ATTEMPT_S: Final = 600.0
+LEEWAY_S: Final = 60
 TIMEOUT_S: Final = 10.0
 MAX_NAME_CHARS: Final = 100
 _ROLES: Final = (Role.ADMIN, Role.OPERATOR, Role.VIEWER)
 
 
 class LoginFailed(GlowplugError):
-    """The login did not come about; `code` says which step failed."""
+    """`code`: the failed step."""
 
     status, type = 403, "permission_error"
 
@@ -50,7 +47,7 @@ class LoginFailed(GlowplugError):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """A login that is under way in one browser. `view`: what was asked for before."""
+    """An open login. `view`: to return to."""
 
     state: str
     nonce: str
@@ -60,7 +57,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Person(msgspec.Struct, frozen=True):
-    """Who logged in: the e-mail address or else the subject, the role (never NONE), and the ID token."""
+    """`name`: the e-mail address or else the subject; `role` is never NONE."""
 
     name: str
     role: Role
@@ -68,8 +65,6 @@ class Person(msgspec.Struct, frozen=True):
 
 
 class _Issuer(msgspec.Struct):
-    """The issuer's own document, with what is used of it."""
-
     issuer: str
     authorization_endpoint: str
     token_endpoint: str
@@ -79,14 +74,12 @@ class _Issuer(msgspec.Struct):
 
 
 class _Token(msgspec.Struct):
-    """What the issuer answers to a code, of what is used."""
-
     id_token: str = ""
     error: str = ""
 
 
 class Oidc:
-    """Logins at one issuer. `clock`: seconds since the epoch."""
+    """`clock`: epoch seconds."""
 
     def __init__(self, settings: ConsoleSettings, clock: Callable[[], float] = time.time) -> None:
         self._settings, self._clock = settings, clock
@@ -94,13 +87,13 @@ class Oidc:
         self._secret = secrets.token_bytes(32)
         given = (settings.oidc_admins, settings.oidc_operators, settings.oidc_viewers)
         self._values = [frozenset(v.strip() for v in text.split(",") if v.strip()) for text in given]
-        self._issuer: tuple[float, _Issuer] | None = None  # when it was read
+        self._issuer: tuple[float, _Issuer] | None = None
         self._keys: tuple[float, KeySet] | None = None
 
     # -- one login -----------------------------------------------------------------------------------------------
 
     async def begin(self, redirect_uri: str, view: str) -> tuple[str, str]:
-        """Where the browser goes, and the cookie that it keeps meanwhile. Raises LoginFailed."""
+        """Return the browser's next address, and its cookie. Raises LoginFailed."""
         from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
         from authlib.oauth2.rfc7636 import create_s256_code_challenge
 
@@ -121,7 +114,7 @@ class Oidc:
         return url, self._signed(attempt)
 
     def attempt(self, cookie: str, state: str) -> Attempt:
-        """The login that was begun in this browser. Raises LoginFailed where it was none, or another one."""
+        """Raises LoginFailed if this browser began no login, or another one."""
         body, _, mac = cookie.partition(".")
         if not body or not hmac.compare_digest(mac.encode(), self._mac(body)):
             raise LoginFailed("stale", "no login was begun in this browser, or the console has started anew since")
@@ -133,7 +126,7 @@ class Oidc:
         return attempt
 
     async def finish(self, attempt: Attempt, code: str, redirect_uri: str) -> Person:
-        """Who logged in, by the code that the issuer sent with the browser. Raises LoginFailed."""
+        """Redeem the issuer's code. Raises LoginFailed."""
         issuer = await self._read_issuer()
         id_token = await self._id_token(issuer, attempt, code, redirect_uri)
         claims = await self._claims(id_token, issuer, attempt.nonce)
@@ -144,7 +137,7 @@ class Oidc:
         return Person(name, role, id_token)
 
     async def logout_url(self, id_token: str, return_to: str) -> str:
-        """Where a browser ends its login at the issuer; "" where it offers none, or none is open there."""
+        """ "" if the issuer offers no logout, or no login is open."""
         if not id_token:
             return ""
         try:
@@ -160,8 +153,7 @@ class Oidc:
     # -- what is checked -----------------------------------------------------------------------------------------
 
     def role_of(self, claims: Mapping[str, Any]) -> Role:
-        """The greatest role that any value of the role claim gives."""
-        found: Any = claims.get(self._settings.oidc_role_claim)  # a name may have dots of its own: https://a.example/r
+        found: Any = claims.get(self._settings.oidc_role_claim)  # a name may contain dots: https://a.example/r
         if found is None:
             found = claims
             for part in self._settings.oidc_role_claim.split("."):
@@ -171,7 +163,7 @@ class Oidc:
         return next((role for role, names in zip(_ROLES, self._values, strict=True) if names & values), Role.NONE)
 
     async def _claims(self, id_token: str, issuer: _Issuer, nonce: str) -> dict[str, Any]:
-        """The claims of an ID token that is the issuer's, for this console, of this login, and of now."""
+        """Validate an ID token: issuer, client, login, time."""
         from joserfc import jwt
         from joserfc.errors import JoseError
 
@@ -189,7 +181,7 @@ class Oidc:
         try:
             try:
                 token = jwt.decode(id_token, await self._read_keys(issuer), algorithms=list(ALGORITHMS))
-            except JoseError:  # signed with a key that is new, perhaps
+            except JoseError:
                 token = jwt.decode(id_token, await self._read_keys(issuer, again=True), algorithms=list(ALGORITHMS))
             rules.validate(token.claims)
         except (JoseError, ValueError, TypeError) as error:
@@ -208,7 +200,7 @@ class Oidc:
     # -- the issuer ----------------------------------------------------------------------------------------------
 
     async def _id_token(self, issuer: _Issuer, attempt: Attempt, code: str, redirect_uri: str) -> str:
-        """What the issuer gives for a code. Raises LoginFailed."""
+        """Raises LoginFailed."""
         from authlib.oauth2.auth import ClientAuth
 
         settings, methods = self._settings, issuer.token_endpoint_auth_methods_supported

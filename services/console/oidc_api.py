@@ -1,5 +1,5 @@
-"""The two steps of a login elsewhere, as a browser takes them: there, and back with a code. A failed login leads to the
-login page, which says why; the log says more."""
+"""The two steps of an OpenID Connect login: to the issuer, and back with a code. After a failure the login page says
+why; the log says more."""
 
 import logging
 import re
@@ -21,7 +21,6 @@ _NOT_KEPT: Final = {"Cache-Control": "no-store"}
 
 
 def routes(access: Access, cookie: str, oidc: Oidc) -> APIRouter:
-    """`cookie`: the name of the sessions' cookie."""
     router = APIRouter(tags=["login"])
     under_way = f"{cookie}-login"
 
@@ -53,7 +52,7 @@ def routes(access: Access, cookie: str, oidc: Oidc) -> APIRouter:
             person = await oidc.finish(attempt, code, own_url(request, BACK))
         except LoginFailed as why:
             return failed(why)
-        # The browser does not send the new cookie along from here, a page of the issuer's: the login page goes on.
+        # From a page of the issuer the browser does not send the new cookie along: the login page goes on.
         answer = RedirectResponse(f"/login{attempt.view}", 303, _NOT_KEPT)
         open_session(answer, request, access, cookie, Who(name=person.name, role=person.role), person.id_token)
         answer.delete_cookie(under_way, path=START, httponly=True, samesite="lax")

@@ -1,7 +1,7 @@
-"""POST /v1/traces, OTLP/HTTP after the OTLP specification 1.x: bounded bodies become spans, answers go back.
+"""POST /v1/traces, OTLP/HTTP after the OTLP specification 1.x: bounded bodies become spans.
 
-Both encodings are read: binary protobuf and JSON (ids in hex, 64-bit numbers as strings or numbers). The answer is in
-the sender's encoding; every refusal is an `OtlpError` with its status."""
+Reads binary protobuf and JSON (ids in hex, 64-bit numbers as strings or numbers), and answers in the sender's
+encoding; every refusal is an `OtlpError` with its status."""
 
 import base64
 import binascii
@@ -51,7 +51,7 @@ RETRY_AFTER_S = 1
 
 
 class OtlpError(Exception):
-    """A request that cannot be taken. `status` is 400, 413, 415 or 503."""
+    """`status`: 400, 413, 415 or 503."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -60,14 +60,14 @@ class OtlpError(Exception):
 
 
 class Batch(NamedTuple):
-    """What one export brought: spans with their sender, and how many were refused (not `_is_sound`)."""
+    """Spans of one export with their sender, and the number refused (not `_is_sound`)."""
 
     spans: tuple[tuple[Span, Resource], ...]
     num_rejected: int
 
 
 def media_type(content_type: str) -> str:
-    """PROTOBUF or JSON out of a Content-Type header. Raises OtlpError 415 for anything else."""
+    """Return PROTOBUF or JSON. Raises OtlpError 415."""
     kind = content_type.split(";", 1)[0].strip().lower()
     if kind not in (PROTOBUF, JSON):
         raise OtlpError(415, f"Content-Type must be {PROTOBUF} or {JSON}, got {kind or 'none'}")
@@ -75,10 +75,9 @@ def media_type(content_type: str) -> str:
 
 
 def decompress(body: bytes, encoding: str, *, max_bytes: int) -> bytes:
-    """The body as it was before Content-Encoding, never more than `max_bytes` of it in memory.
+    """Undo Content-Encoding, with at most `max_bytes` in memory.
 
-    Raises OtlpError: 415 unknown encoding, 400 not gzip or cut short, 413 too large once unpacked.
-    """
+    Raises OtlpError: 415 unknown encoding, 400 not gzip or cut short, 413 too large once unpacked."""
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return body
@@ -97,12 +96,12 @@ def decompress(body: bytes, encoding: str, *, max_bytes: int) -> bytes:
 
 
 def decode(body: bytes, kind: str, *, keep_content: bool = False) -> Batch:
-    """An ExportTraceServiceRequest to spans. Raises OtlpError 400 when the body is not one."""
+    """Raises OtlpError 400 for a body that is no ExportTraceServiceRequest."""
     return _to_batch(_parse_protobuf(body) if kind == PROTOBUF else _parse_json(body), keep_content=keep_content)
 
 
 def encode_response(batch: Batch, kind: str) -> bytes:
-    """ExportTraceServiceResponse; `partial_success` is set only when spans were refused (as the specification asks)."""
+    """`partial_success` is set only if spans were refused (as the specification asks)."""
     response = ExportTraceServiceResponse()
     if batch.num_rejected:
         response.partial_success.rejected_spans = batch.num_rejected
@@ -111,7 +110,7 @@ def encode_response(batch: Batch, kind: str) -> bytes:
 
 
 def encode_error(error: OtlpError, kind: str) -> bytes:
-    """A google.rpc.Status, the error body that OTLP/HTTP prescribes."""
+    """Return a google.rpc.Status, OTLP/HTTP's error body."""
     code = code_pb2.UNAVAILABLE if error.status == 503 else code_pb2.INVALID_ARGUMENT
     return _encoded(status_pb2.Status(code=code, message=error.message), kind)
 
@@ -139,7 +138,7 @@ def _parse_json(body: bytes) -> ExportTraceServiceRequest:
 
 
 def _hex_ids_to_base64(tree: dict[str, Any]) -> None:
-    """OTLP JSON writes ids in hex where protobuf's JSON mapping expects base64; change them in place."""
+    """Convert in place: OTLP JSON has ids in hex, protobuf's JSON mapping in base64."""
     for resource_spans in tree.get("resourceSpans") or ():
         for scope_spans in resource_spans.get("scopeSpans") or ():
             for span in scope_spans.get("spans") or ():
@@ -213,7 +212,6 @@ def _attributes(pairs: Any, *, keep_content: bool) -> Attributes:
 
 
 def _plain(value: AnyValue) -> AttributeValue:
-    """Strings, numbers and booleans as they are; lists, maps and bytes as JSON text."""
     kind = value.WhichOneof("value")
     if kind in ("array_value", "kvlist_value", "bytes_value"):
         return json.dumps(_tree(value, 0), ensure_ascii=False)
@@ -236,8 +234,6 @@ def _tree(value: AnyValue, depth: int) -> Any:
 
 
 class Receiver:
-    """Takes exports into a store. `on_change` is called with the summary of each trace that grew."""
-
     def __init__(
         self,
         settings: ConsoleSettings,
@@ -249,7 +245,6 @@ class Receiver:
         self._held_bytes = 0
 
     async def export(self, request: Request) -> Response:
-        """One ExportTraceServiceRequest."""
         kind = PROTOBUF
         try:
             kind = media_type(request.headers.get("content-type", ""))
@@ -275,7 +270,7 @@ class Receiver:
         self._metrics.traces_evicted.inc(self._store.num_evicted - evicted_before)
 
     async def _body(self, request: Request) -> bytes:
-        """The body, within the bound for one export and the bound for all that are being read."""
+        """Read a body, bounded for one export and for all concurrent ones."""
         body = bytearray()
         try:
             async for chunk in read_chunks(request, self._settings.otlp_max_body_bytes):

@@ -1,9 +1,8 @@
-"""What the console passes on: operator actions to their owners, chats to the router. It keeps nothing of either.
+"""Pass operator actions to their owners, chats to the router.
 
-Actions on models, tenants and keys go to the autoscaler, those on nodes to the placer. The console does not look
-at the answer, which may hold a new key; with which token a call goes is decided in login.py. Of the router only
-`/v1/models` and `/v1/chat/completions` are reached; an answer streams with backpressure, and a reader who leaves ends
-the generation."""
+Actions on models, tenants and keys go to the autoscaler, on nodes to the placer; answers, which may hold a new key,
+are not inspected. login.py chooses the token. Of the router only `/v1/models` and `/v1/chat/completions` are open; a
+departing reader ends the generation."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Final, Literal
@@ -53,7 +52,7 @@ _SAID: Final[dict[int | str, dict[str, object]]] = {
 
 
 def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
-    """`timeout_s` is how long the owner may think about one action."""
+    """`timeout_s`: for the owner's answer."""
     router = APIRouter(prefix="/api/v1", tags=["actions"])
 
     async def pass_to(
@@ -156,7 +155,7 @@ def _model_files(router: APIRouter, pass_to: Callable[..., Awaitable[Response]])
 
 
 class Passing(StreamingResponse):
-    """An answer on its way through. Whatever ends it, the router's connection is given back or closed."""
+    """A streamed answer; the router's connection is released however it ends."""
 
     def __init__(self, answer: httpx.Response, over: Callable[[], None]) -> None:
         super().__init__(_body(answer), answer.status_code, _returned(answer.headers))
@@ -173,9 +172,8 @@ class Passing(StreamingResponse):
 def chat_routes(
     upstream: Upstream, *, max_body_bytes: int, max_chats: int, silence_s: float, router_key: str = ""
 ) -> APIRouter:
-    """`silence_s`: how long the router may send nothing at all, held streams get comments meanwhile. `router_key` is
-    the router's API key where the console has no key of its own: who logged in with that very key, or is an operator,
-    need not give it."""
+    """`silence_s`: for the router, which sends comments on held streams. `router_key`: the router's API key if the
+    console has no own key; not asked of operators and of those who logged in with it."""
     router = APIRouter(prefix="/playground", tags=["playground"])
     under_way: set[object] = set()
 
@@ -229,7 +227,7 @@ def _returned(headers: httpx.Headers) -> dict[str, str]:
 
 
 async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """The bytes as they come. A stream of events whose sender breaks off ends with an error event, not in silence."""
+    """Stream the bytes. An event stream that breaks off ends with an error event."""
     try:
         async for chunk in answer.aiter_raw():
             yield chunk

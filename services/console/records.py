@@ -1,4 +1,4 @@
-"""Records as the console keeps and sends them: copied from domain values, the newest only, as JSON or as a stream."""
+"""Records of the console: copied from domain values, bounded, sent as JSON or as a stream."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -12,19 +12,19 @@ from fastapi.responses import Response, StreamingResponse
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
-HEARTBEAT_S: Final = 10.0  # after so long without anything to say a stream says that it lives
+HEARTBEAT_S: Final = 10.0
 _encode = msgspec.json.Encoder().encode
 
 
 def record_of(kind: type[RecordT], source: object, **others: Any) -> RecordT:
-    """A record with the fields `others`, and the rest as `source` has them under the same names. A field that neither
-    has keeps its default; without one it is a TypeError."""
+    """Make a record of `others` and of equally named fields of `source`. Raises TypeError for a missing field without
+    default."""
     names = (name for name in kind.__struct_fields__ if name not in others and hasattr(source, name))
     return kind(**{name: getattr(source, name) for name in names}, **others)
 
 
 class Newest(OrderedDict[KeyT, ValueT]):
-    """The `max_len` entries that were put last, oldest first. An entry that is put again becomes the newest."""
+    """The `max_len` entries put last, oldest first."""
 
     def __init__(self, max_len: int) -> None:
         super().__init__()
@@ -38,16 +38,16 @@ class Newest(OrderedDict[KeyT, ValueT]):
 
 
 class Mailbox(Generic[ValueT]):
-    """What waits for one reader: the newest `limit`. Older ones are dropped and counted."""
+    """The newest `limit` values for one reader. Older ones are dropped and counted."""
 
     def __init__(self, limit: int) -> None:
         self._waiting: deque[ValueT] = deque(maxlen=limit)
-        self._num_dropped = 0  # since the reader last took what waited
+        self._num_dropped = 0
         self._wake = asyncio.Event()
         self._closed = False
 
     def put(self, value: ValueT) -> int:
-        """Returns how many had to go for it: 0 or 1."""
+        """Return the number dropped for it: 0 or 1."""
         dropped = int(len(self._waiting) == self._waiting.maxlen)
         self._num_dropped += dropped
         self._waiting.append(value)
@@ -59,8 +59,7 @@ class Mailbox(Generic[ValueT]):
         self._wake.set()
 
     async def arrivals(self, heartbeat_s: float) -> AsyncIterator[tuple[list[ValueT], int]]:
-        """What has come, and how many before it were dropped; ([], 0) when nothing has for a while. Ends when
-        closed."""
+        """Yield waiting values and the number dropped before; ([], 0) as heartbeat. Ends when closed."""
         while not self._closed:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), heartbeat_s)
@@ -72,16 +71,14 @@ class Mailbox(Generic[ValueT]):
 
 
 def json_response(value: object) -> Response:
-    """A msgspec value as JSON that no cache keeps."""
     return Response(_encode(value), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 def message(name: str, data: object) -> bytes:
-    """One server-sent event. JSON has no raw line break, so one data line is enough."""
+    """One server-sent event: JSON has no raw line break, so one data line suffices."""
     return b"event: " + name.encode() + b"\ndata: " + _encode(data) + b"\n\n"
 
 
 def streamed(messages: AsyncIterable[bytes]) -> StreamingResponse:
-    """Server-sent events that neither a cache nor a proxy holds back."""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(messages, media_type="text/event-stream", headers=headers)

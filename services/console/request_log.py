@@ -1,8 +1,5 @@
-"""The requests of the whole fleet: those routers hold and run, as they report them, and the latest that ended.
-
-Pure: it is given events with `now_s` and gives lines. It never holds text of a request. Bounded: `num_kept` requests
-that ended, and the latest report of each router, which the router bounds.
-"""
+"""Requests of the whole fleet: live ones from routers' reports, and the latest `num_kept` that ended. Never holds a
+request's text."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,17 +14,16 @@ from glowplug.events.facts import RequestFinished, RequestRejected, RouterReques
 from glowplug.services.console.events import trace_id_of
 from glowplug.services.console.records import Newest, record_of
 
-REPORT_LEASE_S: Final = 3.0  # silence after which a router's requests are no longer shown as under way
+REPORT_LEASE_S: Final = 3.0
 LIVE_STATES: Final = ("held", "dispatched", "streaming")
 ENDED_STATES: Final = ("finished", "left", "failed", "refused")
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `state`: held, dispatched, streaming, finished, left, failed or refused. Seconds; 0 where unknown.
+    """`state`: held, dispatched, streaming, finished, left, failed or refused. Seconds; 0 if unknown.
 
-    `ttft_s` is of answers that are streamed: of others the first byte is the whole. `tpot_s` is the mean time between
-    tokens after the first; it needs two tokens. `num_unlisted` of a refusal: how many before it have no line.
-    """
+    `ttft_s`: of streamed answers; for others the first byte is the whole. `tpot_s`: mean time between tokens after
+    the first; needs two. `num_unlisted`: refusals before this one without a line."""
 
     request_id: str
     model_key: str
@@ -59,11 +55,10 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that match, live ones first (oldest first), then the ended (newest first); and how many there are in all.
+    """Matching lines, live ones first (oldest first), then ended ones (newest first).
 
-    `num_live` counts also those past the bound of a router's report. `states` counts the lines that match everything
-    but the state.
-    """
+    `num_live` includes those past the bound of a router's report. `states` counts lines that match all but the
+    state."""
 
     now: float
     requests: list[RequestLine]
@@ -75,11 +70,10 @@ class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
 
 class RequestLog:
     def __init__(self, num_kept: int) -> None:
-        self._ended: Newest[tuple[str, str], RequestLine] = Newest(num_kept)  # by (router id, request id)
+        self._ended: Newest[tuple[str, str], RequestLine] = Newest(num_kept)
         self._reports: dict[str, tuple[float, int, list[RequestLine]]] = {}  # router -> received at, live, lines
 
     def take(self, event: Event, now_s: float) -> None:
-        """One event; types that are no request's are ignored."""
         match event.data:
             case RouterRequestsFinished() as report:
                 for fact, traceparent in report.traced():
@@ -91,8 +85,8 @@ class RequestLog:
                 self._reports[router_id] = (now_s, num_live, [_live(router_id, row) for row in requests])
 
     def page(self, now_s: float, *, model: str = "", state: str = "", text: str = "", limit: int = 200) -> RequestPage:
-        """What matches: `model` and `state` exactly ("live" and "ended" are groups of states), `text` anywhere in ids,
-        model key, tenant, key, code and status."""
+        """Return matches: `model` and `state` exactly ("live" and "ended" are groups), `text` anywhere in ids, model
+        key, tenant, key, code and status."""
         self._forget_silent(now_s)
         wanted = {"live": LIVE_STATES, "ended": ENDED_STATES}.get(state, (state,) if state else ())
         terms = text.lower().split()
@@ -121,7 +115,7 @@ class RequestLog:
         yield from reversed(self._ended.values())
 
     def _num_live(self) -> int:
-        """Those reported, also past the bound of a report, less those that have ended since."""
+        """Count reported requests, also past a report's bound, without those ended since."""
         return sum(num - sum(_key(line) in self._ended for line in lines) for _, num, lines in self._reports.values())
 
     def _end(self, line: RequestLine) -> None:
@@ -131,7 +125,7 @@ class RequestLog:
         self._ended.put(_key(line), line)
 
     def _refuse(self, fact: RequestRejected, event: Event) -> None:
-        """A refusal of a known model comes beside the request's end, before it or after it."""
+        """A known model's refusal arrives before or after the request's end."""
         known = self._ended.get((fact.router_id, fact.request_id))
         if known is not None and known.status == fact.status and known.state != "refused":
             refusal = {"state": "refused", "code": fact.code, "retry_after_s": fact.retry_after_s}

@@ -1,6 +1,6 @@
-"""Who reads the console, and the least role that each of its paths needs: one table, by method and path.
+"""Roles of the console's users, and the least role for each path: one table, by method and path.
 
-A path that stands nowhere here is for admins alone, and a test names it."""
+Unlisted paths are for admins alone, and a test names them."""
 
 import re
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from starlette.routing import compile_path
 from glowplug.domain.access import Role
 from glowplug.domain.errors import RoleRequired
 
-WHO: Final = "glowplug.who"  # in a request's scope: its Who
+WHO: Final = "glowplug.who"
 PAGE_FILES: Final = "/page/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """Who sends a request. `key_id`: of a named key. `has_api_key`: by the router's API key."""
+    """`key_id`: of a named key. `has_api_key`: by the router's API key."""
 
     name: str
     role: Role
@@ -27,9 +27,9 @@ class Who:
     has_api_key: bool = False
 
 
-ANYBODY: Final = Who(name="", role=Role.ADMIN)  # of a console that asks for no key: the services ask for themselves
+ANYBODY: Final = Who(name="", role=Role.ADMIN)  # without a key of the console, services check rights themselves
 
-# Spans are taken from every service: they are written only, and bounded by the receiver.
+# Any service may write spans; the receiver bounds them.
 _OPEN: Final = """
 GET /live
 GET /health
@@ -75,7 +75,7 @@ GET /v1/organization/costs
 GET /playground/router
 GET /playground/v1/models
 POST /playground/v1/chat/completions
-"""  # of a chat the router asks for a key; the console adds its own for operators alone (passing.py)
+"""  # for chats the router asks for a key; the console adds its own for operators alone (passing.py)
 _OPERATOR: Final = """
 POST /api/v1/logs
 GET /api/v1/model_files
@@ -104,7 +104,7 @@ def _rows() -> Iterator[tuple[str, Role]]:
                 yield line, role
 
 
-LEAST: Final[dict[str, Role]] = dict(_rows())  # "GET /api/v1/fleet" -> the least role
+LEAST: Final[dict[str, Role]] = dict(_rows())
 _FIXED: Final = {line: role for line, role in LEAST.items() if "{" not in line}
 _OPEN_PATHS: Final = frozenset(line.partition(" ")[2] for line, role in LEAST.items() if role is Role.NONE)
 
@@ -118,8 +118,7 @@ _WITH_NAMES: Final = _compiled()
 
 
 def least_role(method: str, path: str) -> Role:
-    """The least role for a request. What is no path of the console is a viewer's to learn, and what no row declares is
-    an admin's."""
+    """Return the least role: viewer for paths outside the console, admin for undeclared ones."""
     if path.startswith(PAGE_FILES):
         return Role.NONE
     if (role := _FIXED.get(f"{method} {path}")) is not None:
@@ -135,19 +134,17 @@ def least_role(method: str, path: str) -> Role:
 
 
 def who_of(request: Request) -> Who:
-    """Who sends this request."""
     who: Any = request.scope.get(WHO, ANYBODY)
     assert isinstance(who, Who)
     return who
 
 
 def reads_texts(request: Request) -> bool:
-    """Whether who sends this request may read the texts of others' requests."""
     return who_of(request).role.includes(Role.OPERATOR)
 
 
 def check_role(who: Who, method: str, path: str) -> None:
-    """Raise RoleRequired where the role is too small for a path."""
+    """Raises RoleRequired."""
     least = least_role(method, path)
     if not who.role.includes(least):
         text = f"{who.name[:100]} has the role {who.role}, and {method} {path[:200]} needs the role {least}."

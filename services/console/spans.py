@@ -1,7 +1,5 @@
-"""One finished span as the console keeps it, and the bounds that keep every span small.
-
-Times are epoch nanoseconds. Ids are lower-case hex (32 characters for a trace, 16 for a span).
-"""
+"""Finished spans, bounded in size. Times are epoch nanoseconds, ids lower-case hex (32 characters for a trace, 16 for a
+span)."""
 
 from collections.abc import Sequence
 
@@ -17,8 +15,7 @@ MAX_ATTRIBUTES = 64
 MAX_EVENTS = 32
 MAX_LINKS = 16
 
-# The attributes under which OpenTelemetry instrumentation puts what people wrote and what models answered.
-# Dropped on arrival unless prompts are opted in: a trace store is no place for them.
+# Attributes of OpenTelemetry instrumentation with prompts and answers, dropped on arrival unless opted in.
 CONTENT_ATTRIBUTES = frozenset(
     {
         "gen_ai.prompt",
@@ -45,29 +42,23 @@ CONTENT_PREFIXES = (
 
 
 class SpanEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Something that happened inside a span."""
-
     time_ns: int
     name: str
     attributes: Attributes = ()
 
 
 class SpanLink(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A pointer at a span of this or another trace."""
-
     trace_id: str
     span_id: str
 
 
 class Resource(msgspec.Struct, frozen=True, array_like=True):
-    """Who sent the span: the process, with the attributes of its resource."""
-
     service: str
     attributes: Attributes = ()
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """One finished span. `parent_id` is "" for a root; `kind` and `status` are OTLP's numbers."""
+    """`parent_id`: "" for a root; `kind` and `status`: OTLP's numbers."""
 
     trace_id: str
     span_id: str
@@ -84,7 +75,6 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     links: tuple[SpanLink, ...] = ()
 
     def attribute(self, key: str) -> AttributeValue | None:
-        """The value of one attribute, or None."""
         return next((value for name, value in self.attributes if name == key), None)
 
     @property
@@ -93,17 +83,15 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_content(key: str) -> bool:
-    """True when an attribute of this name carries prompt or answer text."""
     return key in CONTENT_ATTRIBUTES or key.startswith(CONTENT_PREFIXES)
 
 
 def clip(text: str, max_chars: int) -> str:
-    """`text`, cut to `max_chars` with an ellipsis so that a reader sees that something is missing."""
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def bounded(attributes: Sequence[tuple[str, AttributeValue]], *, keep_content: bool) -> Attributes:
-    """The first MAX_ATTRIBUTES attributes, each value clipped, content dropped unless opted in."""
+    """Keep the first MAX_ATTRIBUTES attributes, values clipped; content only if opted in."""
     kept = [
         (clip(key, MAX_NAME_CHARS), clip(value, MAX_VALUE_CHARS) if isinstance(value, str) else value)
         for key, value in attributes
@@ -113,7 +101,7 @@ def bounded(attributes: Sequence[tuple[str, AttributeValue]], *, keep_content: b
 
 
 def without_texts(span: Span, resource: Resource) -> tuple[Span, Resource]:
-    """A span without what people wrote and what models answered."""
+    """Drop prompts and answers."""
     events = tuple(SpanEvent(e.time_ns, e.name, bounded(e.attributes, keep_content=False)) for e in span.events)
     attributes = bounded(span.attributes, keep_content=False)
     clean = msgspec.structs.replace(span, attributes=attributes, events=events)

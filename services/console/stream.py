@@ -1,7 +1,6 @@
-"""What changed, sent to every open page: one diff per beat, shared by all, in a bounded queue for each.
+"""Send changes to every open page: one diff per beat for all, in a bounded queue for each.
 
-A page that reads too slowly loses its oldest messages and is sent how many; it then asks for the whole fleet again.
-"""
+A slow page loses its oldest messages and gets their number; it then asks for the whole fleet again."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -11,7 +10,7 @@ from glowplug.services.console.fleet_view import DECISIONS_SHOWN, FleetView, Row
 from glowplug.services.console.records import HEARTBEAT_S, Mailbox, Newest, message
 from glowplug.services.console.trace_store import TraceSummary
 
-_TABLES: Final = {  # in a patch -> (of the view, the key of its rows)
+_TABLES: Final = {  # in a patch -> (attribute of the view, key)
     "models": ("model_rows", "key"),
     "instances": ("instance_rows", "instance_id"),
     "nodes": ("node_rows", "node_id"),
@@ -19,19 +18,17 @@ _TABLES: Final = {  # in a patch -> (of the view, the key of its rows)
 
 
 class TooManyClients(Exception):
-    """Every place at the stream is taken."""
+    """The stream is full."""
 
 
 class Differ:
-    """Remembers what was sent last; `patch` is what a page needs to get from there to what the view knows."""
-
     def __init__(self) -> None:
-        self._decisions: frozenset[str] = frozenset()  # ids of the latest, as they were sent
+        self._decisions: frozenset[str] = frozenset()
         self._sources: object = None
 
     def patch(self, view: FleetView, now_s: float) -> dict[str, Any] | None:
-        """Rows that are new, under `changed` the fields of those that are other, under `removed` the ids of those gone,
-        new decisions newest first; None when nothing changed."""
+        """Return new rows, changed fields under `changed`, ids under `removed`, and new decisions, newest first; None
+        without a change."""
         now_s = view.refresh(now_s)
         patch: dict[str, Any] = {}
         for name, (table, key) in _TABLES.items():
@@ -52,7 +49,6 @@ class Differ:
 
 
 def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
-    """Rows that are new, the fields of those that are other, and the ids of those gone, since it was last asked."""
     new, changed, removed = [], [], []
     for id_, old in table.take_changed().items():
         row = table.rows.get(id_)
@@ -67,10 +63,7 @@ def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str,
 
 
 class Client(Mailbox[bytes]):
-    """The messages for one open page."""
-
     async def messages(self, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[bytes]:
-        """Messages as they come, a comment when there is none for a while; ends when closed."""
         async for waiting, num_dropped in self.arrivals(heartbeat_s):
             if num_dropped:
                 yield message("dropped", {"num": num_dropped})
@@ -79,7 +72,7 @@ class Client(Mailbox[bytes]):
 
 
 class Hub:
-    """All open pages. `flush` is called at a steady beat and does nothing while no page is open."""
+    """All open pages. `flush` does nothing without any."""
 
     def __init__(self, *, queue_limit: int = 64, max_clients: int = 64) -> None:
         self.clients: set[Client] = set()
@@ -87,14 +80,14 @@ class Hub:
         self._queue_limit = queue_limit
         self._max_clients = max_clients
         self._differ = Differ()
-        self._traces: Newest[str, TraceSummary] = Newest(queue_limit)  # changed since the last flush
+        self._traces: Newest[str, TraceSummary] = Newest(queue_limit)
         self._closed = False
 
     def join(self, view: FleetView, now_s: float) -> Client:
-        """A new page: it gets the whole fleet first. Raises TooManyClients."""
+        """Add a page, which gets the whole fleet first. Raises TooManyClients."""
         if self._closed or len(self.clients) >= self._max_clients:
             raise TooManyClients
-        self._flush_fleet(view, now_s)  # brings the others to the state the new page starts from
+        self._flush_fleet(view, now_s)  # brings the others to the new page's first state
         client = Client(self._queue_limit)
         client.put(message("fleet", view.snapshot(now_s)))
         self.clients.add(client)
@@ -104,19 +97,17 @@ class Hub:
         self.clients.discard(client)
 
     def trace_changed(self, summary: TraceSummary) -> None:
-        """Spans came in for this trace; pages are sent it at the next flush, once."""
         if self.clients:
             self._traces.put(summary.trace_id, summary)
 
     def flush(self, view: FleetView, now_s: float) -> None:
-        """Send what changed since the last flush."""
         self._flush_fleet(view, now_s)
         if self._traces:
             self._send(message("traces", {"traces": list(self._traces.values())}))
             self._traces.clear()
 
     def close(self) -> None:
-        """Let every page go, so that the server can stop."""
+        """Close every page, so that the server can stop."""
         self._closed = True
         for client in self.clients:
             client.close()

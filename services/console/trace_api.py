@@ -1,10 +1,7 @@
-"""Traces as the page reads them: the latest, and the waterfall of one.
+"""Traces for the page: the latest, and the waterfall of one.
 
-A waterfall is rows in tree order with offsets, services and the phases of a cold start. Its shape is that of any
-trace UI; what is our own is the treatment of broken trees. A span whose parent never came is an orphan: it is a row
-of the top level and marked. Parents that form a ring are cut open at their earliest span. Every span of the trace is
-exactly one row.
-"""
+A waterfall is rows in tree order, each span exactly once. A span without its parent is a marked top row (an orphan);
+a ring of parents is cut at its earliest span."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,22 +20,20 @@ from glowplug.services.console.trace_store import TraceStore, TraceSummary
 from glowplug.telemetry import semconv
 
 REQUEST, HOLD, GENERATE = "router.request", "router.hold", "engine.generate"
-# Where the time of one request went: queue, decide, fetch, launch, load, warmup, prefill, decode.
-#
-# Stages overlap (an engine launches while its weights are fetched), so each has two figures: how long it took, and
-# the share of the whole that is its own. The shares are a partition of the request: of stages side by side, the one
-# that ends last has the moment, for that is the one that was waited for.
+# The time of one request: queue, decide, fetch, launch, load, warmup, prefill, decode. Stages overlap, so each has its
+# duration and its own share. Shares partition the request: of concurrent stages, the last to end has the moment, as the
+# one waited for.
 
 FIRST_TOKEN = "first token"
 QUEUE, PREFILL, DECODE, ANSWER, OTHER = "queue", "prefill", "decode", "answer", "other"
 COLD = tuple(phase.value for phase in PhaseName)
 ORDER = (QUEUE, *COLD, PREFILL, DECODE, ANSWER, OTHER)
-MAX_STRETCHES = 256  # of one trace; a client may put many starts under its own
+MAX_STRETCHES = 256
 _Stretch = tuple[str, int, int]  # stage, from, to (epoch nanoseconds)
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One stage. `own_s` is its share of the whole, `seconds` how long it went on (with others beside it)."""
+    """`own_s`: share of the whole; `seconds`: duration."""
 
     name: str
     seconds: float
@@ -46,10 +41,9 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 def stages(spans: Sequence[Span], phases: Iterable[tuple[str, int, int]]) -> list[Stage]:
-    """Stages of the first request in a trace, in their order; empty when it has none. `phases`: name, from, to.
+    """Return the stages of a trace's first request, in order; empty without one. `phases`: name, from, to.
 
-    What no stage covers is "other": the router itself, the network, spans that never came.
-    """
+    Uncovered time is "other": the router, the network, missing spans."""
     request = min((s for s in spans if s.name == REQUEST), key=lambda s: (s.start_ns, s.span_id), default=None)
     if request is None or request.end_ns <= request.start_ns:
         return []
@@ -66,7 +60,7 @@ def stages(spans: Sequence[Span], phases: Iterable[tuple[str, int, int]]) -> lis
 
 
 def _stretches(spans: Sequence[Span], request: Span) -> Iterator[_Stretch]:
-    """The queue; prefill and decode, cut at the first token, or "answer" for both where it was not seen."""
+    """Yield queue, prefill and decode, or "answer" for both if the first token was not seen."""
     for span in (span for span in spans if span.parent_id == request.span_id):
         if span.name == HOLD:
             yield (QUEUE, span.start_ns, span.end_ns)
@@ -78,7 +72,7 @@ def _stretches(spans: Sequence[Span], request: Span) -> Iterator[_Stretch]:
 
 
 def _partition(stretches: Sequence[_Stretch], begin: int, end: int) -> dict[str, int]:
-    """Nanoseconds of each stage's own. What holds a queued request has the moment before the queue itself."""
+    """Return each stage's own nanoseconds. The queue yields to the stage that holds the request there."""
     cuts = sorted({begin, end, *(at for _, a, b in stretches for at in (a, b))})
     own: dict[str, int] = {}
     for a, b in itertools.pairwise(cuts):
@@ -94,7 +88,6 @@ def _waited_for(stretch: _Stretch) -> tuple[bool, int, int]:
 
 
 def _covered(stretches: Sequence[_Stretch], name: str) -> float:
-    """Seconds during which at least one stretch of this stage goes on."""
     total = reached = 0
     for _, a, b in sorted(s for s in stretches if s[0] == name):
         total += max(0, b - max(a, reached))
@@ -106,7 +99,7 @@ MAX_LINES = 500
 
 
 class Point(msgspec.Struct, frozen=True):
-    """An event on a row. `offset_s` counts from the start of the trace."""
+    """`offset_s`: from the start of the trace."""
 
     name: str
     offset_s: float
@@ -114,8 +107,6 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One span. `offset_s` counts from the start of the trace; `parent_id` is "" for every top row."""
-
     span_id: str
     parent_id: str
     depth: int
@@ -135,7 +126,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class PhaseBar(msgspec.Struct, frozen=True):
-    """One stage of the cold start inside the trace. `predicted_s` is 0 when nothing was predicted."""
+    """`predicted_s`: 0 without a prediction."""
 
     name: str
     span_id: str
@@ -145,7 +136,7 @@ class PhaseBar(msgspec.Struct, frozen=True):
 
 
 class Waterfall(msgspec.Struct, frozen=True):
-    """Everything the page needs to draw one trace. `start_at` is epoch seconds."""
+    """`start_at`: epoch seconds."""
 
     trace_id: str
     name: str
@@ -166,7 +157,7 @@ class Waterfall(msgspec.Struct, frozen=True):
 
 
 def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> Waterfall:
-    """Rows in depth-first order, siblings by start time. `spans` come sorted by start time."""
+    """Return rows depth first, siblings by start. `spans`: by start."""
     known = {span.span_id for span, _ in spans}
     children: dict[str, list[tuple[Span, Resource]]] = {}
     tops: list[tuple[Span, Resource]] = []
@@ -178,7 +169,7 @@ def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> 
             tops.append(pair)
     rows: list[Row] = []
     seen: set[str] = set()
-    for top in (*tops, *spans):  # a span that no top level reaches hangs on a ring of parents
+    for top in (*tops, *spans):
         _descend(top, children, summary.start_ns, rows, seen)
     return record_of(
         Waterfall,
@@ -244,10 +235,7 @@ def _phase(row: Row) -> PhaseBar:
 
 
 class TracePage(msgspec.Struct, frozen=True):
-    """Summaries, latest arrival first, and how full the store is.
-
-    `disk`: "memory" (they end with the console), "kept" (they survive it), or why the disk takes none now.
-    """
+    """`disk`: "memory" (lost with the console), "kept", or why the disk refuses."""
 
     traces: list[TraceSummary]
     num_kept: int
@@ -257,7 +245,6 @@ class TracePage(msgspec.Struct, frozen=True):
 
 
 def routes(store: TraceStore) -> APIRouter:
-    """What the page and the command line read."""
     router = APIRouter(prefix="/api/v1", tags=["traces"])
 
     @router.get("/traces")

@@ -1,11 +1,7 @@
-"""The latest traces: a bounded ring in memory, and a file behind it that outlives a restart.
+"""The latest traces: a bounded ring in memory, and a file that survives restarts.
 
-Spans are kept encoded (msgpack), so that `num_bytes` is what they really cost and memory stays flat however long the
-fleet runs. Bounds: traces, bytes, spans per trace, and a quarter of the bytes for any one trace.
-
-The file is written by a thread of its own and never stops the intake: what a slow, full or broken disk cannot take is
-dropped and counted, and the console goes on from memory. Each start reads the file and writes it anew with what the
-ring keeps of it."""
+Bounds: traces, bytes of encoded spans, spans per trace, and a quarter of the bytes for any one trace. A thread
+writes the file; spans that the disk cannot take are dropped and counted. Each start rewrites the file from the ring."""
 
 import contextlib
 import errno
@@ -23,9 +19,9 @@ import msgspec
 from glowplug.services.console.spans import Resource, Span, without_texts
 from glowplug.telemetry import semconv
 
-TRACE_OVERHEAD_BYTES: Final = 2048  # dict, summary and ids of one trace, measured with tracemalloc and rounded up
-SPAN_OVERHEAD_BYTES: Final = 256  # dict slot, key and bytes header of one span
-MAX_REQUEST_IDS: Final = 8  # of one trace: a client may send many requests under its own trace
+TRACE_OVERHEAD_BYTES: Final = 2048  # one trace without spans, measured with tracemalloc, rounded up
+SPAN_OVERHEAD_BYTES: Final = 256
+MAX_REQUEST_IDS: Final = 8  # a client may send many requests under its own trace
 MAX_REQUEST_ID_CHARS: Final = 128
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -33,16 +29,16 @@ _decode_span = msgspec.msgpack.Decoder(Span).decode
 _decode_resource = msgspec.msgpack.Decoder(Resource).decode
 log = logging.getLogger(__name__)
 
-MAGIC: Final = b"glowplug traces 1\n"  # then, of each span: its length and its resource's, and both encoded
+MAGIC: Final = b"glowplug traces 1\n"  # then per span: the lengths of span and resource, and both encoded
 WRITE_EVERY_S: Final = 0.5
 RETRY_S: Final = 5.0
-MAX_PENDING: Final = 50_000  # spans that wait for the disk
+MAX_PENDING: Final = 50_000
 _LENGTHS: Final = struct.Struct("<II")
 Pairs = list[tuple[Span, Resource]]
 
 
 class TraceSummary(msgspec.Struct):
-    """One line about a trace. Times are epoch nanoseconds; `revision` grows with each span that arrives."""
+    """Times are epoch nanoseconds; `revision` grows with each span."""
 
     trace_id: str
     start_ns: int
@@ -70,14 +66,13 @@ class _Trace:
 
     def __init__(self, trace_id: str, span: Span) -> None:
         self.summary = TraceSummary(trace_id, span.start_ns, span.end_ns)
-        self.spans: dict[str, tuple[bytes, bytes]] = {}  # span id -> (span, its resource), both encoded
+        self.spans: dict[str, tuple[bytes, bytes]] = {}  # span id -> (span, resource), encoded
         self.resources: set[bytes] = set()
         self.num_bytes = TRACE_OVERHEAD_BYTES
 
 
 class TraceStore:
-    """A ring of traces by first arrival. All lookups are by exact id; `newest` walks from the latest back. `disk`, when
-    there is one, is given every span kept."""
+    """A ring of traces by first arrival."""
 
     def __init__(self, *, max_traces: int = 2000, max_bytes: int = 32 << 20, max_spans_per_trace: int = 2000) -> None:
         assert max_traces > 0 and max_bytes > 0 and max_spans_per_trace > 0
@@ -85,7 +80,7 @@ class TraceStore:
         self._max_bytes = max_bytes
         self._max_spans = max_spans_per_trace
         self._traces: OrderedDict[str, _Trace] = OrderedDict()
-        self._by_request: dict[str, str] = {}  # request id -> trace id
+        self._by_request: dict[str, str] = {}
         self.disk: TraceDisk | None = None
         self.num_bytes = 0
         self.num_spans = 0
@@ -96,7 +91,7 @@ class TraceStore:
         return len(self._traces)
 
     def add(self, batch: Iterable[tuple[Span, Resource]]) -> list[TraceSummary]:
-        """Keep these spans; summaries of the traces they changed. A span that is sent again is kept once."""
+        """Keep spans, each once, and return summaries of the changed traces."""
         touched: dict[str, TraceSummary] = {}
         for span, resource in batch:
             trace = self._traces.get(span.trace_id)
@@ -110,16 +105,15 @@ class TraceStore:
         return [summary for trace_id, summary in touched.items() if trace_id in self._traces]
 
     def restore(self, disk: "TraceDisk") -> None:
-        """Open a disk, take the traces that an earlier run left there, and write to it from then on. Traces that do not
-        fit leave it too. Blocks."""
+        """Take the traces of a disk, and write to it from then on. Blocks."""
         self.add(disk.open())
-        self.num_evicted = self.num_dropped_spans = 0  # the earlier run counted what the bounds took
+        self.num_evicted = self.num_dropped_spans = 0
         disk.begin(record for trace in self._traces.values() for record in trace.spans.values())
         self.disk = disk
 
     def get(self, trace_id: str, *, with_texts: bool = True) -> list[tuple[Span, Resource]] | None:
-        """Spans of one trace by start time, or None. Short ids are taken as zero-padded, like Jaeger does. Without
-        `with_texts` none says what people wrote and what models answered."""
+        """Return spans by start time. Short ids are zero-padded, as in Jaeger. Without `with_texts` prompts and answers
+        are left out."""
         trace = self._traces.get(normal_id(trace_id))
         if trace is None:
             return None
@@ -133,11 +127,9 @@ class TraceStore:
         return trace.summary if trace else None
 
     def trace_of_request(self, request_id: str) -> str | None:
-        """The trace whose spans carry this request id."""
         return self._by_request.get(request_id)
 
     def newest(self) -> Iterator[TraceSummary]:
-        """Summaries, latest arrival first."""
         for trace in reversed(self._traces.values()):
             yield trace.summary
 
@@ -179,7 +171,7 @@ class TraceStore:
         request_id = str(span.attribute(semconv.ATTR_REQUEST_ID) or "")[:MAX_REQUEST_ID_CHARS]
         model = str(span.attribute(semconv.ATTR_MODEL) or "")
         if model and (not line.model or (request_id and not line.request_ids)):
-            line.model = model  # a request's own model before those that were stopped for it
+            line.model = model  # not that of a model stopped for it
         if request_id and request_id not in line.request_ids and len(line.request_ids) < MAX_REQUEST_IDS:
             line.request_ids = (*line.request_ids, request_id)
             self._by_request[request_id] = line.trace_id
@@ -196,18 +188,15 @@ class TraceStore:
 
 
 def normal_id(trace_id: str) -> str:
-    """A trace id in lower case, padded to 32 characters."""
     return trace_id.strip().lower().rjust(32, "0")
 
 
 class TraceDisk:
-    """A file that spans are appended to. Once it has `max_bytes` it becomes `<name>.1`, in place of an earlier one, and
-    a new one is begun: the two always hold more than the ring.
+    """A file of appended spans. At `max_bytes` it replaces `<name>.1` and a new one begins: together they hold more
+    than the ring.
 
-    `keep` is called by the event loop and returns at once; `open`, `begin` and `close` block. `keep_content` False:
-    what an earlier console kept of prompts is not read, and is gone from the disk with `begin`. `on_failure` is called,
-    on the writing thread, for each batch the disk did not take, with the number of spans.
-    """
+    `keep` returns at once; `open`, `begin` and `close` block. With `keep_content` False, earlier prompts are not
+    read, and `begin` removes them from the disk. `on_failure` gets the number of spans lost, on the writing thread."""
 
     def __init__(
         self,
@@ -223,13 +212,13 @@ class TraceDisk:
         self._pending: list[bytes] = []
         self._max_pending = max_pending
         self._guard, self._writing, self._stopping = threading.Lock(), threading.Lock(), threading.Event()
-        self._size = 0  # of the file, as far as it is good
+        self._size = 0  # of the valid part
         self._thread: threading.Thread | None = None
-        self.problem = ""  # why the disk takes nothing now
-        self.num_bytes = 0  # what both files take
+        self.problem = ""
+        self.num_bytes = 0  # of both files
 
     def open(self) -> list[tuple[Span, Resource]]:
-        """The spans of earlier runs, oldest first. Never raises for what the disk does."""
+        """Return the spans of earlier runs, oldest first. Never raises for disk errors."""
         found: list[tuple[Span, Resource]] = []
         for path in (self._older, self._path):
             try:
@@ -241,7 +230,7 @@ class TraceDisk:
         return found
 
     def begin(self, records: Iterable[tuple[bytes, bytes]]) -> None:
-        """Make these all that is on the disk, and write what comes from now on. Never raises for what the disk does."""
+        """Replace the disk's contents. Never raises for disk errors."""
         scratch = self._path.with_name(f"{self._path.name}.new")
         try:
             self._size = _append(scratch, 0, b"".join(_record(*record) for record in records))
@@ -249,7 +238,7 @@ class TraceDisk:
             self._older.unlink(missing_ok=True)
         except OSError as error:
             self._failed(error, 0)
-            with contextlib.suppress(OSError):  # what an earlier run kept may be what this one must not
+            with contextlib.suppress(OSError):  # earlier contents may be forbidden now
                 for path in (scratch, self._path, self._older):
                     path.unlink(missing_ok=True)
         self._measure()
@@ -257,7 +246,6 @@ class TraceDisk:
         self._thread.start()
 
     def keep(self, span: bytes, resource: bytes) -> None:
-        """Write one span soon."""
         with self._guard:
             if len(self._pending) < self._max_pending:
                 self._pending.append(_record(span, resource))
@@ -265,13 +253,11 @@ class TraceDisk:
         self._on_failure(1)
 
     def close(self, patience_s: float = 3.0) -> None:
-        """Write what waits, then end."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(patience_s)
 
     def write(self) -> None:
-        """Write what waits, now."""
         with self._writing:
             with self._guard:
                 batch, self._pending = self._pending, []
@@ -284,7 +270,7 @@ class TraceDisk:
                 self._size = _append(self._path, self._size, b"".join(batch))
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    self._older.unlink(missing_ok=True)  # the oldest traces, for the next batch
+                    self._older.unlink(missing_ok=True)  # makes room for the next batch
                 self._failed(error, len(batch))
             else:
                 if self.problem:
@@ -307,8 +293,7 @@ class TraceDisk:
         self._on_failure(num_spans)
 
     def _read(self, path: Path) -> list[tuple[Span, Resource]]:
-        """What a file holds; a record that a kill has cut short is left out. A file that is broken, or of another
-        version, is put aside for inspection. Raises OSError."""
+        """Skip a record cut short by a kill; set a broken file aside. Raises OSError."""
         content, found = path.read_bytes(), []
         try:
             if not content.startswith(MAGIC):
@@ -328,7 +313,6 @@ class TraceDisk:
         return found
 
     def _permitted(self, span: Span, resource: Resource) -> tuple[Span, Resource]:
-        """Without what people wrote and what models answered, unless that may be kept."""
         return (span, resource) if self._keep_content else without_texts(span, resource)
 
 
@@ -337,11 +321,10 @@ def _record(span: bytes, resource: bytes) -> bytes:
 
 
 def _append(path: Path, size: int, content: bytes) -> int:
-    """Write behind the first `size` bytes, over what a failed write has left there. Returns the size then. Raises
-    OSError."""
+    """Write after the first `size` bytes, over the remains of a failed write. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
-        begin = size if file.seek(0, os.SEEK_END) >= size else 0  # 0: somebody has emptied it
+        begin = size if file.seek(0, os.SEEK_END) >= size else 0  # 0: the file was emptied
         file.truncate(begin)
         file.seek(begin)
         file.write(content if begin else MAGIC + content)

@@ -1,7 +1,4 @@
-"""Where the console passes things on to, the router's chat and operator actions, and where it asks: forecasts, prices.
-
-It holds no token and decides nothing: addresses come from the settings, or else from what services say when they start.
-"""
+"""The console's HTTP client for other services. It holds no token; addresses are from settings, else announced."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -14,32 +11,32 @@ from fastapi import Request
 from glowplug.domain.errors import GlowplugError, NoCapacity, TooLarge
 
 CONNECT_S: Final = 5.0
-ANSWER_S: Final = 5.0  # of silence, to a question of the console's own
-MAX_ANSWER_BYTES: Final = 8 << 20  # likewise
-KEEP_IDLE_S: Final = 4.0  # below the 5 s at which servers close idle connections
+ANSWER_S: Final = 5.0
+MAX_ANSWER_BYTES: Final = 8 << 20
+KEEP_IDLE_S: Final = 4.0  # servers close idle connections after 5 s
 T = TypeVar("T")
 
 
 class NoAddress(NoCapacity):
-    """The address of this service is not set (503)."""
+    """The service's address is not set (503)."""
 
     code = "no_address"
 
 
 class Unreachable(GlowplugError):
-    """The service does not answer at the address known (502)."""
+    """The service does not answer (502)."""
 
     status, type, code = 502, "server_error", "upstream_unreachable"
 
 
 class TimedOut(GlowplugError):
-    """The service took the request and did not answer in time (504)."""
+    """The service accepted the request and did not answer in time (504)."""
 
     status, type, code = 504, "server_error", "upstream_timeout"
 
 
 class ClientGone(Exception):
-    """The client that asked has left."""
+    """The client has left."""
 
 
 class Addresses:
@@ -51,23 +48,22 @@ class Addresses:
         self._known = frozenset(given)
 
     def learn(self, service: str, url: str) -> None:
-        """Remember the address that a service announced; one from the settings has precedence."""
+        """Settings take precedence over announced addresses."""
         if service in self._known and url.startswith(("http://", "https://")):
             self._learned[service] = url.rstrip("/")
 
     def find(self, service: str) -> str:
-        """Its base URL, "" when it is not set."""
         return self._given.get(service) or self._learned.get(service, "")
 
     def url(self, service: str) -> str:
-        """Its base URL. Raises NoAddress naming the setting that is missing."""
+        """Raises NoAddress with the missing setting."""
         if found := self.find(service):
             return found
         raise NoAddress(f"no {service} address known: set GLOWPLUG_{service.upper()}_URL for the console")
 
 
 class Upstream:
-    """One pool of connections. Answers are streams; the caller that opens one closes it."""
+    """One pool of connections. The caller closes the answers it opens."""
 
     def __init__(self, addresses: Addresses, *, max_connections: int) -> None:
         self.addresses = addresses
@@ -85,11 +81,10 @@ class Upstream:
         content: bytes = b"",
         base: str = "",
     ) -> httpx.Response:
-        """The head of an answer; its body is not read. `silence_s` bounds each wait for bytes, `base` is the address of
-        one of several services of that name.
+        """Return an answer with its body unread. `silence_s` bounds each wait for bytes; `base`: address of one of
+        several services of that name.
 
-        Raises NoAddress, Unreachable (the request cannot have been taken) and TimedOut (it may have been).
-        """
+        Raises NoAddress, Unreachable (the request was not accepted) and TimedOut (it may have been)."""
         base = base or self.addresses.url(service)
         url = base + path
         if self._client is None:
@@ -106,13 +101,12 @@ class Upstream:
             raise Unreachable(f"the {service} broke off: {type(error).__name__}") from error
 
     async def close(self) -> None:
-        """End every connection."""
         if self._client is not None:
             await self._client.aclose()
 
 
 async def read_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises TooLarge before more than `max_bytes` of it are given."""
+    """Raises TooLarge before yielding more than `max_bytes`."""
     too_large = TooLarge(f"the body is larger than {max_bytes} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
@@ -126,12 +120,12 @@ async def read_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge before more than `max_bytes` are kept."""
+    """Raises TooLarge before keeping more than `max_bytes`."""
     return b"".join([chunk async for chunk in read_chunks(request, max_bytes)])
 
 
 async def read_answer(response: httpx.Response, max_bytes: int) -> bytes:
-    """The whole answer, cut at `max_bytes`; the connection is given back."""
+    """Return the answer cut at `max_bytes`; release the connection."""
     body = bytearray()
     try:
         async for chunk in response.aiter_raw():
@@ -146,13 +140,13 @@ async def read_answer(response: httpx.Response, max_bytes: int) -> bytes:
 
 
 async def read_once(upstream: Upstream, service: str, path: str) -> tuple[int, bytes]:
-    """Status and body of what a service answers to a question of the console's own. Raises as `Upstream.open` does."""
+    """Ask a question of the console's own. Raises as `Upstream.open`."""
     answer = await upstream.open(service, "GET", path, headers={}, silence_s=ANSWER_S)
     return answer.status_code, await read_answer(answer, MAX_ANSWER_BYTES)
 
 
 async def unless_gone(request: Request, asked: Awaitable[T]) -> T:
-    """`asked`, ended early when the client of `request` (its body read) leaves. Raises ClientGone."""
+    """Await `asked` until the client of `request` (its body read) leaves. Raises ClientGone."""
     work, gone = asyncio.ensure_future(asked), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

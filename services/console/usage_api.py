@@ -1,8 +1,7 @@
-"""Usage over REST: `/v1/usage`, and `/v1/organization/usage/completions` and `/v1/organization/costs` in the shape of
-OpenAI's API of the same names. There a project is a tenant, and the id of a key its prefix (`gp-<id>`).
+"""Usage over REST: `/v1/usage`, and OpenAI's `/v1/organization/usage/completions` and `/v1/organization/costs`.
 
-Costs are what tokens and GPU memory cost at the prices of now; a model without a price costs nothing.
-"""
+In OpenAI's routes a project is a tenant, and a key's id its prefix (`gp-<id>`). Costs are at present prices; a model
+without a price costs nothing."""
 
 import asyncio
 import contextlib
@@ -32,14 +31,11 @@ from glowplug.services.console.records import json_response
 from glowplug.services.console.usage_ledger import HOUR_S, SUMS, Ledger, Question
 from glowplug.services.console.usage_prices import PriceFile, Prices
 
-# The reader of usage records: from the bus into the ledger, acknowledged once they are committed there.
-#
-# Consoles share one reader's name and, so, the records; several of them need one database. A database that is down
-# leaves a batch unacknowledged: it is tried again here, and given to another console or to the next process
-# meanwhile.
+# Usage records go from the bus into the ledger, and are acknowledged once committed. Consoles share one reader's name
+# and thus the records; several of them need one database.
 
 log = logging.getLogger(__name__)
-# By the reader's name. Versions up to 0.2 published among all facts; what is left there is read first.
+# Versions up to 0.2 published among all facts; those are read first.
 FILTERS: Final = {"usage-ledger": among_facts("usage.recorded"), "usage-records": facts_of("usage.recorded")}
 RETRY_S: Final = 1.0
 FORGET_EVERY_S: Final = 3600.0
@@ -47,8 +43,6 @@ KEPT_DAY_S: Final = 86400.0
 
 
 class UsageReader:
-    """Fills `ledger`, and deletes its records once they are `kept_days` old."""
-
     def __init__(
         self,
         ledger: Ledger,
@@ -59,10 +53,9 @@ class UsageReader:
     ) -> None:
         self._ledger, self._metrics, self._kept_days = ledger, metrics, kept_days
         self._clock, self._retry_s = clock, retry_s
-        self.problem = ""  # why the database takes nothing now
+        self.problem = ""
 
     async def listen(self, bus: Bus) -> None:
-        """Subscribe, on a bus that is connected."""
         for durable, filter_ in FILTERS.items():
             await bus.subscribe((filter_,), self.take, durable=durable, patient=True)
 
@@ -85,7 +78,6 @@ class UsageReader:
             return
 
     async def forget(self) -> None:
-        """Delete old records each FORGET_EVERY_S, for ever."""
         while True:
             try:
                 num = await asyncio.to_thread(self._ledger.forget, self._clock() - self._kept_days * KEPT_DAY_S)
@@ -96,7 +88,7 @@ class UsageReader:
             await asyncio.sleep(FORGET_EVERY_S)
 
     def _failed(self, error: SQLAlchemyError) -> None:
-        # The first line names the fault; those that follow hold the statement and its values.
+        # Later lines hold the statement and its values.
         self._metrics.ledger_failures.inc()
         reason = str(error).splitlines()[0]
         if not self.problem:
@@ -107,22 +99,22 @@ class UsageReader:
 WIDTHS: Final = {"1m": (60, 60, 1440), "1h": (3600, 24, 168), "1d": (86400, 7, 31)}  # seconds, buckets, most buckets
 DAY_S: Final = 86400
 MAX_COST_DAYS: Final = 180
-BY: Final = {"tenant": "tenant", "key": "key_id", "model": "model_key", "hour": "", "day": ""}  # of /v1/usage
-GROUPS: Final = {"project_id": "tenant", "api_key_id": "key_id", "model": "model_key"}  # of OpenAI's
-OTHERS: Final = ("user_id", "batch")  # that OpenAI has, and no record of ours
+BY: Final = {"tenant": "tenant", "key": "key_id", "model": "model_key", "hour": "", "day": ""}
+GROUPS: Final = {"project_id": "tenant", "api_key_id": "key_id", "model": "model_key"}
+OTHERS: Final = ("user_id", "batch")  # OpenAI's, missing in our records
 Texts = Annotated[list[str], Query()]
 Row = dict[str, Any]
 
 
 class Usage:
-    """What answers the questions of the routes below. Methods raise NoCapacity (503) where the database is down."""
+    """Raises NoCapacity (503) if the database is down."""
 
     def __init__(self, ledger: Ledger, prices: PriceFile, clock: Callable[[], float]) -> None:
         self._ledger, self._prices, self.clock = ledger, prices, clock
 
     async def sums(self, question: Question) -> tuple[list[Row], str]:
-        """Rows of the ledger by `question.by`, each with its `cost`, and the currency. A row's cost is None where none
-        of its models has a price."""
+        """Return rows by `question.by` with their `cost`, and the currency. The cost is None if no model of a row has a
+        price."""
         asked = replace(question, by=(*question.by, *({"model_key"} - set(question.by))))
 
         def read() -> tuple[list[Row], Prices]:
@@ -147,7 +139,6 @@ class Usage:
 
 
 def routes(usage: Usage) -> APIRouter:
-    """The three routes."""
     router = APIRouter(prefix="/v1", tags=["usage"])
     _plain_route(router, usage)
     _completions_route(router, usage)
@@ -252,7 +243,7 @@ def _costs_route(router: APIRouter, usage: Usage) -> None:
 
 
 def _buckets(now_s: float, start: int, end: int | None, width_s: int, limit: int, page: str) -> tuple[Question, int]:
-    """The question for one page, and where the last page ends. A page's name is the time that it begins at. Buckets are
+    """Return the question for one page, and the end of the last page. A page's name is its first second; buckets are
     whole minutes, hours or days of UTC."""
     if page and not page.isdecimal():
         raise BadRequest("page is the `next_page` of an answer", param="page")
@@ -264,7 +255,6 @@ def _buckets(now_s: float, start: int, end: int | None, width_s: int, limit: int
 
 
 def _page(question: Question, last: int, rows: Iterable[Row], result: Callable[[Row], Row]) -> Row:
-    """OpenAI's page: every bucket in its order, those without usage too."""
     results: defaultdict[int, list[Row]] = defaultdict(list)
     for row in rows:
         results[row["bucket"]].append(result(row))
@@ -317,12 +307,11 @@ def _csv(columns: list[str], rows: Iterable[Row]) -> str:
 
 
 def _given(request: Request, name: str) -> tuple[str, ...]:
-    """The values of a parameter that may be repeated, also as `name[]`."""
+    """Repeated as `name` or `name[]`."""
     return _listed([*request.query_params.getlist(name), *request.query_params.getlist(f"{name}[]")])
 
 
 def _listed(values: Iterable[str]) -> tuple[str, ...]:
-    """Values that come one by one or with commas between them."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
@@ -334,7 +323,6 @@ def _known(param: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
 
 
 def _keys_of(models: Iterable[str]) -> tuple[str, ...]:
-    """The keys of models that are named by name or key."""
     try:
         return tuple(model_key(name) for name in _listed(models))
     except ValueError as error:
@@ -342,7 +330,6 @@ def _keys_of(models: Iterable[str]) -> tuple[str, ...]:
 
 
 def _moment(param: str, text: str, now_s: float) -> int:
-    """Epoch seconds of a moment that a person has written."""
     if text.isdecimal() and len(text) < 12:
         return int(text)
     try:

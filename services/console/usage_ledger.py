@@ -1,10 +1,7 @@
-"""The ledger: what each request used, in a database, with totals by the hour that are kept for good.
+"""The usage ledger: a database of each request's usage, with hourly totals kept for good.
 
-A batch of records is one transaction: records that are there already are left out, and the totals grow by the others.
-So every record counts once, however often it comes and wherever a process is killed. The statements are plain SQL of
-SQLAlchemy: SQLite by default, any other database by its URL. Methods block and raise SQLAlchemyError where the database
-is down, locked or full; nothing of a batch is kept then.
-"""
+A batch is one transaction: known records are left out, the totals grow by the others, so each record counts once.
+Methods block and raise SQLAlchemyError if the database is down, locked or full."""
 
 import contextlib
 import threading
@@ -45,8 +42,8 @@ from glowplug.domain.usage import UsageRecord
 
 HOUR_S: Final = 3600
 DELETED_AT_ONCE: Final = 5000
-COLLISIONS: Final = 5  # with other consoles that write the same record or total, in one batch
-KEYS: Final = ("tenant", "key_id", "model_key")  # what totals are kept by, beside the hour
+COLLISIONS: Final = 5  # with other consoles that write the same record or total, per batch
+KEYS: Final = ("tenant", "key_id", "model_key")
 COUNTS: Final = ("num_requests", "num_failed", "num_exact", "prompt_tokens", "cached_tokens", "response_tokens")
 SUMS: Final = (*COUNTS, "held_s", "gpu_s")
 
@@ -79,19 +76,19 @@ RECORDS: Final = Table(
 HOURS: Final = Table(
     "usage_hours",
     _metadata,
-    Column("hour", BigInteger, primary_key=True),  # its first second, since the epoch
+    Column("hour", BigInteger, primary_key=True),  # first second, since the epoch
     *(Column(name, RECORDS.c[name].type, primary_key=True) for name in KEYS),
     *(Column(name, BigInteger, nullable=False) for name in COUNTS),
     Column("held_s", Float(53), nullable=False),
-    Column("gpu_s", Float(53)),  # of the requests of which it is known; null: of none
+    Column("gpu_s", Float(53)),  # of requests with a known value
 )
 _WIDTHS: Final = {"request_id": 256, "model_key": 256, "path": 256, "instance_id": 256, "error_code": 128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What usage is asked for: requests that ended in [start, end) (epoch seconds), of these models, tenants and keys
-    (all where none is named), summed by `by` (KEYS) in buckets of `width_s` from `start`; 0 makes one bucket."""
+    """Requests that ended in [start, end) (epoch seconds), of these models, tenants and keys (default: all), summed by
+    `by` (KEYS) in buckets of `width_s` from `start`; 0: one bucket."""
 
     start: int
     end: int
@@ -103,8 +100,6 @@ class Question:
 
 
 class Ledger:
-    """The tables in one database, by SQLAlchemy's URL for it."""
-
     def __init__(self, url: str) -> None:
         self._engine = create_engine(url, pool_pre_ping=True)
         if self._engine.dialect.name == "sqlite":
@@ -112,7 +107,7 @@ class Ledger:
         self._is_made, self._making = False, threading.Lock()
 
     def add(self, records: Sequence[UsageRecord]) -> int:
-        """Keep the records that are not there yet, and return how many those are."""
+        """Keep new records and return their number."""
         rows = {record.record_id: _row(record) for record in records}
         for left in reversed(range(COLLISIONS)):
             try:
@@ -124,8 +119,8 @@ class Ledger:
         raise AssertionError("the last collision is raised")
 
     def sums(self, question: Question) -> list[dict[str, Any]]:
-        """A row for each bucket and group that has any usage, the oldest first: `bucket` (its start), the fields of
-        `by`, SUMS. Whole hours are answered from the totals, others from the records, which are kept for a while."""
+        """Return a row for each bucket and group with usage, the oldest first: `bucket` (its start), the fields of
+        `by`, SUMS. Whole hours are read from the totals."""
         is_whole = not any(edge % HOUR_S for edge in (question.start, question.end, question.width_s))
         table = HOURS if is_whole else RECORDS
         ended = HOURS.c.hour if is_whole else RECORDS.c.second
@@ -139,14 +134,14 @@ class Ledger:
         asked = asked.group_by(number, *groups).order_by(number, *groups)
         with self._begin() as connection:
             found = [dict(row) for row in connection.execute(asked).mappings()]
-        for row in found:  # a database may add up whole numbers to a decimal
+        for row in found:
             row |= {name: int(row[name]) for name in ("bucket", *COUNTS)}
             row |= {name: None if row[name] is None else float(row[name]) for name in ("held_s", "gpu_s")}
             row["bucket"] = question.start + row["bucket"] * question.width_s
         return found
 
     def forget(self, before: float) -> int:
-        """Delete records of requests that ended before `before`; the totals keep them. Return how many."""
+        """Delete records of requests that ended before `before`, and return their number; totals stay."""
         num = 0
         while True:
             with self._begin() as connection:
@@ -161,7 +156,6 @@ class Ledger:
         self._engine.dispose()
 
     def _begin(self) -> Any:
-        """A transaction, which ends with the `with` block; the first one makes the tables."""
         with self._making:
             self._make()
         return self._engine.begin()
@@ -169,7 +163,7 @@ class Ledger:
     def _make(self) -> None:
         if not self._is_made:
             if self._engine.dialect.name == "sqlite" and self._engine.url.database:
-                with contextlib.suppress(OSError):  # SQLite says what is wrong with the folder
+                with contextlib.suppress(OSError):
                     Path(self._engine.url.database).parent.mkdir(parents=True, exist_ok=True)
             _metadata.create_all(self._engine)
             for table in (RECORDS, HOURS):
@@ -177,7 +171,7 @@ class Ledger:
             self._is_made = True
 
     def _add_columns(self, table: Table) -> None:
-        """Give a table of an older version the columns that it lacks. Their rows have null there."""
+        """Add columns missing in a table of an older version, as null."""
         for column in table.columns:
             if column.name in self._columns(table):
                 continue
@@ -202,12 +196,12 @@ _SUM_OF: Final[dict[str, ColumnElement[Any]]] = {
 
 
 def _number(value: int) -> ColumnElement[int]:
-    """A whole number as it is, not as a parameter: PostgreSQL compares what is selected and grouped by as text."""
+    """Return a literal, not a parameter: PostgreSQL compares selected and grouped expressions as text."""
     return literal_column(str(int(value)), BigInteger)
 
 
 def _careful(connection: Any, _: object) -> None:
-    """Have SQLite sync each transaction and let readers read while one is written."""
+    """Sync each transaction, and allow reads during a write."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
@@ -238,7 +232,6 @@ def _add(connection: Connection, rows: dict[str, dict[str, Any]]) -> int:
 
 
 def _totals(rows: Iterable[dict[str, Any]]) -> dict[tuple[int, str, str, str], dict[str, Any]]:
-    """SUMS of the rows by hour and KEYS."""
     none = {**dict.fromkeys(SUMS, 0), "gpu_s": None}
     totals: defaultdict[tuple[int, str, str, str], dict[str, Any]] = defaultdict(none.copy)
     for row in rows:

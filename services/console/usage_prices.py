@@ -1,4 +1,4 @@
-"""What tokens and GPU memory cost: prices of models by a file of the operator's, read again when it has changed."""
+"""Prices of tokens and GPU memory by model, from an operator's file, read again after a change."""
 
 import logging
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ MILLION = 1_000_000
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a million tokens. `cached`: of those of a prompt that the engine had cached; None: what others cost.
-    `gpu_second`: of all memory of one GPU for a second."""
+    """Per million tokens. `cached`: for cached tokens of a prompt; None: as others. `gpu_second`: all memory of one GPU
+    for a second."""
 
     prompt: float = 0.0
     cached: float | None = None
@@ -26,13 +26,13 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`models`: by key or pattern of keys; the first that matches counts."""
+    """`models`: by key or pattern; the first match counts."""
 
     currency: str = "usd"
     models: dict[str, Price] = {}
 
     def cost(self, sums: Mapping[str, Any]) -> float | None:
-        """The cost of a row of usage that has `model_key`; None for a model without a price."""
+        """Return the cost of a row of usage; None without a price."""
         name = str(sums["model_key"])
         price = next((price for pattern, price in self.models.items() if fnmatchcase(name, pattern)), None)
         if price is None:
@@ -44,15 +44,14 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class PriceFile:
-    """The prices of a YAML or JSON file; none where no file is given. A file that cannot be read leaves the last prices
-    in force, and the log says why."""
+    """Prices of a YAML or JSON file, if any. While it is unreadable the last prices hold, and the log says why."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path) if path else None
         self._prices, self._changed_at, self._problem = Prices(), 0.0, ""
 
     def read(self) -> Prices:
-        """The prices now. Blocks."""
+        """Blocks."""
         if self._path is None:
             return self._prices
         try:

@@ -1,5 +1,5 @@
-"""The API server of Kubernetes as far as the operator needs it: list, watch, server-side apply, create, get and
-replace, over plain HTTP with the token of the pod's account."""
+"""Client of the Kubernetes API server: list, watch, server-side apply, create, get and replace, with the token of the
+pod's account."""
 
 import json
 import ssl
@@ -15,16 +15,14 @@ from glowplug.runtime.custom_resources import GROUP, VERSION
 
 Document = dict[str, Any]
 TIMEOUT_S: Final = 10.0
-WATCH_S: Final = 300  # the API server ends a watch after this long
-SILENT_S: Final = 330.0  # a watch from which nothing came, not even its end, for this long is dead
-PAGE: Final = 500  # resources of one page of a list
+WATCH_S: Final = 300  # the API server then ends a watch
+SILENT_S: Final = 330.0  # a watch without any message for so long is dead
+PAGE: Final = 500
 TOKEN_S: Final = 60.0  # the kubelet replaces the token's file long before it expires
 GONE: Final = 410
 
 
 class ApiError(Exception):
-    """The API server refused a call. `status`: of HTTP."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the API server answered {status}: {message}")
         self.status = status
@@ -39,8 +37,8 @@ class Unreachable(Exception):
 
 
 class ApiServer:
-    """One API server. Every method raises ApiError, and Unreachable where no answer comes. `namespace`: whose resources
-    are listed and watched, "" for all."""
+    """Every method raises ApiError, and Unreachable without an answer. `namespace`: of listed and watched resources, ""
+    for all."""
 
     def __init__(self, url: str, account: Path, namespace: str = "") -> None:
         self._account, self._namespace = account, namespace
@@ -55,18 +53,19 @@ class ApiServer:
         await self._client.aclose()
 
     async def list(self, kind: Kind) -> tuple[list[Document], str]:
-        """All resources of a kind, and the version from which to watch."""
+        """Return all resources of a kind, and the version to watch from."""
         found: list[Document] = []
         params: dict[str, Any] = {"limit": PAGE}
         while True:
             page = await self.call("GET", self._followed(kind), params=params)
-            found += [{**item, "kind": kind.value} for item in page["items"]]  # a list's items have no kind
+            found += [{**item, "kind": kind.value} for item in page["items"]]
             if not (more := page["metadata"].get("continue")):
                 return found, str(page["metadata"]["resourceVersion"])
             params = {"limit": PAGE, "continue": more}
 
     async def watch(self, kind: Kind, version: str) -> AsyncGenerator[tuple[str, Document], None]:
-        """(ADDED, MODIFIED, DELETED or BOOKMARK; resource), until the API server ends the watch. Raises Expired too."""
+        """Yield (ADDED, MODIFIED, DELETED or BOOKMARK; resource) until the API server ends the watch. Raises Expired
+        too."""
         params: dict[str, str | int] = {
             "watch": "1",
             "resourceVersion": version,
@@ -90,8 +89,8 @@ class ApiServer:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 
     async def apply(self, resource: Resource, fields: Mapping[str, Any], part: str = "") -> Document:
-        """Apply our fields of a resource (of its `part` "status"): fields that we had and leave out go. The uid keeps a
-        resource that is gone from being made anew."""
+        """Apply our fields of a resource (or its `part` "status"); omitted ones of ours are removed. The uid keeps a
+        deleted resource from being created anew."""
         metadata = {"name": resource.name, "namespace": resource.namespace, "uid": resource.uid}
         document = {"apiVersion": f"{GROUP}/{VERSION}", "kind": resource.kind.value, **fields}
         document["metadata"] = {**metadata, **fields.get("metadata", {})}
@@ -107,7 +106,6 @@ class ApiServer:
         return await self.call("GET", self._place(resource))
 
     async def call(self, method: str, path: str, **given: Any) -> Document:
-        """Any call; its answer is JSON."""
         headers = {**self._headers(), **given.pop("headers", {})}
         try:
             answer = await self._client.request(method, path, headers=headers, **given)

@@ -1,4 +1,4 @@
-"""The fleet as the operator reads and changes it: over the REST of autoscaler, placer and one router."""
+"""The operator's client of the fleet: REST of autoscaler, placer and one router."""
 
 import asyncio
 import time
@@ -17,13 +17,11 @@ from glowplug.domain.model import OnCold
 from glowplug.runtime.rest import ACTOR_HEADER
 
 TIMEOUT_S: Final = 10.0
-DECISIONS: Final = 500  # read at each look; what is older than these was announced
+DECISIONS: Final = 500
 NOT_FOUND: Final = 404
 
 
 class Fleet:
-    """One fleet. `urls`: autoscaler and placer, and router or ""."""
-
     def __init__(self, *, autoscaler: str, placer: str, router: str, token: str) -> None:
         self._autoscaler, self._placer, self._router = autoscaler, placer, router
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -33,7 +31,7 @@ class Fleet:
         await self._client.aclose()
 
     async def look(self) -> FleetView:
-        """The fleet now. Raises httpx.HTTPError, or ValueError for an answer of another version."""
+        """Raises httpx.HTTPError, or ValueError for an answer of another version."""
         taken_at = time.time()
         models, tenants, instances, decisions, etas = await asyncio.gather(
             self._rows(f"{self._autoscaler}/v1/models"),
@@ -57,12 +55,11 @@ class Fleet:
         )
 
     async def declare(self, resource: Resource) -> Answered:
-        """Create or change what a resource declares."""
         path, params = f"{self._place(resource.kind)}/{_segment(resource.fleet_name)}", {"source": resource.source}
         return await self._change(resource, "PUT", path, params=params, json=resource.body)
 
     async def withdraw(self, resource: Resource, key: str) -> Answered:
-        """Remove a row; one that is gone already is removed."""
+        """Remove a row; a missing one counts as removed."""
         path, params = f"{self._place(resource.kind)}/{_segment(key)}", {"source": resource.source}
         answered = await self._change(resource, "DELETE", path, params=params)
         if answered.status == NOT_FOUND:
@@ -91,7 +88,7 @@ class Fleet:
         return found
 
     async def _etas(self) -> dict[str, float]:
-        """Estimates of a router, none where it does not answer: they are no reason to lose the rest."""
+        """Return a router's estimates, or none: they are not worth losing the rest."""
         try:
             rows = await self._rows(f"{self._router}/v1/queue") if self._router else []
         except (httpx.HTTPError, ValueError, KeyError):
@@ -104,7 +101,6 @@ class Fleet:
 
 
 def model_row(shown: dict[str, Any]) -> Row:
-    """A model of the autoscaler's REST."""
     return Row(
         key=shown["key"],
         source=shown["source"],
@@ -116,7 +112,6 @@ def model_row(shown: dict[str, Any]) -> Row:
 
 
 def tenant_row(shown: dict[str, Any]) -> Row:
-    """A tenant of the autoscaler's REST."""
     return Row(key=shown["name"], source=shown["source"], num_keys=shown["num_keys"])
 
 

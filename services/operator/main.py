@@ -26,26 +26,22 @@ from glowplug.services.operator.settings import OperatorSettings
 from glowplug.telemetry import logs
 from glowplug.telemetry.metrics import ShellMetrics
 
-# Which of several operators acts: the holder of a Lease of coordination.k8s.io.
-#
-# A holder that does not renew is judged by how long this process has seen its Lease unchanged, so that clocks of two
-# machines need not agree (client-go's leader election does the same).
+# Leader election by a Lease of coordination.k8s.io. A silent holder is judged by how long this process has seen its
+# Lease unchanged, so that clocks need not agree (client-go's leader election does the same).
 
 NAME: Final = "glowplug-operator"
 CONFLICT, NOT_FOUND = 409, 404
 
 
 class Lease:
-    """The Lease of one namespace, as the process `me` holds it or waits for it."""
-
     def __init__(self, api: ApiServer, namespace: str, me: str, lease_s: float) -> None:
         self._api, self._me, self._lease_s = api, me, lease_s
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._seen: tuple[Any, float] = (None, 0.0)  # holder and renewal as last read; since when
 
     async def hold(self, now_s: float) -> bool:
-        """Take or renew the Lease. Returns False while another process holds it. `now_s`: any steady clock. Raises
-        ApiError and Unreachable."""
+        """Take or renew the Lease; False while another process holds it. `now_s`: any steady clock. Raises ApiError and
+        Unreachable."""
         try:
             found = await self._api.call("GET", f"{self._path}/{NAME}")
         except ApiError as error:
@@ -63,14 +59,13 @@ class Lease:
         return await self._write("PUT", f"{self._path}/{NAME}", found, num_changes)
 
     async def release(self) -> None:
-        """Give the Lease away where this process holds it, so that another need not wait."""
         found = await self._api.call("GET", f"{self._path}/{NAME}")
         if found.get("spec", {}).get("holderIdentity") == self._me:
             found["spec"]["holderIdentity"] = ""
             await self._api.call("PUT", f"{self._path}/{NAME}", json=found)
 
     async def _write(self, method: str, path: str, found: dict[str, Any], num_changes: int) -> bool:
-        """Write it as ours. Returns False where another process was faster."""
+        """Return False if another process was faster."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         known = found.get("spec") or {}
         acquired = known.get("acquireTime") if known.get("holderIdentity") == self._me else None
@@ -91,38 +86,32 @@ class Lease:
         return True
 
 
-# The shell of the operator's controller: follows the API server, looks at the fleet, and carries out what is decided.
-#
-# One task takes all stimuli in turn, and an effect's answer before the next effect. What fails is decided again at the
-# next look; nothing is kept that a restart would lose.
+# The shell of the operator's controller. One task takes all stimuli in turn, and an effect's answer before the next
+# effect. Failures are decided again at the next look; no state is lost by a restart.
 
 log = logging.getLogger(__name__)
-FIRST_S, MOST_S = 0.5, 15.0  # pause before the API server is asked again
-BETWEEN_S: Final = 0.1  # two watches; the API server ends each now and then
-WAITING: Final = 1000  # stimuli that wait; the watches wait beyond
+FIRST_S, MOST_S = 0.5, 15.0
+BETWEEN_S: Final = 0.1
+WAITING: Final = 1000
 NOT_FOUND, CONFLICT = 404, 409
-NOTE_CHARS: Final = 1024  # of an event, as Kubernetes allows
+NOTE_CHARS: Final = 1024  # Kubernetes' limit for a note
 
 
 class Operator:
-    """One operator at work. `look_s`: seconds between two looks at the fleet."""
-
     def __init__(self, api: ApiServer, fleet: Fleet, metrics: ShellMetrics, service_id: str, look_s: float) -> None:
         self._api, self._fleet, self._metrics = api, fleet, metrics
         self._service_id, self._look_s = service_id, look_s
         self._controller = ResourcesController()
         self._stimuli: asyncio.Queue[Any] = asyncio.Queue(WAITING)
         self._look_now = asyncio.Event()
-        self._said = ""  # the last trouble in the log
-        self._troubles = dict.fromkeys(Kind, "they have not been listed yet")  # why a kind cannot be followed
+        self._said = ""
+        self._troubles = dict.fromkeys(Kind, "they have not been listed yet")
 
     @property
     def trouble(self) -> str:
-        """Why it cannot do its work; "" if it can."""
         return next((f"{kind}s cannot be followed: {why}" for kind, why in self._troubles.items() if why), "")
 
     async def run(self) -> None:
-        """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             for kind in Kind:
                 group.create_task(self._follow(kind))
@@ -130,7 +119,6 @@ class Operator:
             group.create_task(self._work())
 
     async def _follow(self, kind: Kind) -> None:
-        """List the resources of a kind and watch them, anew when the API server has forgotten where we are."""
         num_failures = 0
         while True:
             try:
@@ -151,7 +139,6 @@ class Operator:
                 await asyncio.sleep(pause_s)
 
     async def _watched(self, kind: Kind, version: str) -> str:
-        """One watch, to its end. Returns the version up to which it has come."""
         async with aclosing(self._api.watch(kind, version)) as changes:
             async for change, document in changes:
                 version = str(document["metadata"]["resourceVersion"])
@@ -162,7 +149,6 @@ class Operator:
         return version
 
     async def _look(self) -> None:
-        """Look at the fleet at a steady beat, and soon after a change of ours."""
         while True:
             self._look_now.clear()
             try:
@@ -178,7 +164,6 @@ class Operator:
                 continue
 
     def _say(self, trouble: str) -> None:
-        """Log a trouble once, not at each look."""
         if trouble != self._said:
             log.warning("%s", trouble)
         self._said = trouble
@@ -203,7 +188,7 @@ class Operator:
         return self._controller.handle(stimulus, time.time())
 
     async def _perform(self, effect: Any) -> list[Any]:
-        """Carry out one effect. Returns the stimuli that come of it. Raises Unreachable."""
+        """Return the resulting stimuli. Raises Unreachable."""
         self._metrics.effects.labels("operator", type(effect).__name__).inc()
         resource: Resource = effect.resource
         try:
@@ -233,7 +218,6 @@ class Operator:
             return [msg.NotDone(effect)]
 
     async def _read_again(self, resource: Resource) -> list[Any]:
-        """Somebody else was faster: look at what is there now."""
         try:
             found = await self._api.get(resource)
         except ApiError as error:
@@ -244,7 +228,6 @@ class Operator:
         return [msg.Gone(resource.uid)] * is_another + _seen(found)
 
     async def _announce(self, resource: Resource, notice: msg.Notice) -> None:
-        """Create an event; one that is there already was announced before."""
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(notice.at_s)) + f".{int(notice.at_s % 1 * 1e6):06d}Z"
         document = {
             "apiVersion": "events.k8s.io/v1",
@@ -278,7 +261,6 @@ def _seen(document: dict[str, Any]) -> list[Any]:
 
 
 def _logged(effect: Any, answer: msg.Answered) -> msg.Answered:
-    """The answer, with a line in the log that says what the fleet made of the call."""
     resource: Resource = effect.resource
     what = "undeployed" if isinstance(effect, msg.Withdraw) else "deployed"
     if answer.message:
@@ -288,12 +270,10 @@ def _logged(effect: Any, answer: msg.Answered) -> msg.Answered:
     return answer
 
 
-RENEW = 1 / 3  # of the lease's time; a holder that cannot renew for two of these acts no more
+RENEW = 1 / 3  # of the lease's time; after two failed renewals a holder stops acting
 
 
 class Leading:
-    """Acts while this process holds the Lease (always, without an election)."""
-
     def __init__(self, api: ApiServer, fleet: Fleet, settings: OperatorSettings) -> None:
         self._api, self._fleet, self._settings = api, fleet, settings
         self._metrics = ShellMetrics("operator")
@@ -304,18 +284,16 @@ class Leading:
         self._trouble = "the Lease has not been read yet"
 
     def not_ready(self) -> str:
-        """Why it cannot do its work; "" if it can, or could if the leader ended."""
         return self._trouble or (self._operator.trouble if self._operator else "")
 
     async def run(self) -> None:
-        """Work until cancelled."""
         try:
             await (self._lead() if self._settings.leader_lease_s else self._alone())
         finally:
             await self._stop()
 
     async def release(self) -> None:
-        """Once it has stopped: another operator need not wait for the end of the Lease."""
+        """Release the Lease after the stop."""
         if self._settings.leader_lease_s:
             with contextlib.suppress(ApiError, Unreachable):
                 await self._lease.release()
@@ -326,7 +304,7 @@ class Leading:
         await self._work
 
     async def _lead(self) -> None:
-        """Act while the Lease is held, and stop before another process may take it for lapsed."""
+        """Act while the Lease is held, and stop before it may lapse."""
         loop, lease_s = asyncio.get_running_loop(), self._settings.leader_lease_s
         renewed_at = loop.time()
         while True:
@@ -345,7 +323,7 @@ class Leading:
                 log.warning("another operator holds the Lease; this one waits")
                 await self._stop()
             if self._work is not None and self._work.done():
-                self._work.result()  # an error of its own ends the process, and Kubernetes starts it again
+                self._work.result()  # its own error ends the process; Kubernetes restarts it
             await asyncio.sleep(RENEW * lease_s)
 
     def _start(self) -> asyncio.Task[None]:

@@ -36,21 +36,17 @@ from glowplug.state.rows import read_rows
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import FailureCounter
 
-# Metrics of the placer: nodes alive and lost, pending placements.
-
 REMEMBER_LOST_S = 3600.0
 
 
 class FleetCollector(Collector):
-    """A collector that reads the placer's controller at each scrape; `controller()` is None while the service
-    connects."""
+    """Read the placer's controller at each scrape; `controller()` is None before the service connects."""
 
     def __init__(self, controller: Callable[[], PlacerController | None], clock: Callable[[], float]) -> None:
         self._controller, self._clock = controller, clock
-        self._lost: dict[str, float] = {}  # node_id -> when its silence was noticed
+        self._lost: dict[str, float] = {}
 
     def saw(self, effect: Any) -> None:
-        """Note the loss of a node; an observer of ShellMetrics. The placer publishes NodeLeft only for silent nodes."""
         fact = getattr(effect, "payload", None)
         if isinstance(fact, NodeLeft):
             self._lost[fact.node_id] = self._clock()
@@ -71,16 +67,13 @@ class FleetCollector(Collector):
             known = controller.placements.values()
             pending.add_metric(["start"], sum(placement.sent is not None for placement in known))
             lacking = (placement for placement in known if placement.sent is None and not placement.command.waits)
-            pending.add_metric(["room"], sum(1 for _ in lacking))  # a start that is to sleep just waits for free memory
+            pending.add_metric(["room"], sum(1 for _ in lacking))  # a start that will sleep just waits for free memory
         yield from (nodes, up, pending)
 
     def _known(self, alive: list[str], now_s: float) -> Iterator[tuple[str, int]]:
         self._lost = {n: at for n, at in self._lost.items() if n not in alive and now_s - at < REMEMBER_LOST_S}
         yield from ((node_id, 1) for node_id in alive)
         yield from ((node_id, 0) for node_id in sorted(self._lost))
-
-
-# REST API of the placer: nodes, instances, pending placements, and the decisions of the whole fleet.
 
 
 def make(service: ControlService, settings: PlacerSettings, policies: dict[str, str]) -> FastAPI:
@@ -278,11 +271,10 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
         return await cordon(node_id, False)
 
 
-HOLE_GRACE_S = 3.0  # in which an engine notices the loss of a stage at its next step, and its agent reports it
+HOLE_GRACE_S = 3.0  # in which an engine notices a lost stage at its next step, and its agent reports it
 
 
 def params_of(settings: PlacerSettings) -> PlacerParams:
-    """The controller's parameters from the settings of the same names, and the stages of a start."""
     return settings.filled(
         PlacerParams,
         follows_parts=True,

@@ -23,12 +23,9 @@ from glowplug.services.predictor.settings import PredictorSettings
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import LabelCap
 
-# Metrics of the predictor: forecasts of the open window, with their age and recent error.
-
 
 class ForecastCollector(Collector):
-    """A collector that reads the predictor's controller at each scrape; `controller()` is None while the service
-    connects."""
+    """Read the predictor's controller at each scrape; `controller()` is None before the service connects."""
 
     def __init__(self, controller: Callable[[], PredictorController | None]) -> None:
         self._controller, self._cap = controller, LabelCap()
@@ -57,8 +54,6 @@ class ForecastCollector(Collector):
             made.add_metric([model], first.made_at)
         yield from (load, tokens, error, made)
 
-
-# REST API of the predictor: observed demand, forecasts, and the capacity of an instance.
 
 METRICS: Final[dict[str, Callable[[Forecast | Quantile], float]]] = {
     "concurrency": lambda f: f.concurrency_mean,
@@ -121,7 +116,7 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
 
 
 def _rows(model_key: str, forecast: Forecast) -> Iterator[dict[str, Any]]:
-    """One row for each metric of a forecast. The peak is the quantile 1 of concurrency."""
+    """Yield one row per metric. The peak is the quantile 1 of concurrency."""
     for metric, value in METRICS.items():
         bands = [[quantile.share, value(quantile)] for quantile in forecast.quantiles]
         yield {
@@ -144,7 +139,7 @@ async def serve(stopping: asyncio.Event) -> None:
     service = ControlService(World.open("predictor", settings), READS)
     REGISTRY.register(ForecastCollector(lambda: service.controller(PredictorController) if service.shell else None))
     forecaster = choose("prediction", settings.policy_prediction)
-    make_with(forecaster, settings.window_s or 60.0)  # raises now if the forecaster cannot be made here
+    make_with(forecaster, settings.window_s or 60.0)  # raises if the forecaster cannot be made here
     params = settings.params()
     await service.run(stopping, make(service, settings), lambda _: PredictorController(params, forecaster))
 

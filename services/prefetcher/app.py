@@ -1,6 +1,4 @@
-"""REST of the prefetcher: what lies in this node's host memory and on its disk, what is on its way, bringing and
-dropping it.
-"""
+"""REST of the prefetcher: weights in host memory and on disk, and their fetches."""
 
 import asyncio
 import os
@@ -43,10 +41,8 @@ from glowplug.weights.source import (
 from glowplug.weights.sources.peer import holding_json, peer_token
 from glowplug.weights.transfer import Holding
 
-# Fetches over REST: those that are under way, how far one is or how it ended, and the beginning of one.
-
 DIGEST = re.compile(r"[0-9a-f]{64}")
-UNNAMED = "weights"  # the name of weights whose address has no letter or digit in its last part
+UNNAMED = "weights"  # for addresses whose last part has no letter or digit
 
 
 class WantedWeights(BaseModel):
@@ -81,7 +77,6 @@ class FetchBody(BaseModel):
 
 
 def key_of(uri: str) -> str:
-    """A model key for weights that no model names: of the repository, or of the last part of the address."""
     parts = urlsplit(uri)
     name = hub_address(uri).repo if scheme_of(uri) == "hf" else PurePosixPath(unquote(parts.path)).stem
     try:
@@ -91,7 +86,6 @@ def key_of(uri: str) -> str:
 
 
 def job_row(job: FetchJob) -> dict[str, Any]:
-    """One fetch that is queued or runs."""
     return {
         "digest": job.digest,
         "stage": job.stage.value,
@@ -110,8 +104,8 @@ def job_row(job: FetchJob) -> dict[str, Any]:
 
 
 def end_row(digest: str, status: RegionStatus) -> dict[str, Any]:
-    """Weights that no fetch brings now: `stage` is complete, failed (with `code` and `message`), fetching for bytes
-    that an earlier fetch left, or absent."""
+    """Describe weights without a running fetch. `stage`: complete, failed (with `code` and `message`), fetching (left
+    by an earlier fetch), or absent."""
     row: dict[str, Any] = {"digest": digest, "stage": status.state.value, "num_bytes_done": status.num_bytes_done}
     if status.info is not None:
         row |= {"num_bytes": status.info.num_bytes, "source": status.info.source, "seconds": status.info.seconds}
@@ -121,7 +115,6 @@ def end_row(digest: str, status: RegionStatus) -> dict[str, Any]:
 
 
 def fetch_routes(service: ControlService, settings: PrefetcherSettings) -> APIRouter:
-    """The routes below /v1/fetches."""
     router = APIRouter(tags=["fetches"])
 
     @router.get("/v1/fetches")
@@ -160,13 +153,13 @@ def fetch_routes(service: ControlService, settings: PrefetcherSettings) -> APIRo
     return router
 
 
-# What other nodes' prefetchers read here: which pieces of weights have landed, and their bytes.
+# Reads by other nodes' prefetchers: landed pieces and their bytes.
 
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
 
 
 def holding(region: Region, layout: Layout, *, with_digests: bool = True) -> Holding:
-    """What lies in a region. Raises NotFound for one that says too little of itself."""
+    """Raises NotFound if the region's files are not known."""
     entries = region.read_meta().get("files")
     try:
         files = tuple(SourceFile(path=str(p), num_bytes=int(n), validator=str(v)) for p, n, v in entries or ())
@@ -183,7 +176,6 @@ def holding(region: Region, layout: Layout, *, with_digests: bool = True) -> Hol
 
 
 def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: PrefetcherMetrics) -> APIRouter:
-    """The routes below /v1/regions."""
     only_nodes = admin(peer_token(settings.admin_token), "the token of the fleet's nodes is missing or wrong")
     router = APIRouter(tags=["peers"], dependencies=[Depends(only_nodes)])
     serving = _Serving(settings.max_peer_reads)
@@ -237,13 +229,10 @@ def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: Prefetch
 
 
 class _Serving:
-    """How many nodes read at once."""
-
     def __init__(self, max_reads: int) -> None:
         self._max_reads, self._num_reads = max_reads, 0
 
     def check(self) -> None:
-        """Raises NoCapacity."""
         if self._num_reads >= self._max_reads:
             raise NoCapacity(f"{self._num_reads} other nodes already read from this one", retry_after_s=1)
 
@@ -261,7 +250,7 @@ class _Serving:
 
 
 async def _read(region: Region, layout: Layout, first: int, last: int, chunk_bytes: int) -> AsyncIterator[bytes]:
-    """Ends early where a file has gone: the reader counts."""
+    """Ends early if a file is gone: the reader counts."""
     spans = [(file, max(first, file.start), min(last, file.start + file.num_bytes)) for file in layout.files]
     with ExitStack() as files:
         opened = []
@@ -275,7 +264,7 @@ async def _read(region: Region, layout: Layout, first: int, last: int, chunk_byt
                 files.callback(os.close, fd)
                 opened.append((fd, start - file.start, end - file.start))
         if await asyncio.to_thread(read_layout, region.directory) != layout:
-            return  # begun anew since: these may be files whose bytes have not landed
+            return  # begun anew: bytes of these files may not have landed
         for fd, start, end in opened:
             while start < end:
                 chunk = await asyncio.to_thread(os.pread, fd, min(chunk_bytes, end - start), start)

@@ -1,4 +1,4 @@
-"""Carries out what the prefetcher's controller asks: fetch tasks, the link they share, and the regions on disk."""
+"""Carry out the effects of the prefetcher's controller: fetches, their link, regions, copies on disk."""
 
 import asyncio
 import logging
@@ -30,12 +30,10 @@ from glowplug.weights.sources.peer import PeerRegion, peer_token
 from glowplug.weights.transfer import LOCAL
 from glowplug.weights.writer import FULL, is_unchanged
 
-# Carries out what the controller asks of the node's disk: it writes copies, in the background, and removes them.
-
 log = logging.getLogger(__name__)
 
 DISK_FAILED = "disk_failed"
-WAIT_S = 10.0  # for the disk, with everything else: the service goes on without it
+WAIT_S = 10.0
 
 
 @dataclass
@@ -45,8 +43,7 @@ class _Writing:
 
 
 class Copier:
-    """Writes and removes copies. Outcomes come back to the controller through `put`. Without a disk tier (`copies`
-    None) the controller asks for none."""
+    """Write and remove disk copies, in the background. `copies` None: no disk tier, and no such effects."""
 
     def __init__(
         self,
@@ -96,7 +93,7 @@ class Copier:
         writing = asyncio.create_task(asyncio.to_thread(self._copies.write, memory, stop))
         try:
             num_bytes = await asyncio.shield(writing)
-        except asyncio.CancelledError:  # the process ends: not while a thread still writes
+        except asyncio.CancelledError:  # the process ends, but not during a thread's write
             stop.set()
             await asyncio.wait([writing])
             raise
@@ -117,11 +114,11 @@ class Copier:
         try:
             return await self._reader.run(f"beside {source}", lambda: copies.is_beside(source))
         except NoAnswer:
-            return False  # it does not answer now: a copy of it is the more useful
+            return False
 
     async def _stop(self, effect: msg.StopCopy, _: Event | None) -> None:
-        """Returns when nothing reads the region any more, so that its bytes are free once it is removed; after a while
-        in any case."""
+        """Return once the region is no longer read, so that its bytes are free on removal; at the latest after
+        wait_s."""
         writing = self._writing.get(effect.digest)
         if writing is not None and writing.task is not None:
             writing.stop.set()
@@ -148,18 +145,15 @@ class Copier:
         await self._put(failed)
 
     async def close(self) -> None:
-        """Give up what is being written."""
         tasks = [writing.task for writing in self._writing.values() if writing.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-DISK_CHECK_S = (
-    2.0  # how long a source is waited for that says whether a copy on disk, which no checksum pins, is current
-)
-PEER = "peer"  # the source of bytes that other nodes gave: the label of metrics
-_WORTHLESS = (NoSpace.code, ChecksumMismatch.code)  # what landed is given back
+DISK_CHECK_S = 2.0  # for the source to confirm an unpinned copy
+PEER = "peer"
+_WORTHLESS = (NoSpace.code, ChecksumMismatch.code)
 
 
 @dataclass
@@ -171,13 +165,11 @@ class _Running:
     urgency: int = 0
     reported: int = -1
     stopping: bool = False
-    scheme: str = ""  # of the source that it reads
+    scheme: str = ""
     started_at: float = field(default_factory=time.time)
 
 
 class Fetcher:
-    """Executes the controller's effects. Outcomes come back to it through `put`."""
-
     def __init__(
         self,
         shm_dir: Path,
@@ -234,7 +226,7 @@ class Fetcher:
             end = end or await self._read(running, open_source(effect.weights.uri, self._source_options))
         except asyncio.CancelledError:
             if not running.stopping:
-                raise  # the process stops: what landed is resumed by the next one
+                raise
             end = await self._failed(running, msg.CANCELLED, "stopped")
         except GlowplugError as error:
             end = await self._failed(running, error.code, error.message)
@@ -246,11 +238,10 @@ class Fetcher:
             end = await self._failed(running, code, f"{type(error).__name__}: {error}")
         if self._running.get(effect.digest) is running:
             del self._running[effect.digest]
-        await self._put(end)  # before anything that only watches: a fetch whose end is not reported blocks its digest
+        await self._put(end)  # first: an unreported end blocks the digest
         self._observe(running, end)
 
     async def _read(self, running: _Running, source: Source, copy: DiskSource | None = None) -> msg.FetchEnded:
-        """Bring the weights from there: their source, or their `copy` on disk."""
         running.scheme = source.scheme
         fetch = running.fetch = self._fetch(running, source, copy)
         try:
@@ -263,8 +254,8 @@ class Fetcher:
         )
 
     async def _from_disk(self, running: _Running) -> msg.FetchEnded | None:
-        """Bring the weights from their copy on disk. None where it is of no use, or damaged: then it is dropped, and
-        only what is right of it is in host memory."""
+        """Fetch from the disk copy. None if it is unusable or damaged: then it is dropped, and only its good pieces are
+        in host memory."""
         digest, weights = running.effect.digest, running.effect.weights
         assert self._copies is not None
         try:
@@ -287,7 +278,7 @@ class Fetcher:
             try:
                 await asyncio.to_thread(copy.restore, self.region(digest))
                 await asyncio.to_thread(copy.forget_pages)
-            except OSError as error:  # the weights are here, and checked
+            except OSError as error:
                 log.warning(
                     "the prefetcher has read the copy of %s on disk and could not tidy up after it: %s",
                     digest[:12],
@@ -296,7 +287,7 @@ class Fetcher:
         return end
 
     async def _without_damage(self, running: _Running, copy: DiskSource, error: PiecesWrong) -> None:
-        """Some pieces of the copy are damaged: those alone are brought from the source, and the copy is given up."""
+        """Give up a damaged copy; only its bad pieces come from the source."""
         digest, fetch = running.effect.digest, running.fetch
         log.warning("the prefetcher drops the copy of %s on disk: %s", digest[:12], error)
         self._metrics.disk_failures(DISK_FAILED).inc()
@@ -338,7 +329,6 @@ class Fetcher:
         return [PeerRegion(url, effect.digest, self._peer_token, chunk_bytes, window=window) for url in urls]
 
     async def _failed(self, running: _Running, code: str, message: str) -> msg.FetchEnded:
-        """Decide what of the bytes is worth keeping for the next try."""
         fetch = running.fetch
         kept = fetch.num_bytes if fetch and fetch.num_bytes_landed and code not in _WORTHLESS else 0
         if not kept:
@@ -392,7 +382,7 @@ class Fetcher:
                 running.fetch.tally.priority = effect.urgency
 
     async def _stop(self, effect: msg.StopFetch, _: Event | None) -> None:
-        """Returns when the task has let go of the region's files, so that they may be removed next."""
+        """Return once the task has released the region's files, so that they may be removed."""
         running = self._running.get(effect.digest)
         if running and running.task and not running.task.done():
             running.stopping = True
@@ -434,7 +424,7 @@ class Fetcher:
         await asyncio.to_thread(self.region(effect.digest).remove)
 
     def recheck(self) -> None:
-        """Compare cached files that no checksum pins with their source."""
+        """Compare unpinned cached files with their source."""
         for complete in sorted((self.shm_dir / self.node_id).glob("*/complete.json")):
             region = Region(complete.parent)
             meta = region.read_meta()
@@ -442,7 +432,7 @@ class Fetcher:
                 self._checks.spawn(region, meta["source"])
 
     async def report(self) -> None:
-        """Tell the controller how far each fetch is, and the node's agent what is on the link."""
+        """Report progress to the controller, and the link's load to the node's agent."""
         for digest, running in list(self._running.items()):
             fetch = running.fetch
             if fetch and fetch.num_bytes_landed != running.reported:
@@ -464,7 +454,7 @@ class Fetcher:
             log.warning("the prefetcher cannot tell the agent how busy the links are: %s", error)
 
     async def close(self) -> None:
-        """Stop every task; their regions stay to be resumed."""
+        """Stop every task; regions stay for a resumption."""
         tasks = [*(r.task for r in self._running.values() if r.task), *self._checks.tasks]
         for task in tasks:
             task.cancel()
@@ -473,9 +463,8 @@ class Fetcher:
 
 
 class SourceChecks:
-    """Has the source of cached weights changed? It is asked for weights that no checksum pins, beside everything else.
-
-    At most one check per region at a time. A source that cannot be asked keeps its copy: the bytes were good."""
+    """Check whether the source of unpinned cached weights has changed, once at a time per region. A silent source keeps
+    its copy."""
 
     def __init__(self, put: Callable[[Any], Awaitable[None]], options: SourceOptions) -> None:
         self._put = put
@@ -497,7 +486,6 @@ class SourceChecks:
             await self._put(msg.RegionChanged(region.digest))
 
     async def is_changed(self, uri: str, meta: Mapping[str, Any], within_s: float | None = None) -> bool:
-        """Whether the source says so, in time."""
         try:
             source = open_source(uri, self._options)
         except WeightsUnavailable as error:

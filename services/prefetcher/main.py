@@ -32,7 +32,7 @@ REPORT_S = 0.5
 
 @dataclass(frozen=True)
 class Disk:
-    """The disk tier as it is found: `copies` is None where there is none, or (`trouble`) where it cannot be used."""
+    """`copies`: None without a disk tier, or (`trouble`) if it is unusable."""
 
     copies: DiskCopies | None = None
     whole: tuple[CachedWeights, ...] = ()
@@ -41,7 +41,7 @@ class Disk:
 
 
 def found_disk(settings: PrefetcherSettings) -> Disk:
-    """Adopt the copies that an earlier process wrote; what is not whole is removed."""
+    """Adopt copies of an earlier process; remove incomplete ones."""
     if not settings.disk_cache_bytes:
         return Disk()
     copies = DiskCopies(settings.disk_dir, settings.node_id)
@@ -56,12 +56,12 @@ def found_disk(settings: PrefetcherSettings) -> Disk:
 
 
 def found_regions(settings: PrefetcherSettings, disk: Disk = Disk()) -> RegionsFound:
-    """Adopt what an earlier process left; what nothing can be made of is removed."""
+    """Adopt regions of an earlier process; remove useless ones."""
     inventory = read_inventory(settings.shm_dir, settings.node_id)
     for name in inventory.rubbish:
         Region.at(settings.shm_dir, settings.node_id, name).remove()
     for digest in [*(one.digest for one in inventory.complete), *(one.digest for one in inventory.partial)]:
-        with contextlib.suppress(OSError):  # host memory is full: that region is for no pipeline
+        with contextlib.suppress(OSError):  # host memory is full: the region serves no pipeline
             Region.at(settings.shm_dir, settings.node_id, digest).renew_order()
     partial = tuple((p.digest, p.num_bytes, p.changed_at) for p in inventory.partial)
     regions = [Region.at(settings.shm_dir, settings.node_id, one.digest) for one in inventory.complete]
@@ -75,7 +75,7 @@ async def serve(stopping: asyncio.Event) -> None:
     settings = PrefetcherSettings()
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
     world = World.open("prefetcher", settings)
-    reads = reads_of(settings.policy_caching, IMPORTANCE)  # a name that does not exist says so now
+    reads = reads_of(settings.policy_caching, IMPORTANCE)  # fails for an unknown name
     metrics = PrefetcherMetrics(settings.node_id)
     try:
         capacity_bytes = settings.capacity_bytes()
@@ -119,14 +119,13 @@ async def serve(stopping: asyncio.Event) -> None:
             _warm(),
         )
 
-    await fetcher.report()  # the rate of the link is known before anything can be placed by it
+    await fetcher.report()  # publish the link's rate before any placement
     service = ControlService(world, reads, fetcher.executors(), target=settings.node_id)
     await service.run(stopping, make(service, settings, fetcher.link, metrics), controller, beside)
     await fetcher.close()
 
 
 async def _forward(stimuli: asyncio.Queue[Any], shell: Shell) -> None:
-    """Outcomes of fetch tasks into the controller's inbox, in order."""
     while True:
         await shell.put(await stimuli.get())
 
@@ -145,7 +144,6 @@ async def _report(fetcher: Fetcher, shell: Shell, metrics: PrefetcherMetrics, se
 
 
 def _wrote(settings: PrefetcherSettings, on_disk: DiskContent) -> bool:
-    """Whether the node's agent can be shown what lies on disk; it is tried again."""
     try:
         write_disk(settings.shm_dir, settings.node_id, on_disk)
     except OSError as error:
@@ -163,7 +161,7 @@ async def _recheck(fetcher: Fetcher, every_s: float) -> None:
 async def _warm() -> None:
     try:
         await asyncio.to_thread(load_libraries)
-    except Exception:  # whoever needs it is told
+    except Exception:
         log.exception("a library that reads weights cannot be loaded")
 
 

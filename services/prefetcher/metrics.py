@@ -1,4 +1,4 @@
-"""Prometheus instruments of the prefetcher; names in telemetry/semconv.py. All carry the node they are of."""
+"""Prometheus instruments of the prefetcher, labelled by node; names in telemetry/semconv.py."""
 
 from functools import partial
 
@@ -9,8 +9,6 @@ from glowplug.telemetry.metrics import SECONDS_BUCKETS
 
 
 class PrefetcherMetrics:
-    """What moved, how fast, what stayed. Those of a source or a code are called with it."""
-
     def __init__(self, node_id: str, registry: CollectorRegistry = REGISTRY) -> None:
         def gauge(name: str, doc: str) -> Gauge:
             return Gauge(name, doc, ["node"], registry=registry).labels(node_id)

@@ -1,7 +1,6 @@
-"""Errors in the shape of the client's API: OpenAI's object, or Anthropic's and Ollama's on paths of their own.
+"""Errors in the shape of the client's API: OpenAI's, or on their own paths Anthropic's and Ollama's.
 
-`read` turns the error answers of all engines into that shape: a string as the code, the wrong field where the engine
-names one, and a status that tells a fault of the request from a fault of the engine.
+`read` turns any engine's error into it, with a status that tells the request's faults from the engine's.
 """
 
 import re
@@ -12,10 +11,10 @@ import msgspec
 from glowplug.domain.errors import GlowplugError
 from glowplug.services.router.wire import MESSAGES, encode_json, is_anthropic
 
-OLLAMA = b"/api/"  # prefix of the paths of Ollama's API
+OLLAMA = b"/api/"
 _RESPONSES = b"/v1/responses"
-MESSAGE_CHARS = 2000  # longest part of an engine's error message that a client gets
-ENGINE_RETRY_S = 1.0  # Retry-After of an engine's 429 or 503
+MESSAGE_CHARS = 2000  # of an engine's message, for the client
+ENGINE_RETRY_S = 1.0  # after an engine's 429 or 503
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -27,14 +26,13 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# llama.cpp gives prompt length and context size in fields of their own; vLLM and the emulated engine in the sentence.
+# llama.cpp has fields for these numbers; vLLM and the emulated engine put them in the sentence.
 _TOO_LONG = re.compile(
     r"maximum context length|maximum model length|context (?:size|window|length)|longer than the context"
     r"|max_model_len",
     re.IGNORECASE,
 )
-# llama.cpp's error (status 500) for a text to embed that is longer than its batch, which is its context (see
-# llamacpp_host.py).
+# llama.cpp's 500 for a text to embed beyond its batch, which is its context (llamacpp_host.py).
 _BATCH = re.compile(r"input \((\d+) tokens\) is too large to process\..*\(current batch size: (\d+)\)", re.DOTALL)
 _PROMPT_FIELDS = {
     b"/v1/chat/completions": "messages",
@@ -57,8 +55,6 @@ _CODES = {
 
 
 class ApiError(GlowplugError):
-    """An error with a status, type and code of its own."""
-
     def __init__(
         self,
         status: int,
@@ -73,7 +69,6 @@ class ApiError(GlowplugError):
 
 
 def refused(status: int, message: str, code: str = "bad_request", retry_after_s: float | None = None) -> ApiError:
-    """The error for bytes that are not an acceptable request; its connection is closed after the answer."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return ApiError(status, message, kind, code, retry_after_s=retry_after_s)
 
@@ -83,7 +78,6 @@ STOPPING = ApiError(503, "This router is stopping.", "service_unavailable", "rou
 
 
 def body(path: bytes, error: GlowplugError) -> bytes:
-    """The error object of the answer to a request of `path`."""
     status, message = error.status, error.message
     if path.startswith(OLLAMA):
         return encode_json({"error": message})
@@ -95,21 +89,19 @@ def body(path: bytes, error: GlowplugError) -> bytes:
 
 
 def no_retry(error: GlowplugError) -> bytes:
-    """The header line that stops SDKs from retrying a 501, else b"". The SDKs of both APIs retry a 5xx by default and
-    read this header."""
+    """Return the header that stops the SDKs of both APIs from retrying a 501, or b""."""
     return b"x-should-retry: false\r\n" if error.status == 501 else b""
 
 
 def retry_after(error: GlowplugError) -> bytes:
-    """The Retry-After header line of an error that says when to ask again, else b""."""
     return b"retry-after: %d\r\n" % round(error.retry_after_s) if error.retry_after_s else b""
 
 
 def event(path: bytes, error: bytes) -> bytes:
-    """The SSE event that carries an error object. The stream closes after it, without its usual last event."""
+    """Return an error's SSE event; the stream closes after it, without its usual last event."""
     if is_anthropic(path):
         return b"event: error\ndata: " + error + b"\n\n"
-    if path == _RESPONSES:  # each of its events has a type; OpenAI's clients raise what is in `error`
+    if path == _RESPONSES:  # its events have types; OpenAI's clients raise the content of `error`
         found = msgspec.json.decode(error)
         fields = {k: found["error"][k] for k in ("message", "code", "param")}
         return b"event: error\ndata: " + encode_json({"type": "error", **fields, **found}) + b"\n\n"
@@ -117,8 +109,7 @@ def event(path: bytes, error: bytes) -> bytes:
 
 
 def read(status: int, answer: bytes, path: bytes) -> ApiError:
-    """Turn an engine's error answer into an ApiError. Where the HTTP `status` is below 400, the status inside the
-    answer counts."""
+    """Turn an engine's error answer into an ApiError. Below an HTTP `status` of 400 the answer's inner one counts."""
     found = _object(answer)
     message = _text(found.get("message")) or answer.decode("utf-8", "replace").strip() or f"HTTP status {status}"
     message = message[:MESSAGE_CHARS]
@@ -130,7 +121,7 @@ def read(status: int, answer: bytes, path: bytes) -> ApiError:
     if too_long:
         where = _PROMPT_FIELDS.get(path, "input")
         return ApiError(400, too_long, "invalid_request_error", "context_length_exceeded", where)
-    if status in (401, 403):  # the engine refuses the router's key, not the client's
+    if status in (401, 403):  # the router's key, not the client's
         return ApiError(502, "The engine refuses the router's key.", "server_error", "engine_refused_key")
     if status in (404, 405) and "does not exist" not in message:
         status, code, message = 501, "not_supported", f"The engine does not answer {path.decode()}: {message}"
@@ -143,7 +134,7 @@ def read(status: int, answer: bytes, path: bytes) -> ApiError:
 
 
 def _object(answer: bytes) -> dict[str, Any]:
-    """The innermost error object of an answer in the shape of OpenAI, Anthropic, llama.cpp, vLLM or FastAPI."""
+    """Return the innermost error of an answer by OpenAI, Anthropic, llama.cpp, vLLM or FastAPI."""
     try:
         found = msgspec.json.decode(answer)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -164,8 +155,7 @@ def _text(value: Any) -> str:
 
 
 def _too_long(found: dict[str, Any], message: str) -> str:
-    """The message for a prompt that does not fit the context, in OpenAI's sentence where the numbers are known; "" when
-    the engine's error is another one."""
+    """Return the message for a too long prompt, with known numbers in OpenAI's sentence, or ""."""
     num_tokens, context = found.get("n_prompt_tokens"), found.get("n_ctx")
     if (batch := _BATCH.search(message)) is not None:
         return _too_many(int(batch[1]), int(batch[2]))

@@ -1,4 +1,4 @@
-"""The paths of files and batches, and the error of a fleet that keeps none."""
+"""The paths of files and batches, and the error of a fleet without them."""
 
 from typing import Final
 
@@ -15,10 +15,8 @@ class FilesNotConfigured(GlowplugError):
 
 
 def not_configured() -> GlowplugError:
-    """The error where no object store is set."""
     return FilesNotConfigured("This fleet keeps no files and batches: its operator has not set GLOWPLUG_FILES_URL.")
 
 
 def is_path(path: bytes) -> bool:
-    """Return whether the path is one of files or batches."""
     return path in (FILES, BATCHES) or path.startswith((FILES + b"/", BATCHES + b"/"))

@@ -1,10 +1,10 @@
-"""The client side of the data port: HTTP/1.1 connections whose requests are answered one at a time, in order.
+"""The client side of the data port: HTTP/1.1 connections, with requests answered one at a time, in order.
 
-A head or body that is too large or too slow, and text that is not HTTP, gets an error in OpenAI's shape here. Pipelined
-requests wait for the answers before them, and so does a refusal, which is the last answer of its connection.
+Large, slow or malformed input gets an error in OpenAI's shape. Pipelined requests wait for earlier answers; so does a
+refusal, a connection's last answer.
 
-A client may close its sending side after its last request and still read. TCP cannot tell such a client from one that
-has left until something is sent, so the bytes that every answer begins with are sent at once.
+A client may close its sending side and still read. Only sending tells it from a departed one, so the first bytes of
+every answer are sent at once.
 """
 
 import asyncio
@@ -29,43 +29,39 @@ from glowplug.services.router.request_table import Stage
 from glowplug.services.router.upload import Upload
 
 log = logging.getLogger(__name__)
-# States: waiting for a request, in its head, in its body, or reading no more requests (the client has sent all, or the
-# last answer is decided).
+# LINGER: no more requests are read; the client has sent all, or the last answer is decided.
 IDLE, HEAD, BODY, LINGER = range(4)
-PARSE_BYTES = 16 * 1024  # parsed at a time, so that one read of many small requests is not hundreds of them in memory
-UPLOAD_SLICE = 1 << 20  # bytes of a file that a client sends at least within `body_s`
+PARSE_BYTES = 16 * 1024  # per step, so that small requests do not fill the memory
+UPLOAD_SLICE = 1 << 20  # least bytes of a file within `body_s`
 TCP_CLOSED = 7  # TCP_CLOSE of Linux's tcp_info
 _monotonic, _epoch = time.monotonic, time.time
 _NONE = HttpRequest()  # between two requests
-# Takes one complete request while no other one is being answered on its connection. Returns True when an exchange now
-# has the request, whose body then counts as buffered until the exchange ends.
+# Takes one complete request. Returns True when an exchange now has it and its buffered bytes.
 Take = Callable[["ClientConnection", HttpRequest], bool]
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection of one client."""
-
     def __init__(self, context: PortContext[Exchange], take: Take, others: "set[ClientConnection]") -> None:
         self._context, self._take, self._others = context, take, others
         self.exchange: Answerer | None = None
         self.write_paused = False
         self.write_paused_at = 0.0
         self.state = IDLE
-        self.since = _monotonic()  # when `state` began
+        self.since = _monotonic()
         self._waiting: deque[HttpRequest] = deque()
         self._advancing = self._resume_due = False
         self._reads_paused = False
-        self._all_sent = False  # the client sends no more
-        self._closing = False  # the last answer on this connection is written
-        self._refusal: tuple[int, bytes] | None = None  # the last answer, once all before it are written
+        self._all_sent = False
+        self._closing = False
+        self._refusal: tuple[int, bytes] | None = None  # the last answer, after all earlier ones
         self._owes_continue = False
-        self._unread: bytes | memoryview = b""  # received while too many requests waited
+        self._unread: bytes | memoryview = b""  # while too many requests wait
         self._head_bytes = 0
         self._body_bytes = 0
         self._framed_bytes = self._framed_at_body = 0  # bytes of the body with its framing; the same at its last piece
         self._num_trailers = 0
         self._body: bytes | bytearray = b""
-        self._upload: Upload | None = None  # receives the body of the request that is coming in
+        self._upload: Upload | None = None
         self._now = _NONE
         self._parser = httptools.HttpRequestParser(self)
 
@@ -101,7 +97,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            reason = error.__context__  # what a callback of ours has raised
+            reason = error.__context__  # raised by a callback of ours
             if not isinstance(reason, GlowplugError):
                 log.exception("failed to parse a request; it gets a 500")
                 reason = refused(500, "The router failed to read the request.", "internal_error")
@@ -116,16 +112,14 @@ class ClientConnection(asyncio.Protocol):
                 self.refuse(refused(431, f"{what} are larger than {limits.header_bytes} bytes.", "headers_too_large"))
 
     def _is_framing_too_large(self) -> bool:
-        """Return whether a chunked body has too much framing: since its last piece of body, or altogether."""
         limits = self._context.limits
         most = limits.header_bytes + limits.chunk_overhead * self._body_bytes
         since_body = self._framed_bytes - self._framed_at_body
         return since_body > limits.header_bytes or self._framed_bytes - self._body_bytes > most
 
     def _advance(self) -> None:
-        """Take the next complete requests while none is being answered. A request that is answered at once calls this
-        method again, which returns, and the loop goes on. After `num_pipelined` requests other connections get a
-        turn."""
+        """Take the next complete requests; after `num_pipelined` other connections get a turn. Reentrant calls return
+        at once."""
         if self._advancing:
             return
         self._advancing = True
@@ -160,11 +154,9 @@ class ClientConnection(asyncio.Protocol):
         self._advance()
 
     def _may_answer(self) -> bool:
-        """Return whether the next request may be taken: none is being answered, and the client reads its answers."""
         return self.exchange is None and not (self.write_paused or self._closing or self.transport.is_closing())
 
     def _all_answered(self) -> None:
-        """Once every complete request is answered: send the pending refusal, close, or send `100 Continue`."""
         if self._refusal is not None:
             status, answer = self._refusal
             self._refusal = None
@@ -178,8 +170,7 @@ class ClientConnection(asyncio.Protocol):
             self.write(wire.CONTINUE)
 
     def eof_received(self) -> bool:
-        """Note that the client sends no more, and write to it to find out whether it still reads. Returns True to keep
-        the connection."""
+        """Probe whether the client still reads. Returns True to keep the connection."""
         self._all_sent = True
         if self._closing:
             return False
@@ -193,7 +184,7 @@ class ClientConnection(asyncio.Protocol):
         return not self._is_reset()
 
     def _begin_status_line(self) -> None:
-        """Send the bytes that every answer begins with now, and leave them out of the next answer."""
+        """Send the first bytes of every answer now, and omit them later."""
         write = self.write
 
         def write_rest(data: bytes) -> None:
@@ -205,8 +196,7 @@ class ClientConnection(asyncio.Protocol):
         self.write = write_rest
 
     def _is_reset(self) -> bool:
-        """Return whether the kernel has closed the connection, which the loop does not notice while it reads
-        nothing."""
+        """Return whether the kernel has closed the connection; without reading the loop does not notice."""
         if not hasattr(socket, "TCP_INFO"):
             return False
         info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
@@ -234,8 +224,6 @@ class ClientConnection(asyncio.Protocol):
 
     # -- httptools ----------------------------------------------------------------------------------------------
 
-    # Raising an ApiError ends the parsing; `_parse` refuses.
-
     def on_message_begin(self) -> None:
         self._now = HttpRequest()
         self.state, self.since = HEAD, _monotonic()
@@ -245,7 +233,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name, headers = name.lower(), self._now.headers
-        if self.state == BODY:  # a trailer: nothing of it is used
+        if self.state == BODY:
             self._num_trailers += 1
             if self._num_trailers > self._context.limits.num_headers:
                 raise http_request.too_many_headers(self._context.limits)
@@ -285,7 +273,7 @@ class ClientConnection(asyncio.Protocol):
             self._body = body
         else:
             if type(self._body) is bytes:
-                self._body = bytearray(self._body)  # not a list: small pieces would weigh many times their bytes
+                self._body = bytearray(self._body)  # a list of small pieces would weigh many times their bytes
             self._body += body
         if self._body_bytes > self._context.limits.body_bytes:
             raise http_request.body_too_large(self._context.limits)
@@ -297,7 +285,7 @@ class ClientConnection(asyncio.Protocol):
         now = self._now
         now.upload, self._upload = self._upload, None
         now.body = bytes(self._body)
-        self._body_bytes, self._body = 0, b""  # counted on in `now.body`, until its request is over
+        self._body_bytes, self._body = 0, b""  # `now.body` counts until its request is over
         now.method = self._parser.get_method()
         now.keep_alive = now.is_http11 and self._parser.should_keep_alive()
         now.complete, now.complete_at = _monotonic(), _epoch()
@@ -307,12 +295,11 @@ class ClientConnection(asyncio.Protocol):
         self._now = _NONE
 
     def _begin_upload(self, now: HttpRequest, length: int | None) -> None:
-        """Have the body of a file received on disk. Raises GlowplugError."""
         self._upload = upload = self._context.begin_upload(now, length)
         upload.pause = self._pause_upload
 
     def _feed(self, upload: Upload, num_bytes: int, body: bytes) -> None:
-        """Take a part of a file. A client that sends a slice within `body_s` is not too slow."""
+        """Take a part of a file; a slice within `body_s` is fast enough."""
         if self._body_bytes // UPLOAD_SLICE > (self._body_bytes - num_bytes) // UPLOAD_SLICE:
             self.since = _monotonic()
         upload.feed(body)
@@ -324,7 +311,6 @@ class ClientConnection(asyncio.Protocol):
             (self.transport.pause_reading if paused else self.transport.resume_reading)()
 
     def _forget_unanswered(self) -> None:
-        """Drop all requests that have no answer yet, complete or not."""
         self._context.buffered_bytes -= sum(len(request.body) for request in self._waiting)
         for request in self._waiting:
             if request.upload is not None:
@@ -345,7 +331,6 @@ class ClientConnection(asyncio.Protocol):
     def respond(
         self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
     ) -> bool:
-        """Send a whole answer of the router's own. Returns whether the connection stays open after it."""
         keep_alive = request.keep_alive and not self._context.table.stage
         self.write(self._answer(request, status, body, headers, more, keep_alive=keep_alive))
         if self.exchange is None and not keep_alive:
@@ -362,7 +347,7 @@ class ClientConnection(asyncio.Protocol):
         return head if request.method == b"HEAD" else head + body
 
     def refuse(self, error: GlowplugError) -> None:
-        """Refuse an incomplete request: answer it after all requests before it, then close the connection."""
+        """Refuse an incomplete request after all earlier answers, then close."""
         request, self._now = self._now if self._now is not _NONE else HttpRequest(), _NONE
         self._forget_incomplete()
         self.state, self.since = LINGER, _monotonic()
@@ -375,7 +360,6 @@ class ClientConnection(asyncio.Protocol):
         self._advance()
 
     def exchange_over(self, keep_alive: bool) -> None:
-        """Go on with the pipelined requests after an exchange has written its answer."""
         self.exchange = None
         if not keep_alive or (
             self._context.table.stage >= Stage.DRAINING and not self._waiting and self._refusal is None
@@ -388,8 +372,8 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
 
     def _finish(self) -> None:
-        """Close after the last answer. If the client may still be sending, read and drop that for `linger_s` first,
-        since closing at once could cost the client the answer."""
+        """Close after the last answer. While the client may still send, read and drop for `linger_s` first: an instant
+        close could cost it the answer."""
         if self._all_sent or (self.state == IDLE and not self._waiting and not self._unread):
             self.close()
             return
@@ -403,7 +387,6 @@ class ClientConnection(asyncio.Protocol):
         self._context.loop.call_later(self._context.limits.linger_s, self.close)
 
     def close(self) -> None:
-        """Close the connection once all written bytes have been sent."""
         self._closing = True
         self.transport.close()
 
@@ -418,7 +401,7 @@ class ClientConnection(asyncio.Protocol):
         if is_stalled or (is_deaf and self._is_reset()):
             self.transport.abort()
         elif self._reads_paused:
-            return  # the missing part of a request may have arrived unread
+            return  # the rest of a request may have arrived unread
         elif self.state == HEAD and waited_s > limits.header_s:
             self.refuse(refused(408, f"The headers took longer than {limits.header_s:g} s.", "request_timeout"))
         elif self.state == BODY and waited_s > limits.body_s:
@@ -427,7 +410,6 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def postpone(self, by_s: float) -> None:
-        """Extend all timeouts by the time that this process was suspended."""
         self.since += by_s
         self.write_paused_at += by_s
 

@@ -1,22 +1,18 @@
-"""A streamed answer that outlives its engine: the part that the client has, the request with which another engine
-continues, and that engine's events rewritten for the client.
+"""A streamed answer that outlives its engine. Pure: bytes in, bytes out.
 
-Pure: bytes in, bytes out. The client sees one stream: one id, one `created`, one role, no token twice and none
-left out, and a usage that counts the prompt once and the tokens of all engines. An engine continues in one of two ways:
+The client sees one stream: one id, one `created`, one role, no token twice or left out, and one usage for all engines.
+An engine continues in one of two ways:
 
-by text     the answer so far is the last message of a chat, open-ended (`continue_final_message`), or the end of the
-            prompt of a completion. The usual tokenizers split a text that is cut between two tokens as it was
-            generated, so that the next engine reads the same tokens.
-by tokens   vLLM returns the token ids of prompt and answer (`return_token_ids`); they become the prompt of a
-            completion, and nothing is tokenized again.
+by text     the answer so far is a chat's last, open-ended message (`continue_final_message`), or the end of a
+            completion's prompt; the usual tokenizers split it as it was generated.
+by tokens   vLLM returns the token ids of prompt and answer (`return_token_ids`), which become a completion's prompt.
 
-The next engine computes these tokens as one batch, which rounds differently from decoding one by one: a greedy answer
-comes out the same except where two next tokens are almost equally likely. The sampler's state is lost: a seed starts
-over, so a sampled answer continues with other draws from the same distribution, and vLLM counts presence and frequency
-penalties from the seam on. Engines hold back text that may become a stop string, so none spans the seam. Where the
-engine returns no ids, tokens are counted by events: an event is a token, except where a character takes several. Some
-answers raise NotContinuable: several answers at once, tool calls, reasoning, and structured output (unless
-EngineApi.continues_schemas).
+The next engine computes these tokens as one batch, with other rounding than in decoding: a greedy answer comes out the
+same except where two next tokens are almost equally likely. The sampler's state is lost: a seed starts over, a sampled
+answer goes on with other draws from the same distribution, and vLLM counts presence and frequency penalties from the
+seam on. Engines hold back text that may become a stop string, so none spans the seam. Without ids an event counts as a
+token, although some characters take several. Not continuable: several answers at once, tool calls, reasoning, and
+structured output (unless EngineApi.continues_schemas).
 """
 
 import copy
@@ -34,11 +30,11 @@ DONE_EVENT = b"data: [DONE]\n\n"
 
 
 class NotContinuable(Exception):
-    """No other engine can continue an answer; the message completes "the answer cannot be continued: "."""
+    """No other engine can continue the answer; the message completes "the answer cannot be continued: "."""
 
 
 def events(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(name, data) of each whole SSE event; comments are left out."""
+    """Yield (name, data) of each SSE event."""
     for block in data.replace(b"\r\n", b"\n").split(b"\n\n"):
         name, found = b"", []
         for line in block.split(b"\n"):
@@ -51,32 +47,30 @@ def events(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 class Continuation:
-    """One streamed answer across engines. `take` the events that the first engine sent; then, for each further engine,
-    make its `request` and `rewrite` its events."""
+    """One streamed answer across engines: `take` the first one's events, then make each later one's `request` and
+    `rewrite` its events."""
 
     MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_tokens",)
-    path: bytes  # of the continuing request
+    path: bytes
 
     def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
         self._asked, self._api, self._context_tokens = asked, api, context_tokens
         self._parts: list[str] = []
-        self.num_chars = 0  # of the kept text
-        self.num_tokens = 0  # of the answer, as far as the client has it
-        self.is_finished = False  # the client has the finish reason; only the end of the stream is missing
-        self.usage: tuple[int, int] | None = None  # tokens of prompt and answer, once the last engine has reported them
-        self._why_not = ""  # the part of the answer under way that cannot be continued
-        self._before = 0  # tokens from the engines before this one
+        self.num_chars = 0
+        self.num_tokens = 0  # at the client
+        self.is_finished = False  # only the end of the stream is missing
+        self.usage: tuple[int, int] | None = None  # tokens of prompt and answer, by the last engine
+        self._why_not = ""  # an obstacle in the present part
+        self._before = 0  # tokens from earlier engines
         self._only_tail = False  # this engine only ends the stream: its one token is dropped
 
     @property
     def text(self) -> str:
-        """The answer so far."""
         if len(self._parts) > 1:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
 
     def fork(self) -> "Continuation":
-        """Return an independent copy in the present state."""
         made = copy.copy(self)
         for name, value in vars(made).items():
             if isinstance(value, list | set):
@@ -84,21 +78,20 @@ class Continuation:
         return made
 
     def forget_text(self) -> None:
-        """Drop the kept text, once no further engine can continue: later events are rewritten and not kept."""
         self._parts, self.num_chars = [], 0
 
     def take(self, data: bytes) -> None:
-        """Take whole events that the client was sent unchanged. Raises NotContinuable."""
+        """Take events sent unchanged. Raises NotContinuable."""
         for _, event in events(data):
             if event != DONE:
                 self._take(self._object(event))
 
     def ending(self) -> bytes:
-        """The last events of an answer that lacks nothing else; b"" where an engine has to continue."""
+        """Return the last events of an otherwise complete answer, else b""."""
         return b""
 
     def request(self) -> bytes:
-        """The body of the continuing request, for `path`. Raises NotContinuable."""
+        """Return the continuing request's body. Raises NotContinuable."""
         body = dict(self._asked)
         self._before = self.num_tokens
         if self._parts or self.is_finished or self._why_not:
@@ -111,7 +104,7 @@ class Continuation:
         return encode_json(body)
 
     def _limit(self, body: dict[str, Any]) -> None:
-        """Reduce the token limits by the tokens already sent. Engines take no limit below 1."""
+        """Engines take no limit below 1."""
         bounds = [name for name in self.MAX_TOKENS if isinstance(body.get(name), int)]
         self._only_tail = self.is_finished or any(body[name] <= self.num_tokens for name in bounds)
         for name in bounds:
@@ -122,7 +115,7 @@ class Continuation:
             body["min_tokens"] = max(body["min_tokens"] - self.num_tokens, 0)
 
     def rewrite(self, data: bytes) -> bytes:
-        """Rewrite whole events of a later engine for the client. Raises NotContinuable."""
+        """Rewrite a later engine's events. Raises NotContinuable."""
         out = []
         for name, event in events(data):
             if event == DONE:
@@ -131,7 +124,7 @@ class Continuation:
                 out.append((b"event: %b\n" % name if name else b"") + b"data: " + encode_json(made) + b"\n\n")
         return b"".join(out)
 
-    # -- what each API has of its own ---------------------------------------------------------------------------
+    # -- by API -------------------------------------------------------------------------------------------------
 
     def _take(self, event: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -140,14 +133,13 @@ class Continuation:
         raise NotImplementedError
 
     def _go_on(self, body: dict[str, Any]) -> None:
-        """Change `body`, a copy of the client's, so that the answer continues after the part already sent."""
+        """Change `body`, a copy of the client's, to continue after the sent part."""
         raise NotImplementedError
 
     def _has_schema(self) -> bool:
-        """Return whether the client asked for a structured answer."""
         raise NotImplementedError
 
-    # -- for all ------------------------------------------------------------------------------------------------
+    # -- common -------------------------------------------------------------------------------------------------
 
     @staticmethod
     def _object(event: bytes) -> dict[str, Any]:
@@ -164,7 +156,7 @@ class Continuation:
             self.num_tokens += num_tokens
 
     def _summed(self, usage: dict[str, Any], prompt: str, answer: str) -> dict[str, Any]:
-        """Turn an engine's usage into that of the whole answer: the earlier part of the answer counts as no prompt."""
+        """Earlier parts of the answer are no prompt."""
         made = dict(usage)
         if isinstance(usage.get(answer), int):
             made[answer] = self._before + (0 if self._only_tail else usage[answer])
@@ -176,8 +168,7 @@ class Continuation:
         return made
 
     def _with_answer(self, messages: Any, *, prefills: bool) -> list[Any]:
-        """The messages of a chat with the answer so far at their end. `prefills`: the answer extends a last message of
-        the assistant's. Raises NotContinuable."""
+        """`prefills`: the answer extends a final assistant message. Raises NotContinuable."""
         messages = list(messages or ())
         last = messages[-1] if messages else None
         if not (prefills and isinstance(last, dict) and last.get("role") == "assistant"):

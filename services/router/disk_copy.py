@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file of this user's own. Raises OSError."""
+    """Write a file readable by this user only. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.touch(mode=0o600)

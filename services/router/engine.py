@@ -1,9 +1,8 @@
 """The engine side of the data port: HTTP/1.1 connections to instances, pooled while idle.
 
-A connection carries one exchange at a time and passes on every read at once; only the framing is parsed. A read that is
-exactly one chunk of a stream is passed on unparsed, since the client's framing is the same. Engines close idle
-connections at any time, so a request whose reused connection breaks before the first byte of an answer is sent again on
-a new connection.
+A connection has one exchange at a time and passes on every read at once. Only the framing is parsed, and not even that
+where a read is exactly one chunk of a stream. Engines close idle connections at any time: a request whose reused
+connection breaks before the first byte gets a new one.
 """
 
 import asyncio
@@ -24,24 +23,23 @@ from glowplug.telemetry.semconv import HEADER_REFUSED
 
 log = logging.getLogger(__name__)
 _monotonic = time.monotonic
-# Headers that are hop-by-hop or written by the router itself; and `server`, since x-glowplug-instance already tells
-# operators which engine answered.
+# Hop-by-hop headers, the router's own, and `server`, since x-glowplug-instance names the engine.
 _DROPPED = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade content-length x-request-id traceparent server-timing "
     b"x-glowplug-instance x-glowplug-emulated server".split()
 )
 _REFUSED = HEADER_REFUSED.encode()
-_OF_PAGES = b"access-control-"  # CORS headers: the data port decides which pages may read an answer
-_EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with a whole event
+_OF_PAGES = b"access-control-"  # CORS is the data port's decision
+_EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection to one instance. The httptools callbacks collect pieces; `data_received` passes them on."""
+    """The httptools callbacks collect pieces; `data_received` passes them on."""
 
     def __init__(self, pool: "Pool") -> None:
         self.pool = pool
         self.exchange: EngineReader | None = None
-        self.was_idle = False  # used before and pooled: the engine closing it now is no failure
+        self.was_idle = False  # pooled before: a close by the engine is no failure
         self.head_bytes = 0
         self.idle_since = 0.0
         self.heard_at = 0.0
@@ -56,7 +54,7 @@ class EngineConnection(asyncio.Protocol):
         self.status = 0
         self.headers: list[bytes] = []
         self.length: int | None = None
-        self.is_framed = False  # the answer has a length or chunks; else it ends with the connection
+        self.is_framed = False  # it has a length or chunks; else it ends with the connection
         self.is_sse = False
         self.has_head = self.is_refusal = False
         self._complete = self._keep = False
@@ -69,7 +67,6 @@ class EngineConnection(asyncio.Protocol):
         self._write = wire.writer(self.transport)
 
     def send(self, exchange: EngineReader) -> None:
-        """Start one exchange on this idle connection."""
         if self.transport.is_closing():  # no callback would follow, and writes would be dropped
             exchange.engine_lost("the engine closed the connection", stale=self.was_idle)
             return
@@ -156,7 +153,6 @@ class EngineConnection(asyncio.Protocol):
             exchange.engine_refused("the engine sleeps, and refuses the request")
 
     def abandon(self) -> None:
-        """Close the connection, so that the engine stops generating an answer that nobody wants."""
         self.exchange = None
         self.transport.abort()
 
@@ -220,7 +216,7 @@ class Pool:
             log.error(
                 "the engine of %s asks for a key: set GLOWPLUG_ENGINE_SECRET to its agent's value", self.instance_id
             )
-        self.credentials = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""  # a header line
+        self.credentials = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""
         url = urlsplit(instance.url)
         self._host, self._port = url.hostname or "", url.port or 0
         self.limits = limits
@@ -229,11 +225,10 @@ class Pool:
         self.closed = False
 
     def acquire(self, exchange: EngineReader, *, fresh: bool) -> None:
-        """Send the exchange on an idle connection, or on a new one once it is made."""
         oldest = _monotonic() - self.limits.engine_idle_s
         while self._idle and not fresh:
             connection = self._idle.pop()
-            if connection.idle_since < oldest:  # missed by a late sweep: the engine has closed it or is about to
+            if connection.idle_since < oldest:  # missed by a late sweep: the engine has closed it or will soon
                 connection.transport.close()
             elif not connection.transport.is_closing():
                 connection.send(exchange)
@@ -247,7 +242,7 @@ class Pool:
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 _, connection = await loop.create_connection(lambda: EngineConnection(self), self._host, self._port)
-        except Exception as error:  # of any kind, else this exchange would wait for ever
+        except Exception as error:  # of any kind, else the exchange would wait for ever
             if not isinstance(error, OSError):  # TimeoutError is one
                 log.exception("failed to connect to the engine at %s", self.url)
             if is_wanted():
@@ -270,14 +265,13 @@ class Pool:
             self._idle.remove(connection)
 
     def sweep(self, now: float) -> None:
-        """Close connections that have been idle for longer than `engine_idle_s`."""
         old = [c for c in self._idle if now - c.idle_since > self.limits.engine_idle_s]
         for connection in old:
             self._idle.remove(connection)
             connection.transport.close()
 
     def close(self) -> None:
-        """Close the idle connections and accept none back. Running exchanges finish."""
+        """Close the idle connections; running exchanges finish."""
         self.closed = True
         for connection in self._idle:
             connection.transport.close()
@@ -285,7 +279,7 @@ class Pool:
 
 
 class Engines:
-    """The connection pools of all instances. The keys that engines ask for derive from `engine_secret`."""
+    """The pools of all instances. The engines' keys derive from `engine_secret`."""
 
     def __init__(self, limits: Limits, engine_secret: str = "") -> None:
         self.pools: dict[str, Pool] = {}
@@ -301,7 +295,7 @@ class Engines:
         pool.acquire(exchange, fresh=fresh)
 
     def sweep(self, now: float, known: Container[str]) -> None:
-        """Close connections that have been idle for too long, and the pools of instances that are no longer `known`."""
+        """Close long-idle connections, and the pools of unknown instances."""
         for instance_id, pool in list(self.pools.items()):
             pool.sweep(now)
             if instance_id not in known:

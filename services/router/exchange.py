@@ -1,17 +1,15 @@
 """One request's life on the data port: arrived, held, sent to an engine, answered, reported.
 
-An exchange owns both of its ends: the client it writes to (ClientSink) and the engine it reads from (EngineSource). The
-answer's body passes through untouched; an engine's errors are translated to the client's API (api_errors.py). A stream
-is passed on in whole SSE events, so that when its engine dies the client gets one error event and a clean end, never
-half an event and never a silent stop.
+An exchange owns its client (ClientSink) and its engine (EngineSource). Answers pass through untouched, streams in whole
+SSE events, so that an engine's death ends them with one error event; errors are translated to the client's API
+(api_errors.py).
 
-An answer is whole once the client has been sent its end: the end of HTTP's framing or, of a stream, the event that ends
-it (`[DONE]`), since clients close their connection on reading that and the last chunk may come in a later read. A whole
-answer counts as 200, even if a side leaves or dies after it. A plain chunked answer has no end but its last chunk.
+An answer is whole once the client has its end: of HTTP's framing, or the closing event (`[DONE]`), on which clients
+close before the last chunk. It counts as 200, even if a side leaves or dies then. A plain chunked answer ends only with
+its last chunk.
 
-A request is sent again, whatever its path, as long as no byte of its answer has come: engines keep nothing of a
-request. A stream that has begun is continued by another engine (resumption.py) after the part that the client has; if
-none can, it ends with the error event. Any other answer that has begun breaks off.
+A request without a byte of answer is sent again; engines keep nothing of it. Another engine continues a begun stream
+(resumption.py); if none can, it ends with the error event. Any other begun answer breaks off.
 """
 
 import asyncio
@@ -43,8 +41,8 @@ _monotonic = time.monotonic
 
 @dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
 class Exchange:
-    """One well-formed, complete request for a known model, and its answer. `arrived_at` is epoch seconds, other times
-    are monotonic."""
+    """One complete request for a known model, and its answer. `arrived_at` is epoch seconds, other times are
+    monotonic."""
 
     context: "PortContext[Exchange]"
     client: ClientSink
@@ -53,14 +51,14 @@ class Exchange:
     api: EngineApi
     stream: bool
     needs: str  # a feature that the instance must not lack
-    prompt_tokens: int  # estimated by request_body.sizes
+    prompt_tokens: int  # estimated
     trace: RequestTrace | None
     traceparent: str
     ticket: int = field(init=False)
     arrived: float = field(init=False)
     keep_alive: bool = field(init=False)
-    chunked: bool = field(init=False)  # the answer, as the client gets it
-    unread: Any = None  # the body's fields, while its text may still be read to estimate the answer's length
+    chunked: bool = field(init=False)  # the client's answer
+    unread: Any = None  # the body's fields, for an estimate of the answer's length
     instance: Instance | None = None
     engine: EngineSource | None = None
     cold: bool = False
@@ -68,32 +66,32 @@ class Exchange:
     queue_s: float = 0.0
     router_s: float = 0.0
     head_sent: bool = False
-    started: bool = False  # the engine's answer has begun
+    started: bool = False
     first_byte: float = 0.0
     is_sse: bool = False
-    is_flowing: bool = False  # whole chunks of the stream may be passed on unparsed
+    is_flowing: bool = False  # whole chunks may pass unparsed
     num_events: int = 0
-    resumption: Resumption | None = None  # of a stream that is long, or that has lost an engine
-    moving: Move | None = None  # the stream is about to leave its engine for another one
+    resumption: Resumption | None = None
+    moving: Move | None = None
     is_deserted: bool = False  # the engine's node has left the fleet
-    left_behind: str = ""  # why the engine is no longer routed to, for a stream that no other engine can continue
+    left_behind: str = ""  # why the engine has no route, for a stream that no other can continue
     status: int = 0
     error_code: str = ""
     done: bool = False
     ended: float = 0.0
     _num_attempts: int = 0
     _timer: asyncio.TimerHandle | None = None
-    _collected: list[bytes] | None = None  # the engine's error answer, to be translated
-    _kept: bytes = b""  # the beginning of an event that is not whole yet
-    _log: list[bytes] | None = None  # events passed on that are not in `resumption` yet; None: none are kept
+    _collected: list[bytes] | None = None
+    _kept: bytes = b""  # the beginning of an incomplete event
+    _log: list[bytes] | None = None  # sent events unknown to `resumption`; None: none are kept
     _log_left: int = LOG_BYTES
-    opening: bytes = b""  # first bytes of a stream of Anthropic's API, which hold its prompt's token count
+    opening: bytes = b""  # first bytes of an Anthropic stream, with its prompt's token count
     previous: bytes = b""
-    last: bytes = b""  # the bytes passed on last, and those before them, for the token counts at the end
-    counted: tuple[int, int, bool] | None = None  # tokens, as `token_counts` gives them
-    cached_tokens: int = -1  # of the prompt, as the engine tells; -1: it does not
-    client_counts: bool = False  # its client adds up the tokens of several sequences
-    slot: int = NO_SLOT  # in the journal of usage, where its events are counted
+    last: bytes = b""  # the bytes sent last, and those before them, for the final token counts
+    counted: tuple[int, int, bool] | None = None
+    cached_tokens: int = -1  # of the prompt; -1: unknown
+    client_counts: bool = False  # the client sums the tokens of several sequences
+    slot: int = NO_SLOT  # in the usage journal
 
     def __post_init__(self) -> None:
         request = self.request
@@ -106,17 +104,15 @@ class Exchange:
 
     @property
     def num_continued(self) -> int:
-        """How often another engine was asked to continue the stream."""
         return self.resumption.num_times if self.resumption is not None else 0
 
     @property
     def arrived_at(self) -> float:
         return self.request.complete_at
 
-    # -- what the controller decides ----------------------------------------------------------------------------
+    # -- the controller's decisions -----------------------------------------------------------------------------
 
     def dispatch(self, effect: msg.Dispatch) -> None:
-        """Send the request to the instance that the controller chose."""
         self._stop_timer()
         instance = self.instance = effect.instance
         self.is_deserted = False
@@ -136,10 +132,9 @@ class Exchange:
         self.context.connect(self, instance, False)
 
     def hold(self, effect: msg.Hold) -> None:
-        """Hold the request; after `keepalive_after_s` a stream's client gets comments that keep its connection
-        alive."""
+        """Hold the request; a stream's client gets keep-alive comments after `keepalive_after_s`."""
         self.context.journal.held(self)
-        if self.trace is not None and not self.awaits_next:  # else it is a part of router.continue
+        if self.trace is not None and not self.awaits_next:
             self.trace.held(self.model.key, effect.eta_s)
         if self.stream and self._timer is None:
             since = self.resumption.broken_at if self.resumption is not None else self.arrived
@@ -166,8 +161,7 @@ class Exchange:
         self.client.write(self._head(200, headers, None) + self._frame(comment))
 
     def probe(self) -> bool:
-        """Write an SSE comment to the client if that harms no answer. Returns whether the answer's head has been
-        sent."""
+        """Write an SSE comment where it harms no answer. Returns whether the head has been sent."""
         between = self.last.endswith(EVENT_ENDS) if self.started else self.head_sent
         if between and (self.is_sse or not self.started) and not self.client.write_paused:
             self._write(b":\n\n")
@@ -180,15 +174,14 @@ class Exchange:
 
     @property
     def awaits_next(self) -> bool:
-        """Return whether the stream waits for another engine to continue it."""
         return self.resumption is not None and self.resumption.is_waiting
 
     def recall(self, effect: msg.Recall) -> None:
-        """Take the request back from its instance. An answer that has begun goes on there unless the engine has
-        ended or another can continue it."""
+        """Take the request back from its instance. A begun answer stays unless the engine has ended or another can
+        continue it."""
         if self.done or self.instance is None:
             return
-        if self.moving is not None:  # the controller counts the stream at the instance that it moves to
+        if self.moving is not None:  # the controller counts the stream at the new instance
             self.moving.stay(effect.reason)
         elif self.started and not self.awaits_next:
             if not (effect.ended or effect.moved or effect.gives_way):
@@ -199,19 +192,17 @@ class Exchange:
                 self._interrupted(effect.reason, resumption.why(effect))
         elif not effect.moved:
             self._leave_engine()
-            self._num_attempts += 1  # drops a connection that is still being made
+            self._num_attempts += 1  # drops a connection in the making
             (self.engine_unreachable if effect.gives_way else self.engine_refused)(effect.reason)
 
     def move(self, effect: msg.MoveStream) -> None:
-        """Move the stream away from its draining instance: ask another instance to continue it (moving.py)."""
         moving.begin(self, effect)
 
     def reject(self, effect: msg.Reject) -> None:
-        """Answer the request with an error: as the response, or as an SSE event when the stream has begun."""
         self._fail(ApiError(effect.status, effect.message, effect.error_type, effect.code, None, effect.retry_after_s))
 
     def _fail(self, error: GlowplugError) -> None:
-        """End the request with an error, a begun stream's last event; any other answer that has begun breaks off."""
+        """End the request with an error; a begun answer that is no stream breaks off."""
         self.status, self.error_code = error.status, error.code
         path = self.request.path
         body = api_errors.body(path, error)
@@ -231,10 +222,9 @@ class Exchange:
                     self.client.write(wire.LAST_CHUNK)
         self._finish()
 
-    # -- what the engine answers --------------------------------------------------------------------------------
+    # -- the engine's answer ------------------------------------------------------------------------------------
 
     def engine_request(self, credentials: bytes) -> bytes:
-        """The request's bytes for the engine: the client's, with the router's hop headers, id, trace and key."""
         request, target, body = self.request, self.request.target, self.request.body
         if self.resumption is not None and self.resumption.is_waiting:
             target, body = self.resumption.target, self.resumption.body
@@ -256,18 +246,15 @@ class Exchange:
         )
 
     def attempt(self) -> Callable[[], bool]:
-        """A function that tells, once a connection is made, whether this attempt still needs it."""
         attempt = self._num_attempts
         return lambda: not self.done and self._num_attempts == attempt and self.engine is None
 
     def attach(self, engine: EngineSource) -> None:
-        """Take the connection on which the request has been sent."""
         self.engine = engine
         if self.client.write_paused:
             engine.pause()
 
     def pass_on(self, body: bytes, chunk: bytes) -> None:
-        """Pass on a chunk of a flowing stream: `body` is whole SSE events, `chunk` the same in HTTP's framing."""
         if self._log is not None:
             if b'"abort"' in body or b'data: {"error"' in body:  # an engine's failure, or a text like one
                 self._continue(body, False)
@@ -280,7 +267,6 @@ class Exchange:
         self.client.write(chunk)
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
-        """Take a part of the engine's answer, whose head is complete, and write it to the client at once."""
         if self.moving is not None:
             self.moving.hold(body, complete)
             return
@@ -345,8 +331,8 @@ class Exchange:
             self._interrupted(failure, resumption.ERROR)
 
     def _begin(self, engine: EngineSource, first: bytes, grown: int) -> bytes:
-        """Begin the answer and return its head; b"" if the client got a head while the request was held, or if the
-        engine answers with an error. `grown`: bytes that the body has gained."""
+        """Begin the answer and return its head; b"" if the client has one, or for an engine's error. `grown`: bytes
+        added to the body."""
         self.is_sse = engine.is_sse
         is_error = engine.status >= 400 or (self.is_sse and wire.starts_stream(first))
         if is_error or (self.head_sent and (engine.status != 200 or not engine.is_sse)):
@@ -366,8 +352,7 @@ class Exchange:
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
 
     def engine_over(self) -> None:
-        """End the exchange after the engine's answer is complete and passed on."""
-        if self.done or self.awaits_next:  # the answer ended with a failure, and another engine has been asked
+        if self.done or self.awaits_next:  # the answer failed, and another engine has been asked
             return
         if self._collected is not None:
             answer = b"".join(self._collected)
@@ -379,12 +364,11 @@ class Exchange:
         self.context.table.change(msg.DispatchFailed(self.ticket, False, reason))
 
     def engine_refused(self, reason: str) -> None:
-        """Have the request sent elsewhere, since the engine refused it unstarted; that does not count as a failure."""
+        """Have an unstarted request sent elsewhere; this counts as no failure."""
         if not self.done:
             self._fail_dispatch(reached=False, reason=reason)
 
     def engine_lost(self, reason: str, *, stale: bool) -> None:
-        """Recover from the loss of the engine. `stale`: its connection had been idle, and no byte of an answer came."""
         if self.done:
             return
         if self.moving is not None:
@@ -403,10 +387,9 @@ class Exchange:
         self.context.metrics.retries.inc()
         self.context.table.change(msg.DispatchFailed(self.ticket, reached, reason))
 
-    # -- a stream that another engine continues (`fork`, `goes_on_at`: moving.MovingStream) ----------------------
+    # -- continuation by another engine (`fork`, `goes_on_at`: moving.MovingStream) ------------------------------
 
     def _keep(self, events: bytes) -> None:
-        """Log events of the first engine that the client was sent, for an engine that may have to continue."""
         assert self._log is not None
         self._log.append(events)
         self._log_left -= len(events)
@@ -421,8 +404,8 @@ class Exchange:
         return found
 
     def _interrupted(self, reason: str, kind: str) -> None:
-        """Leave the engine in mid-stream: another engine continues the answer, or it ends with an error. An answer that
-        no other can continue stays if its engine still runs (MOVED)."""
+        """Leave the engine in mid-stream: another continues the answer, or it ends with an error. An answer that none
+        can continue stays at a running engine (MOVED)."""
         kept = self._read_log() if self._log is not None else self.resumption
         try:
             ending = kept.prepare() if kept is not None else b""
@@ -474,7 +457,6 @@ class Exchange:
         self.context.table.change(msg.StreamMoved(self.ticket, kept.num_tokens))
 
     def _splice(self, engine: EngineSource, kept: Resumption, body: bytes, complete: bool) -> None:
-        """Take a part of a later engine's stream: the client gets what it lacks, as if the first engine had sent it."""
         if kept.is_waiting:
             if not body and not complete:
                 return
@@ -505,7 +487,6 @@ class Exchange:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _is_whole(self) -> bool:
-        """Return whether the client has been sent the whole stream except its last chunk."""
         return self.is_sse and self._collected is None and wire.is_over(self.request.path, self.last)
 
     def _end_whole(self) -> None:
@@ -519,7 +500,6 @@ class Exchange:
             self.engine = None
 
     def client_left(self) -> None:
-        """End the exchange after the client closed its connection, so that the engine stops generating."""
         if self.done:
             return
         whole = self._is_whole() and not self.client.write_paused  # else the end is still in our buffer
@@ -530,7 +510,6 @@ class Exchange:
         self._report(left=not whole)
 
     def stop(self) -> None:
-        """End the request because the router's drain is over."""
         if self.done:
             return
         if self._is_whole():
@@ -555,7 +534,6 @@ class Exchange:
             self.context.metrics.continued(self.resumption.reason, outcome)
 
     def _report(self, *, left: bool) -> None:
-        """Report the ended request, and let the controller give its place to the next."""
         context = self.context
         context.buffered_bytes -= len(self.request.body)
         context.report(self)
@@ -571,7 +549,6 @@ class Exchange:
     # -- bytes --------------------------------------------------------------------------------------------------
 
     def client_paused(self, paused: bool) -> None:
-        """Pause reading from the engine while the client reads too slowly, and resume once it has caught up."""
         if self.engine is not None:
             (self.engine.pause if paused else self.engine.resume)()
 

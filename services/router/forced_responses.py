@@ -1,8 +1,4 @@
-"""Forced tool calls in OpenAI's responses API, as forced_tools.py does them in chats: the instructions describe the
-tools, a schema holds the answer to one call, and the client gets that call as an item `function_call`.
-
-Pure: bytes in, bytes out.
-"""
+"""Forced tool calls in OpenAI's responses API, as in chats (forced_tools.py). Pure: bytes in, bytes out."""
 
 from typing import Any
 
@@ -17,7 +13,7 @@ _ECHOED = ("instructions", "metadata", "parallel_tool_calls", "tool_choice", "to
 
 
 def can(asked: Any) -> bool:
-    """Return whether a response (request_shapes) demands a call of any of its functions, or of a named one."""
+    """Return whether a response demands a call of any of its functions, or of a named one."""
     choice = asked.tool_choice
     if isinstance(choice, dict):
         return choice.get("type") == "function"
@@ -25,14 +21,14 @@ def can(asked: Any) -> bool:
 
 
 def translate(body: bytes, request_id: str, created_at: int) -> "tuple[bytes, ForcedResponse]":
-    """Translate a response whose `tool_choice` forces a call: the body for the engine, and the translation of its
-    answer. `created_at`: epoch seconds, in case the engine gives none. Raises BadRequest as forced_tools does."""
+    """Return the engine's body, and the answer's translation. `created_at`: epoch seconds, if the engine gives none.
+    Raises BadRequest as forced_tools does."""
     fields = decode(body)
     echo = {name: fields.get(name) for name in _ECHOED} | {"model": fields["model"], "created_at": created_at}
     choice, tools = fields.pop("tool_choice"), fields.pop("tools")
     if isinstance(choice, dict):
         tools = [tool for tool in tools if tool.get("name") == choice.get("name")]
-    for name in ("parallel_tool_calls", "text"):  # the answer is one call, whatever structure was asked for
+    for name in ("parallel_tool_calls", "text"):  # the answer is one call
         fields.pop(name, None)
     told = described([{name: tool[name] for name in tool if name not in ("type", "strict")} for tool in tools])
     before = fields.get("instructions")
@@ -44,7 +40,6 @@ def translate(body: bytes, request_id: str, created_at: int) -> "tuple[bytes, Fo
 
 
 def _as_text(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as text if it is a call or the result of one; any other item unchanged."""
     kind = item.get("type")
     if kind == "function_call":
         part = {"type": "output_text", "text": said(item.get("name", ""), item.get("arguments") or "{}")}
@@ -55,20 +50,19 @@ def _as_text(item: dict[str, Any]) -> dict[str, Any]:
 
 
 class ForcedResponse(SameApi):
-    """The answer with a forced call. Its events get the fields that OpenAI's clients need and llama.cpp leaves out.
-    `echo`: the fields of the request that a response repeats."""
+    """The answer with a forced call, and fields that OpenAI's clients need and llama.cpp omits. `echo`: the request's
+    fields that a response repeats."""
 
     def __init__(self, streams: bool, request_id: str, echo: dict[str, Any]) -> None:
         super().__init__(streams)
         self._item_id, self._call_id = f"fc_{request_id}", f"call_{request_id}"
         self._echo = {**echo, "parallel_tool_calls": False, "error": None, "incomplete_details": None, "output": []}
         self._text = ""
-        self._num_items = 0  # items before the call, which are reasoning
+        self._num_items = 0  # before the call: reasoning
         self._num_events = 0
         self._failed = b""  # the error that ended the stream
 
     def events(self, data: bytes) -> bytes:
-        """Translate whole events; the call is sent once it is complete."""
         return b"".join(self._event(found) for _, event in events(data) if isinstance(found := decode(event), dict))
 
     def _event(self, event: dict[str, Any]) -> bytes:
@@ -88,13 +82,11 @@ class ForcedResponse(SameApi):
         return b""
 
     def _made(self, kind: str, **fields: Any) -> bytes:
-        """One event for the client, with its sequence number."""
         event = fields | {"type": kind, "sequence_number": self._num_events}
         self._num_events += 1
         return named_event(event)
 
     def _last(self, response: dict[str, Any]) -> bytes:
-        """The events of the call, and the one that ends the stream."""
         ended = self._answer(response, self._text)
         *_, item = ended["output"]
         where = {"item_id": item["id"], "output_index": self._num_items}
@@ -111,7 +103,6 @@ class ForcedResponse(SameApi):
         )
 
     def _answer(self, response: dict[str, Any], text: str) -> dict[str, Any]:
-        """The engine's response with the call in place of its message."""
         name, arguments, is_whole = read_call(text)
         call = {"type": "function_call", "id": self._item_id, "call_id": self._call_id, "name": name}
         status = "completed" if is_whole else "incomplete"
@@ -123,15 +114,12 @@ class ForcedResponse(SameApi):
         return made
 
     def end(self) -> bytes:
-        """The error that ended the stream; b"" without one, since `events` has sent everything else."""
         return self.error_event(self._failed) if self._failed else b""
 
     def whole(self, answer: bytes) -> bytes:
-        """The whole response with the call in place of its text."""
         found = decode(answer)
         messages = [item for item in found["output"] if item.get("type") == "message"]
         return encode_json(self._answer(found, "".join(p["text"] for item in messages for p in item["content"])))
 
     def error_event(self, error: bytes) -> bytes:
-        """The event that carries an error and ends the stream."""
         return api_errors.event(PATH, self._failed or error)

@@ -1,8 +1,6 @@
-"""Forced tool calls on an engine that does not force them: llama.cpp accepts `tool_choice` and may answer in prose all
-the same, but it keeps to a schema. So the system message describes the tools, a schema holds the answer to one call,
-and the client gets that answer as a tool call.
+"""Forced tool calls for llama.cpp, which may answer in prose despite `tool_choice` but keeps to a schema. Pure.
 
-Pure: bytes in, bytes out.
+The system message describes the tools, a schema limits the answer to one call, and the client gets it as a tool call.
 """
 
 import re
@@ -19,20 +17,19 @@ _TOLD = (
     "Answer by calling one of these functions, as a JSON object with its name and its arguments: "
     '{"name": ..., "arguments": {...}}\n'
 )
-# llama.cpp allows a code fence around an answer, and removes it only from a whole answer.
+# llama.cpp allows a code fence around an answer, and removes it only from a whole one.
 _CALL = re.compile(r'\s*(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"arguments"\s*:\s*', re.DOTALL)
 _DEFINITIONS = ("$defs", "definitions")
 
 
 def can(asked: Any) -> bool:
-    """Return whether a chat (request_shapes) demands a call of any of its tools, or of a named one."""
     choice = asked.tool_choice
     return choice == "required" or (isinstance(choice, dict) and choice.get("type") == "function")
 
 
 def translate(body: bytes, request_id: str) -> "tuple[bytes, ForcedCall]":
-    """Translate a chat whose `tool_choice` forces a call: the body for the engine, and the translation of its answer.
-    Raises BadRequest where two tools give different definitions one name."""
+    """Return the engine's body, and the answer's translation. Raises BadRequest where two tools give different
+    definitions one name."""
     fields = decode(body)
     choice, tools = fields.pop("tool_choice"), [tool["function"] for tool in fields.pop("tools")]
     if isinstance(choice, dict):
@@ -45,8 +42,8 @@ def translate(body: bytes, request_id: str) -> "tuple[bytes, ForcedCall]":
 
 
 def one_call_of(tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The `response_format` for one call of one of `tools` (functions). Definitions in their parameters move to the
-    schema's root, where references look for them. Raises BadRequest."""
+    """Return the `response_format` for one call of `tools` (functions). Definitions move to the schema's root, where
+    references look for them. Raises BadRequest."""
     definitions: dict[str, dict[str, Any]] = {}
     calls = []
     for tool in tools:
@@ -63,22 +60,20 @@ def one_call_of(tools: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def described(tools: list[dict[str, Any]]) -> str:
-    """The text that tells a model which functions it may call."""
     return _TOLD + "\n".join(encode_json(tool).decode() for tool in tools)
 
 
 def said(name: str, arguments: str) -> str:
-    """The text of an earlier call. `arguments`: JSON."""
+    """Return an earlier call's text. `arguments`: JSON."""
     return f'{{"name": {encode_json(name).decode()}, "arguments": {arguments}}}'
 
 
 def result(content: Any) -> str:
-    """The text of an earlier call's result."""
     return f"The function's result: {_text(content)}"
 
 
 def read_call(text: str) -> tuple[str, str, bool]:
-    """(name, arguments, whether the call is whole) of an answer that is a call, or the beginning of one."""
+    """Return (name, arguments, whether it is whole) of a call or its beginning."""
     begun = _CALL.match(text)
     if begun is None:
         return "", text, False
@@ -91,7 +86,6 @@ def read_call(text: str) -> tuple[str, str, bool]:
 
 
 def _told(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation for a chat template without tools: calls as text, the functions in the system message."""
     told = described(tools)
     rest = [_as_text(message) for message in messages]
     if rest and rest[0].get("role") in ("system", "developer") and isinstance(rest[0].get("content"), str):
@@ -100,7 +94,6 @@ def _told(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[d
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as text if it has calls or is the result of one; any other message unchanged."""
     if message.get("role") == "tool":
         return {"role": "user", "content": result(message.get("content"))}
     calls = message.get("tool_calls")
@@ -118,7 +111,7 @@ def _text(content: Any) -> str:
 
 
 class ForcedCall(SameApi):
-    """The answer with a forced call: a text that is a call, or the beginning of one where the tokens ran out."""
+    """The answer with a forced call, or its beginning where the tokens ran out."""
 
     def __init__(self, streams: bool, request_id: str) -> None:
         super().__init__(streams)
@@ -126,7 +119,6 @@ class ForcedCall(SameApi):
         self._texts: dict[int, str] = {}
 
     def events(self, data: bytes) -> bytes:
-        """Translate whole events; the call is sent in one event once it is complete."""
         out = []
         for _, event in events(data):
             if event == DONE:
@@ -138,7 +130,6 @@ class ForcedCall(SameApi):
         return b"".join(out)
 
     def _keep(self, event: dict[str, Any]) -> bool:
-        """Change an event in place, and return whether the client gets it."""
         choices = event.get("choices") or []
         for choice in choices:
             delta, index = choice.get("delta") or {}, choice["index"]
@@ -153,11 +144,9 @@ class ForcedCall(SameApi):
         return not choices or any(choice.get("delta") or choice.get("finish_reason") for choice in choices)
 
     def end(self) -> bytes:
-        """Nothing: `events` has sent the whole answer."""
         return b""
 
     def whole(self, answer: bytes) -> bytes:
-        """The whole answer with the call in place of its text."""
         found = decode(answer)
         for choice in found["choices"]:
             message = choice["message"]

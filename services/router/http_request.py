@@ -1,7 +1,6 @@
-"""One HTTP request: which header lines are accepted, combined or refused, which forms its target may have, and who may
-send it (the web rules of runtime/web.py, CORS, the API key).
+"""One HTTP request: its header lines, its target, and its permission (runtime/web.py, CORS, the API key).
 
-The parser enforces RFC 9112 (no folded lines, no bare LF or CR, names of token characters, one length or one transfer
+The parser enforces RFC 9112 (no folded lines, no bare LF or CR, names of token characters, one length or transfer
 coding). This module checks the rest: fields that may come only once, Host, absolute targets, versions.
 """
 
@@ -24,53 +23,50 @@ from glowplug.services.router.settings import Limits
 if TYPE_CHECKING:
     from glowplug.services.router.upload import Upload
 
-# Not passed to engines: hop-by-hop, the router's own, and the client's credentials.
+# Not passed on: hop-by-hop headers, the router's own, and credentials.
 _NOT_PASSED = frozenset(
     b"host connection keep-alive proxy-connection proxy-authorization authorization api-key x-api-key "
     b"transfer-encoding te trailer upgrade expect content-length x-request-id traceparent cookie origin".split()
 )
-# Headers that may come only once: of two lines, a proxy in front might use one and this router the other.
+# Allowed once: of two lines a proxy in front might use one and this router the other.
 _ONCE = frozenset(
     b"host authorization proxy-authorization api-key x-api-key origin content-length content-type transfer-encoding "
     b"expect x-request-id traceparent".split()
 )
-_PLAIN_CONNECTION = (b"keep-alive", b"close")  # a Connection header that names no other header
+_PLAIN_CONNECTION = (b"keep-alive", b"close")  # names no other header
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^#]*)", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")  # RFC 9110, 7.2: an authority without a user
 _as_host = lru_cache(maxsize=64)(_HOST.fullmatch)
 
-MAX_KNOWN_HOSTS: Final = 64  # accepted hosts that are remembered; further ones are checked with each request
+MAX_KNOWN_HOSTS: Final = 64  # accepted hosts that are remembered
 _PREFLIGHT: Final = (
     b"access-control-allow-methods: GET, HEAD, POST, DELETE\r\naccess-control-max-age: 600\r\n"
     b"access-control-allow-headers: %b\r\n"
 )
-_FORMS: Final = frozenset((FILES, apis.TRANSCRIPTIONS.encode(), apis.TRANSLATIONS.encode()))  # what takes files
+_FORMS: Final = frozenset((FILES, apis.TRANSCRIPTIONS.encode(), apis.TRANSLATIONS.encode()))  # paths that take files
 
 
 @dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
 class HttpRequest:
-    """One request as the client sent it."""
-
     method: bytes = b""
     target: bytes = b""
     path: bytes = b""
     body: bytes = b""
     headers: dict[bytes, bytes] = field(default_factory=dict)
-    num_repeated: int = 0  # header lines that repeated a name
+    num_repeated: int = 0
     is_http11: bool = True
     keep_alive: bool = True
-    complete: float = 0.0  # when its last byte came, monotonic
-    complete_at: float = 0.0  # the same, epoch
+    complete: float = 0.0  # when the last byte came, monotonic
+    complete_at: float = 0.0  # the same, epoch seconds
     request_id: str = ""
-    notes: bytes = b""  # header lines for the answer that name the fields not understood
-    caller: Caller = ANYBODY  # whose key it brought
-    priority: Priority = Priority.STANDARD  # its class, once its body is read
-    first_path: bytes = b""  # of a translated request: the path that its client sent
+    notes: bytes = b""  # header lines for the answer
+    caller: Caller = ANYBODY
+    priority: Priority = Priority.STANDARD
+    first_path: bytes = b""  # a translated request's original path
     upload: "Upload | None" = None  # receives the body in place of `body`
 
     def repeat(self, name: bytes, value: bytes, limits: Limits) -> None:
-        """Append a repeated header line to the header's list (RFC 9110, 5.3). Raises ApiError for a header that may
-        come only once."""
+        """Append a repeated line to the header's list (RFC 9110, 5.3). Raises ApiError for one allowed once."""
         if name in _ONCE:
             raise refused(400, f"The header `{name.decode()}` may be sent once.")
         self.num_repeated += 1
@@ -79,7 +75,7 @@ class HttpRequest:
         self.headers[name] = b"%b, %b" % (self.headers[name], value)
 
     def check_head(self, version: str, limits: Limits) -> None:
-        """Check the complete head, and normalize its target and path. Raises ApiError."""
+        """Check the head, and normalize target and path. Raises ApiError."""
         headers = self.headers
         if len(headers) + self.num_repeated > limits.num_headers:
             raise too_many_headers(limits)
@@ -111,8 +107,8 @@ class HttpRequest:
                 raise refused(501, "Only `transfer-encoding: chunked` is supported.")
 
     def _take_absolute(self) -> None:
-        """Turn the absolute target `http://host/path` into `/path` at `host`, which replaces the Host header (RFC 9112,
-        3.2.2). Raises ApiError."""
+        """Turn `http://host/path` into `/path` at `host`, which replaces the Host header (RFC 9112, 3.2.2). Raises
+        ApiError."""
         match = _ABSOLUTE.fullmatch(self.target)
         if match is None:
             if self.target == b"*":
@@ -125,7 +121,7 @@ class HttpRequest:
         self.target = rest if rest.startswith(b"/") else b"/" + rest
 
     def passed_headers(self) -> bytes:
-        """The header lines for the engine, without those that Connection names as hop-by-hop (RFC 9110, 7.6.1)."""
+        """Return the engine's header lines, without those that Connection names (RFC 9110, 7.6.1)."""
         not_passed = _NOT_PASSED
         connection = self.headers.get(b"connection")
         if connection is not None and connection.lower() not in _PLAIN_CONNECTION:
@@ -148,8 +144,8 @@ def body_too_large(limits: Limits) -> ApiError:
 
 
 class Access:
-    """The access rules of one data port. `rules` None admits every web page. Without the fleet's one key (`api_key` "")
-    and without named keys (`keys`), every client is admitted."""
+    """The access rules of one data port. `rules` None admits every web page; without `api_key` and named `keys` every
+    client is admitted."""
 
     def __init__(self, rules: WebRules | None = None, api_key: str = "", keys: KeyRing | None = None) -> None:
         self._rules, self._keys = rules, keys or KeyRing()
@@ -157,7 +153,7 @@ class Access:
         self._key = api_key.encode()
 
     def refusal(self, request: HttpRequest) -> GlowplugError | None:
-        """The error with which the web rules refuse a request, or None."""
+        """Return the web rules' error, or None."""
         headers = request.headers
         host = headers.get(b"host", b"")
         if self._rules is None or (
@@ -176,8 +172,8 @@ class Access:
         return error
 
     def caller(self, request: HttpRequest) -> Caller:
-        """Whose key the request brings, if keys are asked for. Clients of OpenAI's API send it as a bearer token, those
-        of Anthropic's in the header x-api-key. Raises ApiError: 401, or 403 for a key that opens other ports only."""
+        """Return the caller, by OpenAI's bearer token or Anthropic's x-api-key. Raises ApiError: 401, or 403 for a key
+        of other ports only."""
         keys = self._keys
         if not (self._key or keys.asks_for_key):
             return keys.shared
@@ -189,7 +185,6 @@ class Access:
         return keys.find(given)
 
     def admits(self, request: HttpRequest) -> bool:
-        """Return whether the request brings a key that opens the data port, if one is asked for."""
         try:
             self.caller(request)
         except ApiError:
@@ -197,14 +192,14 @@ class Access:
         return True
 
     def cors(self, request: HttpRequest) -> bytes:
-        """The CORS header lines that let a page of another site read the answer; b"" where it may not."""
+        """Return the header lines that let another site's page read the answer, or b""."""
         origin = request.headers.get(b"origin", b"")
         if not origin or self._rules is None or not self._rules.lets_in(origin.decode("latin-1")):
             return b""
         return b"access-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\nvary: origin\r\n" % origin
 
     def preflight(self, request: HttpRequest) -> bytes:
-        """The header lines that answer a CORS preflight request; b"" for any other request."""
+        """Return the header lines for a CORS preflight request, b"" for any other request."""
         headers = request.headers
         if request.method != b"OPTIONS" or b"access-control-request-method" not in headers or not self.cors(request):
             return b""

@@ -1,7 +1,4 @@
-"""The way from a complete HTTP request to an exchange: check the client's access, read the body, find the model.
-
-Refusals, and requests for paths that need no engine, are answered here.
-"""
+"""The intake of requests: check access, read the body, find the model, start an exchange, or answer here."""
 
 import html
 import logging
@@ -74,9 +71,6 @@ from glowplug.services.router.wire import JSON_HEADERS, MESSAGES, encode_json, i
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import Tracing
 
-# The data port's answer at `/` (a page for browsers, JSON for programs), and the list of models in the shape of
-# Anthropic's API.
-
 HTML_HEADERS = (
     b"content-type: text/html; charset=utf-8\r\ncontent-security-policy: default-src 'none'\r\nvary: accept\r\n"
 )
@@ -100,7 +94,7 @@ ANTHROPIC_VERSION = b"anthropic-version"
 
 
 def root(accept: bytes, console_url: str) -> tuple[int, bytes, bytes]:
-    """(status, body, headers) of GET /."""
+    """Return (status, body, headers) of GET /."""
     if b"text/html" not in accept.lower():
         said: dict[str, Any] = {
             "service": "glowplug",
@@ -124,79 +118,68 @@ def root(accept: bytes, console_url: str) -> tuple[int, bytes, bytes]:
 
 
 def anthropic_row(name: str, created: int) -> dict[str, Any]:
-    """One model in the shape of Anthropic's API. `created`: epoch seconds."""
+    """Return a model in Anthropic's shape. `created`: epoch seconds."""
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"type": "model", "id": name, "display_name": name, "created_at": at}
 
 
 def anthropic_list(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The list of all models in Anthropic's shape, as a single page."""
     first, last = (rows[0]["id"], rows[-1]["id"]) if rows else (None, None)
     return {"data": list(rows), "has_more": False, "first_id": first, "last_id": last}
 
 
-# Answers of an adapter from an engine that calls itself by its base's name: they carry the adapter's name instead.
-#
-# The name stands as a value of the answer's JSON, where no text of an answer can look like it: quotes within a string
-# are escaped there.
+# Some engines put the base's name into an adapter's answer. The pattern includes a JSON value's quotes, which are
+# escaped within an answer's text.
 
 
 class Renaming:
-    """The change of what the engine says, before any translation of it."""
+    """A replacement of the base's name by the adapter's in an engine's output, before any translation."""
 
     def __init__(self, base: str, name: str) -> None:
         self._base, self._name = (b'"model":' + encode_json(one) for one in (base, name))
 
     def __call__(self, said: bytes) -> bytes:
-        """Whole events or a whole answer, with the adapter's name for the base's."""
         return said.replace(self._base, self._name)
 
 
 class AsItIs(SameApi):
-    """The translation of an answer to a request of `path` that only its Renaming changes."""
+    """The unchanged answer to a request of `path`, for use with a Renaming."""
 
     def __init__(self, path: bytes, *, streams: bool) -> None:
         super().__init__(streams)
         self._path, self._has_error = path, False
 
     def events(self, events: bytes) -> bytes:
-        """The events unchanged; the last one is the stream's own end, or an error."""
         self._has_error = self._has_error or b"event: error\n" in events
         return events
 
     def end(self) -> bytes:
-        """Nothing: the stream has ended."""
         return b""
 
     def whole(self, answer: bytes) -> bytes:
-        """The answer unchanged."""
         return answer
 
     def error(self, error: bytes) -> bytes:
-        """The error object, in the shape of the API of its path."""
         is_other = is_anthropic(self._path) and error.startswith(b'{"error"')
         return messages_as_chat.anthropic_error(error) if is_other else error
 
     def error_event(self, error: bytes) -> bytes:
-        """The event that carries an error and ends the stream, unless one has come."""
         return b"" if self._has_error else api_errors.event(self._path, self.error(error))
 
 
-# Request bodies that are compressed or begin with a byte order mark, decoded within the size limit of a body, since
-# engines take plain JSON only.
-
+# Engines take plain JSON: bodies are decoded, within the size limit.
 BOM = b"\xef\xbb\xbf"
 ENCODING = b"content-encoding"
 TAKEN = "gzip, deflate"
 ACCEPTED = b"accept-encoding: gzip, deflate\r\n"  # beside a 415 (RFC 9110, 12.5.3)
-_AUTO, _RAW = 47, -15  # zlib's window bits: a gzip or zlib header, none
-_MOST_MEMBERS = 32  # of one gzip body; each costs a copy of the bytes after it
+_AUTO, _RAW = 47, -15  # zlib's window bits: a gzip or zlib header, no header
+_MOST_MEMBERS = 32  # each costs a copy of the bytes after it
 _GZIP = frozenset((b"gzip", b"x-gzip"))
 
 
 def undo_coding(request: HttpRequest, limits: Limits) -> int:
-    """Decode the request's body in place and remove its content-encoding header. Returns by how many bytes the body has
-    grown. Raises ApiError."""
+    """Decode the request's body in place and drop its content-encoding header. Returns the body's growth in bytes.
+    Raises ApiError."""
     before, encoding = request.body, request.headers.pop(ENCODING, b"").strip().lower()
     if encoding not in (b"", b"identity"):
         if encoding not in _GZIP and encoding != b"deflate":
@@ -209,7 +192,6 @@ def undo_coding(request: HttpRequest, limits: Limits) -> int:
 
 
 def _inflated(body: bytes, encoding: bytes, limits: Limits) -> bytes:
-    """Decompress a body, and stop once it exceeds the size limit of a body. Raises ApiError."""
     is_gzip = encoding in _GZIP
     bits = _AUTO if is_gzip or _has_zlib_header(body) else _RAW
     out = bytearray()
@@ -221,7 +203,7 @@ def _inflated(body: bytes, encoding: bytes, limits: Limits) -> bytes:
                 raise body_too_large(limits)
             if not stream.eof:
                 raise _wrong(encoding, "it ends too early")
-            body = stream.unused_data if is_gzip else b""  # a gzip file may have several members
+            body = stream.unused_data if is_gzip else b""
             if not body:
                 return bytes(out)
     except zlib.error as error:
@@ -230,7 +212,7 @@ def _inflated(body: bytes, encoding: bytes, limits: Limits) -> bytes:
 
 
 def _has_zlib_header(body: bytes) -> bool:
-    """Return whether a deflate body has zlib's header (RFC 9110, 8.4.1.2), which some clients leave out."""
+    """Return whether a deflate body has zlib's header (RFC 9110, 8.4.1.2); some clients omit it."""
     return len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
 
 
@@ -239,18 +221,15 @@ def _wrong(encoding: bytes, why: str) -> ApiError:
     return refused(400, f"The body is labelled `content-encoding: {name}`, and is no {name}: {why}.", "invalid_body")
 
 
-# The structure of an answer, moved to the field where the engine reads it: llama.cpp ignores `text.format` on
-# /v1/responses and heeds `response_format` there; it ignores `response_format` on /v1/completions and heeds its own
-# field `json_schema` there.
-#
-# Pure: bytes in, bytes out.
+# On /v1/responses llama.cpp ignores `text.format` and heeds `response_format`; on /v1/completions it ignores
+# `response_format` and heeds its own `json_schema`.
 
 _ANY_OBJECT = Raw(b'{"type":"object"}')
 
 
 def translate(body: bytes, asked: ResponseAsked | CompletionAsked) -> bytes:
-    """The body for the engine. It keeps the client's field, which the continuation of a stream reads. Raises BadRequest
-    where the schema is missing, or where the request asks for another structure besides."""
+    """Add the engine's field; the client's stays for a stream's continuation. Raises BadRequest for a missing schema or
+    a second structure."""
     if isinstance(asked, ResponseAsked):
         wanted = asked.text.format if asked.text is not None else None
         more = _of_response(wanted) if wanted is not None and wanted.type != "text" else {}
@@ -283,26 +262,21 @@ def _completion_format(asked: CompletionAsked, form: ResponseFormat) -> dict[str
     return {"json_schema": _ANY_OBJECT if schema == NULL else schema}
 
 
-# The blocks of a prompt, for routing by prefixes (policies/routing/prefix_index.py). Only hashes leave this module,
-# and they mean nothing outside this process: Python's hash of a text has a key of its own in each.
-#
-# Blocks are of characters, at four a token. Engines render prompts with a template that this router does not know; it
-# puts tools before all messages and messages in their order, and so does the text that is hashed here. Where two
-# prompts differ in what is not read here (images, a template's settings), the estimate is wrong and engines correct
-# it.
+# Blocks of prompts for routing by prefixes (policies/routing/prefix_index.py), hashed with this process's key. Tools
+# precede the messages, as in engines' templates. Unread differences (images, template settings) make the estimate
+# wrong; engines correct it.
 
 MOST_BLOCKS = 4096  # of one prompt
 
 
 def prefix_of(asked: Any, block_tokens: int) -> Prefix:
-    """The blocks of a request's prompt, of so many tokens each; none of several prompts."""
+    """Return a prompt's blocks of `block_tokens` each; empty for several prompts."""
     if isinstance(asked, shapes.CompletionAsked):
         return _completion_prefix(asked.prompt, block_tokens)
     return blocks("\0".join(texts_of(asked)), block_tokens * CHARS_PER_TOKEN)
 
 
 def _completion_prefix(prompt: Any, block_tokens: int) -> Prefix:
-    """The blocks of one text, or of one list of token ids."""
     if isinstance(prompt, list) and len(prompt) == 1:
         (prompt,) = prompt
     if isinstance(prompt, str):
@@ -312,7 +286,7 @@ def _completion_prefix(prompt: Any, block_tokens: int) -> Prefix:
 
 
 def blocks(prompt: str | tuple[Any, ...], size: int) -> Prefix:
-    """Chained hashes of the whole blocks of a text, or of token ids: of so many each, `MOST_BLOCKS` at most."""
+    """Return chained hashes of whole blocks of `size` characters or token ids."""
     last, found = hash("the key of this process"), []
     for at in range(size, min(len(prompt), size * MOST_BLOCKS) + 1, size):
         last = hash((last, prompt[at - size : at]))
@@ -321,7 +295,6 @@ def blocks(prompt: str | tuple[Any, ...], size: int) -> Prefix:
 
 
 def texts_of(asked: Any) -> Iterator[str]:
-    """The texts of a conversation in the order in which an engine reads them; none of a request that has none."""
     yield from _tool_names(getattr(asked, "tools", None) or ())
     if isinstance(asked, shapes.ChatAsked):
         yield from _said(asked.messages)
@@ -337,7 +310,6 @@ def texts_of(asked: Any) -> Iterator[str]:
 
 
 def _said(turns: Iterable[Any]) -> Iterator[str]:
-    """What was said, by whom, with the calls of tools and what came of them."""
     for turn in turns:
         yield turn.role or ""
         yield from _texts(turn.content)
@@ -352,7 +324,7 @@ def _texts(content: Any) -> Iterator[str]:
         return
     for piece in content or ():
         yield piece.text or ""
-        yield from _texts(getattr(piece, "content", None))  # of a tool's result in a message of Anthropic's API
+        yield from _texts(getattr(piece, "content", None))
 
 
 def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
@@ -367,8 +339,8 @@ AnswerCall = Callable[[ClientSink, HttpRequest, PortContext[Any]], None]
 
 
 class Intake:
-    """The intake of complete requests of one data port. `strict`: refuse fields that the router does not know. `texts`
-    estimates the length of answers from prompts, if the routing policy uses it."""
+    """The intake of one data port. `strict`: refuse unknown fields. `texts` estimates answer lengths, if routing uses
+    them."""
 
     def __init__(
         self,
@@ -384,17 +356,17 @@ class Intake:
         self._context, self._table, self._access = context, context.table, context.access
         self._tracing, self._sampler = tracing, sampler or Sampler()
         self._readers, self._console_url = readers(strict=strict), console_url
-        self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key: the API of its engine, from the driver
-        self._bases: frozenset[str] = frozenset()  # keys of models whose engines may hold adapters
-        self.answer_batches: AnswerCall | None = None  # answers calls about files and batches
+        self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key
+        self._bases: frozenset[str] = frozenset()  # model keys whose engines may hold adapters
+        self.answer_batches: AnswerCall | None = None
         controller = context.table.controller
-        self._tracks_tokens = controller.tracks_tokens  # else tokens are not counted
+        self._tracks_tokens = controller.tracks_tokens
         self._chooses = controller.chooses
         self._block_tokens = controller.params.balancer.block_tokens if controller.reads_prefixes else 0
 
     def take(self, client: ClientSink, request: HttpRequest) -> bool:
-        """Take one complete request while no other is being answered on its connection. Returns True when an exchange
-        now has the request. A fault of ours is answered with a 500."""
+        """Take a complete request while its connection answers no other. Returns True when an exchange now has it. A
+        fault of ours gets a 500."""
         try:
             if (refusal := self._access.refusal(request)) is not None:
                 return self._refuse(client, request, refusal)
@@ -417,11 +389,10 @@ class Intake:
             return self._refuse(client, request, api_errors.FAILED)
 
     def ask(self, client: ClientSink, request: HttpRequest) -> bool:
-        """Send a POST on whose caller is known already. Returns as `take`."""
+        """Send on a POST of a known caller. Returns as `take`."""
         return self._ask(client, request, is_translated=False)
 
     def _ask(self, client: ClientSink, request: HttpRequest, *, is_translated: bool) -> bool:
-        """Send a POST for an engine on, as an exchange, or refuse it. Returns as `take`."""
         path = request.path
         try:
             if ENCODING in request.headers or request.body[:1] == BOM[:1]:
@@ -469,8 +440,7 @@ class Intake:
         sizes: tuple[int, int],
         reserved: Reservation | None,
     ) -> None:
-        """Make an exchange of a request that was checked, and tell the controller of it. `sizes`: tokens of its prompt
-        and, at most, of its answer; `reserved`: of the limits of its caller."""
+        """Make an exchange of a checked request. `sizes`: tokens of the prompt and, at most, of the answer."""
         trace, traceparent = self._trace(request, model)
         exchange = client.exchange = Exchange(
             self._context,
@@ -518,8 +488,7 @@ class Intake:
     def _translated(
         self, client: ClientSink, request: HttpRequest, asked: Any
     ) -> tuple[ClientSink, HttpRequest] | None:
-        """Translate a request for something that the engine does not do by itself: a forced tool call, the structure of
-        a message, one usage for several sequences. None if the request asks for none of these. Raises BadRequest."""
+        """Translate a request for a feature that the engine lacks, else return None. Raises BadRequest."""
         made: tuple[bytes, Translation]
         if isinstance(asked, MessagesAsked):
             if not messages_as_chat.can(asked):
@@ -545,14 +514,13 @@ class Intake:
     def _behind(
         self, client: ClientSink, request: HttpRequest, path: bytes, body: bytes, translation: Translation
     ) -> tuple[TranslatedClient, HttpRequest]:
-        """The client that translates the answer back, and the translated request."""
         inner = inner_request(request, path, body)
-        if path != request.path:  # errors come in the shape of the inner path's API, then are translated
+        if path != request.path:  # errors get the inner path's shape first
             inner.headers.pop(ANTHROPIC_VERSION, None)
         return TranslatedClient(client, request, translation, self._context), inner
 
     def _ask_behind(self, outer: HttpRequest, client: ClientSink, inner: HttpRequest, *, is_translated: bool) -> bool:
-        """Send the translated request on; its body counts as buffered in place of the original's. Returns as `take`."""
+        """Send the translated request on; its body replaces the original's in the buffered bytes. Returns as `take`."""
         added, has_begun = len(inner.body) - len(outer.body), False
         self._context.buffered_bytes += added
         try:
@@ -563,7 +531,6 @@ class Intake:
         return has_begun
 
     def _take_ollama(self, client: ClientSink, request: HttpRequest) -> bool:
-        """Take a request of Ollama's API. Returns as `take`."""
         path = request.path
         if headers := self._access.preflight(request):
             client.respond(request, 200, b"", headers)
@@ -600,7 +567,6 @@ class Intake:
         return self._ask_behind(request, sink, inner, is_translated=False)
 
     def _take_batches(self, client: ClientSink, request: HttpRequest) -> bool:
-        """Take a call about files or batches. Returns as `take`."""
         if headers := self._access.preflight(request):
             client.respond(request, 200, b"", headers)
             return False
@@ -619,7 +585,6 @@ class Intake:
         self._table.publish(ModelKeepAliveAsked(model_key=model.key, keep_alive_s=keep_alive_s))
 
     def _about_ollama(self, request: HttpRequest) -> tuple[bytes, bytes]:
-        """(body, headers) of a request of Ollama's API that needs no engine. Raises GlowplugError."""
         path, table = request.path, self._table
         if path == ollama.VERSION:
             return encode_json({"version": __version__}), JSON_HEADERS
@@ -641,15 +606,14 @@ class Intake:
         return b'{"status":"pulling manifest"}\n{"status":"success"}\n', ollama.LINES_HEADERS
 
     def _name_it(self, request: HttpRequest, name: str, model: Model) -> None:
-        """Write the model's own name into the body if the client used another one, which engines do not know."""
+        """Write the model's own name into the body: engines do not know the others."""
         if name not in (model.name, *model.aliases) and request.path in self._readers:
             before = len(request.body)
             request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | {"model": model.name})
             self._context.buffered_bytes += len(request.body) - before
 
     def _name_adapter(self, request: HttpRequest, model: Model, api: EngineApi) -> None:
-        """Write into the body which adapter of a base the request is for, or that it is for the base: by the model's
-        own name and by what its engine reads, whatever the client has sent there."""
+        """Overwrite the client's values with the model's own name and the engine's adapter fields."""
         before = len(request.body)
         named = {"model": model.name, **api.names_adapter}
         request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | named)
@@ -658,7 +622,6 @@ class Intake:
     def _renamed(
         self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
     ) -> tuple[ClientSink, HttpRequest]:
-        """The client that reads the adapter's name where its engine writes the base's, and the request for it."""
         if not (model.base and api.names_adapter):
             return client, request
         if not isinstance(client, TranslatedClient):
@@ -669,13 +632,11 @@ class Intake:
         return client, request
 
     def _write_format(self, request: HttpRequest, asked: ResponseAsked | CompletionAsked) -> None:
-        """Move the structure that the client asks for to the field that the engine reads. Raises BadRequest."""
         before = len(request.body)
         request.body = translate(request.body, asked)
         self._context.buffered_bytes += len(request.body) - before
 
     def forget_models(self) -> None:
-        """Drop the kept APIs of models that are gone, and learn which models are bases of adapters."""
         fleet = self._table.controller.fleet
         models = fleet.models
         holding = {one.model_key for one in fleet.instances.values() if one.adapter_slots}
@@ -684,8 +645,7 @@ class Intake:
             del self._apis[key]
 
     def _trace(self, request: HttpRequest, model: Model) -> tuple[RequestTrace | None, str]:
-        """(trace, traceparent): join the client's trace or begin one. The trace is None for a request that is not
-        sampled, which only passes a context on."""
+        """Return (trace, traceparent); an unsampled request has no trace and only passes the context on."""
         parent = tracing.parent_context(request.headers.get(b"traceparent"))
         sampled = parent[1] if parent is not None else self._sampler.root(request.complete)
         if not sampled or self._tracing is None:
@@ -705,10 +665,9 @@ class Intake:
             known = self._apis[model.key] = model, api_of(model)
         return known[1]
 
-    # -- answers of the router's own: each returns False, since no exchange has the request -----------------------
+    # -- the router's own answers: each returns False, since no exchange has the request --------------------------
 
     def _answer_here(self, client: ClientSink, request: HttpRequest) -> bool:
-        """Answer or refuse a request that is no POST to an engine."""
         path = request.path
         if headers := self._access.preflight(request):
             client.respond(request, 200, b"", headers)
@@ -729,7 +688,6 @@ class Intake:
         return False
 
     def _answer(self, request: HttpRequest) -> tuple[int, bytes, bytes]:
-        """(status, body, headers) of a GET on a local path. Raises GlowplugError."""
         path, table = request.path, self._table
         is_anthropic = ANTHROPIC_VERSION in request.headers
         if path == b"/":
@@ -772,16 +730,14 @@ class Intake:
         return False
 
 
-# -- the models, and whether the router is alive and ready ------------------------------------------------------
+# -- models and readiness ---------------------------------------------------------------------------------------
 
 
 def _is_special(chat: Any) -> bool:
-    """Return whether a chat asks for something that some engines do not do by themselves."""
     return chat.tool_choice is not None or chat.n is not None or chat.n_cmpl is not None
 
 
 def _is_loaded(model: Model, table: RequestTable[Exchange]) -> bool:
-    """Return whether an instance of the model serves now."""
     return any(i.serves and i.state is InstanceState.READY for i in table.controller.fleet.of(model.key).values())
 
 
@@ -790,7 +746,6 @@ def _is_local(path: bytes) -> bool:
 
 
 def _model_row(model: Model, table: RequestTable[Exchange]) -> dict[str, Any]:
-    """One entry of /v1/models: OpenAI's fields, the model's temperature, and in how many seconds it could answer."""
     fleet, load = table.controller.fleet, table.controller.load(model.key)
     instances = sorted(fleet.of(model.key).values(), key=lambda i: i.instance_id)
     return {

@@ -1,11 +1,8 @@
-"""The keys and tenants as a router knows them: who sends a request, and which models the sender may use.
+"""The router's keys and tenants: who sends a request, and which models are open to the sender.
 
-The ring is fed by the facts about keys and tenants and by the readings of their tables, under the rules of
-fleet/tables.py: an older row never replaces a newer one, so that a revoked key stays revoked, and an emptied store
-takes no key away. A key that a fact removed is gone at once.
-
-A warm request costs a look-up in a dict: keys that were presented are kept with their callers until their
-row or any tenant's changes.
+The rules are those of fleet/tables.py: an older row never replaces a newer one, so a revoked key stays revoked; an
+emptied store takes no key away, a fact does at once. A warm request costs one look-up: presented keys keep their
+callers until their row or any tenant changes.
 """
 
 import re
@@ -37,8 +34,8 @@ from glowplug.fleet.tables import ABSENT_S, NUM_TOMBSTONES, Rows, RowT
 from glowplug.policies.limits.scope import Scope
 from glowplug.services.router.api_errors import ApiError
 
-MAX_PRESENTED: Final = 16_384  # keys as clients send them, kept with their callers
-MAX_MODELS: Final = 256  # models kept in one caller
+MAX_PRESENTED: Final = 16_384
+MAX_MODELS: Final = 256
 NEVER: Final = float("inf")
 FACTS: Final = (facts.KeyChanged, facts.KeyRemoved, facts.TenantChanged, facts.TenantRemoved)
 _TIERS = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}  # OpenAI's service_tier
@@ -46,7 +43,7 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 class Patterns:
-    """Names and patterns of models, compared with the names of one model at a time as `fnmatch` does."""
+    """Names and patterns of models, compared as `fnmatch` does."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         patterns = tuple(patterns)
@@ -65,23 +62,23 @@ EVERYTHING: Final = patterns_of(("*",))
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Caller:
-    """Who sends a request: a tenant, with a key or (`key_id` "") without one of its own. Times are epoch seconds."""
+    """The sender of a request; `key_id` "": without a key of its own. Times are epoch seconds."""
 
     tenant: str = SHARED_TENANT
     key_id: str = ""
     weight: float = 1.0
-    priority: Priority = Priority.STANDARD  # of a request that asks for none, and the most urgent one
+    priority: Priority = Priority.STANDARD  # the default, and the most urgent one
     key_limits: AccessLimits = NO_LIMITS
     tenant_limits: AccessLimits = NO_LIMITS
-    model_limits: Mapping[str, AccessLimits] = field(default_factory=dict)  # of the tenant, by model name or pattern
+    model_limits: Mapping[str, AccessLimits] = field(default_factory=dict)  # the tenant's, by model name or pattern
     models: Patterns = EVERYTHING
-    has_data: bool = True  # the key opens the data port
+    has_data: bool = True
     ended: str = ""  # how the key ends at `ends_at`
     ends_at: float = NEVER
     classes: Mapping[Any, Priority] = field(default_factory=dict)  # by OpenAI's service_tier; others: `priority`
     has_limits: bool = False
-    _scopes: tuple[Scope, ...] = ()  # with limits: the tenant, the key
-    _at: dict[str, "_AtModel"] = field(default_factory=dict)  # by model_key
+    _scopes: tuple[Scope, ...] = ()
+    _at: dict[str, "_AtModel"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.tenant_limits.is_none:
@@ -93,19 +90,17 @@ class Caller:
 
     @property
     def prefix(self) -> str:
-        """What may be shown of the key; "" without one."""
+        """The part of the key that may be shown; "" without one."""
         return prefix_of(self.key_id)
 
     def may_use(self, model: Model) -> bool:
-        """Return whether the caller may use the model, by any of its names."""
         return self.models.has_all or self._at_model(model).may_use
 
     def scopes_at(self, model: Model) -> tuple[Scope, ...]:
-        """Whose limits a request for the model has to keep: the tenant's, the key's, the tenant's at this model."""
+        """Return the limiting scopes: tenant, key, tenant at this model."""
         return self._at_model(model).scopes if self.model_limits else self._scopes
 
     def those_of(self, models: Iterable[Model]) -> list[Model]:
-        """The models that the caller may use."""
         return [model for model in models if self.models.match(_names(model))]
 
     def _at_model(self, model: Model) -> "_AtModel":
@@ -124,20 +119,16 @@ class Caller:
 
 @lru_cache(maxsize=1024)
 def _tenant_scope(tenant: str, limits: AccessLimits) -> Scope:
-    """The scope that all callers of a tenant share."""
     return Scope(f"tenant/{tenant}", limits)
 
 
 @lru_cache
 def _classes_of(most: Priority) -> Mapping[Any, Priority]:
-    """The class of a request by the service_tier that it asks for, where `most` is the most urgent one."""
     return {tier: asked if asked.rank > most.rank else most for tier, asked in _TIERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _AtModel:
-    """What a caller may do with one row of a model."""
-
     model: Model
     may_use: bool
     scopes: tuple[Scope, ...]
@@ -147,11 +138,10 @@ def _names(model: Model) -> tuple[str, ...]:
     return model.name, model.key, *model.aliases
 
 
-ANYBODY: Final = Caller()  # before the sender of a request is known, and where no key is needed
+ANYBODY: Final = Caller()  # before the sender is known, or where no key is needed
 
 
 def wrong_key() -> ApiError:
-    """The error for a key that is missing or that nobody has."""
     return _unauthorized("The API key is missing or wrong (`Authorization: Bearer ...`, or `x-api-key`).")
 
 
@@ -160,7 +150,6 @@ def _unauthorized(message: str) -> ApiError:
 
 
 def _closed(caller: Caller, now_s: float) -> ApiError:
-    """The error for a key that does not open the data port, or no longer."""
     if caller.ends_at <= now_s:
         return _unauthorized(f"The API key {caller.prefix} is {caller.ended}.")
     text = f"The API key {caller.prefix} does not open the data port: `{Surface.DATA}` is none of its surfaces."
@@ -168,15 +157,16 @@ def _closed(caller: Caller, now_s: float) -> ApiError:
 
 
 class _Table(Rows[RowT], Generic[RowT]):
-    """The rows of one table. A row that a fact removed stays away until a later fact, or a reading `absent_s` later,
-    has it again."""
+    """The rows of one table. A removed row stays away until a later fact, or a reading `absent_s` later."""
 
     def __init__(self, absent_s: float = ABSENT_S) -> None:
         super().__init__(absent_s)
-        self._removed: dict[str, tuple[float, float]] = {}  # id -> when, by the clocks of the fact and of this router
+        self._removed: dict[
+            str, tuple[float, float]
+        ] = {}  # id -> time of removal, by the clocks of the fact and of this router
 
     def changed(self, key: str, row: RowT, occurred_at: float, now_s: float) -> bool:
-        """Take the row of a fact. Returns whether it is news."""
+        """Take a fact's row. Returns whether it is news."""
         if occurred_at <= self._removed.get(key, (-NEVER, 0.0))[0]:
             return False
         self._removed.pop(key, None)
@@ -190,8 +180,7 @@ class _Table(Rows[RowT], Generic[RowT]):
         return self._forget(key)
 
     def restore(self, rows: Mapping[str, RowT], now_s: float) -> bool:
-        """Take the whole table. A table without any row comes from a store that lost its rows, and changes nothing.
-        Returns whether any row changed."""
+        """Take the whole table; an empty one comes from a store that lost its rows. Returns whether any row changed."""
         if not rows:
             self._missed_since = {}
             return False
@@ -209,7 +198,7 @@ class _Table(Rows[RowT], Generic[RowT]):
             self._reported_at[key] = now_s
             return False
         is_news = self._is_news(key, row, now_s)
-        if is_news or row == known:  # an equal row of the store is the same object at the next reading
+        if is_news or row == known:  # so that the next reading finds the same object
             self.by_id[key] = row
         return is_news
 
@@ -219,8 +208,7 @@ class _Table(Rows[RowT], Generic[RowT]):
 
 
 class KeyCopy(msgspec.Struct):
-    """The rows that a ring starts from while the store is down. Revoked keys are among them, so that none comes back to
-    life; they are trusted at any age."""
+    """A ring's start while the store is down, trusted at any age; revoked keys are included."""
 
     had_keys: bool
     keys: list[ApiKey]
@@ -233,27 +221,25 @@ class KeyRing:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._keys, self._tenants = _Table[ApiKey](), _Table[Tenant]()
         self._clock = clock
-        self._known: dict[bytes, Caller] = {}  # by the key as it was presented; right ones only
-        self._presented: dict[str, bytes] = {}  # by key id: the key of `_known`
-        self.shared = ANYBODY  # the caller with the fleet's one key, and the one that needs none
-        self.asks_for_key = False  # no call is answered without a key
+        self._known: dict[bytes, Caller] = {}  # valid ones only
+        self._presented: dict[str, bytes] = {}  # key id -> key of `_known`
+        self.shared = ANYBODY  # the caller with the fleet's one key, or without any
+        self.asks_for_key = False
         self._had_keys = False  # a named key exists, or the last one was not removed by a fact
-        self._may_have_keys = False  # rows of keys could not be read
+        self._may_have_keys = False  # rows of keys were unreadable
         self.num_changes = 0
         self._has_limits, self._limits_at = False, 0
 
     @property
     def rows(self) -> Mapping[str, ApiKey]:
-        """The keys by id, ended ones included."""
         return self._keys.by_id
 
     @property
     def copied(self) -> "KeyCopy":
-        """What a copy on disk holds of the ring."""
         return KeyCopy(self._had_keys, list(self._keys.by_id.values()), list(self._tenants.by_id.values()))
 
     def start_from(self, copy: "KeyCopy | None") -> None:
-        """Start from a copy, which may be old; None: there is one that cannot be read."""
+        """Start from a copy, which may be old; None: it is unreadable."""
         if copy is None:
             self.restore(KEYS, {}, num_unreadable=1)
             return
@@ -261,8 +247,8 @@ class KeyRing:
         self.restore(KEYS, {key.key_id: key for key in copy.keys}, is_copy=True, had_keys=copy.had_keys)
 
     def find(self, presented: bytes) -> Caller:
-        """The caller whose key this is. Raises ApiError: 401 for a key that is unknown, revoked or expired, 403 for one
-        that does not open the data port."""
+        """Return the key's caller. Raises ApiError: 401 for an unknown, revoked or expired key, 403 for one that does
+        not open the data port."""
         caller = self._known.get(presented)
         if caller is None:
             caller = self._look_up(presented)
@@ -271,8 +257,7 @@ class KeyRing:
         return caller
 
     def caller_of(self, tenant: str, key_id: str) -> Caller:
-        """The caller of a tenant with a key whose id is known; "": the caller that needs no key of its own. Raises
-        ApiError as `find` does."""
+        """Return the caller by key id; "": without a key of its own. Raises ApiError as `find` does."""
         if not key_id:
             return self.shared
         row, owner = self._keys.by_id.get(key_id), self._tenants.by_id.get(tenant)
@@ -298,10 +283,9 @@ class KeyRing:
         self._known[presented], self._presented[row.key_id] = caller, presented
         return caller
 
-    # -- what feeds it -------------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
-        """Take a fact about a key or a tenant (FACTS)."""
         fact, at, now_s, key_id = event.data, event.occurred_at, self._clock(), ""
         if isinstance(fact, facts.KeyChanged):
             key_id = fact.api_key.key_id
@@ -326,9 +310,9 @@ class KeyRing:
         num_unreadable: int = 0,
         had_keys: bool = False,
     ) -> None:
-        """Take the whole table `keys` or `tenants`, and ignore other tables. `is_copy`: the rows come from a copy that
-        may be old, of a time when the fleet `had_keys`; the first reading of the store drops those it lacks.
-        `num_unreadable`: further rows, which cannot be read, so that calls need a key although none may be known."""
+        """Take the whole table `keys` or `tenants`. `is_copy`: an old one, from a time when the fleet `had_keys`; the
+        store's first reading drops rows it lacks. With `num_unreadable` rows calls need a key, even if none is
+        known."""
         held: _Table[Any] | None = self._keys if table == KEYS else self._tenants if table == TENANTS else None
         if held is None:
             return
@@ -345,7 +329,6 @@ class KeyRing:
         return self._had_keys or self._may_have_keys or bool(self._keys.by_id)
 
     def has_limits(self) -> bool:
-        """Return whether any tenant or key has limits; looks at all rows after a change of one."""
         if self._limits_at != self.num_changes:
             self._limits_at = self.num_changes
             tenants, keys = self._tenants.by_id.values(), self._keys.by_id.values()
@@ -354,7 +337,6 @@ class KeyRing:
         return self._has_limits
 
     def _changed(self, key_id: str = "") -> None:
-        """Follow a change of one key, or of any rows."""
         if key_id:
             self._known.pop(self._presented.pop(key_id, b""), None)
         else:
@@ -367,7 +349,6 @@ class KeyRing:
 
 
 def _caller(tenant: Tenant | None, row: ApiKey | None = None) -> Caller:
-    """The caller with a key of a tenant; without one, the caller of the tenant that needs none."""
     if tenant is None:
         return ANYBODY
     given: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""The limits of callers on one data port: each request is admitted or refused, each answer says what is left, and what
-this router admits is reported to the other routers (policies/limits/limiter.py).
+"""The limits of callers on one data port: admission, header lines, and reports to the other routers
+(policies/limits/limiter.py).
 
-Tokens of a day and of a month survive a restart in a copy on this router's disk, which has what the other routers
-counted too. After a crash it may be `COPY_EVERY_S` old; the other routers then say what this one had reported.
+Daily and monthly tokens, the other routers' included, survive a restart in a copy on disk. After a crash it may be
+`COPY_EVERY_S` old; the other routers then know this one's last reports.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from glowplug.services.router.wire import MESSAGES, is_anthropic
 REPORT_EVERY_S: Final = 0.5
 REPORT_SOONEST_S: Final = 0.05  # between two reports, where one is urgent
 COPY_EVERY_S: Final = 10.0
-COPY_SLICE: Final = 200  # scopes that are copied without a pause
+COPY_SLICE: Final = 200  # scopes copied without a pause
 MAX_COPY_BYTES: Final = 64 << 20
-LONGEST_RETRY_S: Final = 60.0  # SDKs do not wait for longer: asked to, they would try again at once
+LONGEST_RETRY_S: Final = 60.0  # SDKs retry at once when told to wait longer
 UNITS: Final = {
     Limit.REQUESTS: "requests per minute",
     Limit.TOKENS: "tokens per minute",
@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 
 class CallerLimits:
-    """The limits of one router's callers. `clock`: seconds since the epoch. `lengths_of` gives the lengths of a model's
-    answers by its key; they are learned here unless they are `learned` elsewhere."""
+    """The limits of one router's callers. `clock`: epoch seconds. `lengths_of`: a model's answer lengths by key, taught
+    here unless `learned` elsewhere."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class CallerLimits:
     def admit(
         self, request: HttpRequest, model: Model, prompt_tokens: int, max_tokens: int, num_answers: int = 1
     ) -> Reservation:
-        """Reserve a request with its prompt and the answers that are expected, of `max_tokens` each at most, and note
-        for its client what is left. Raises ApiError: 429."""
+        """Reserve the prompt and `num_answers` answers, and note the remaining limits for the client. Raises ApiError:
+        429."""
         scopes, now_s = request.caller.scopes_at(model), self._clock()
         expected = self._lengths_of(model.key).expect(prompt_tokens, max_tokens) * num_answers
         answer = self.limiter.admit(scopes, prompt_tokens + expected, now_s)
@@ -87,8 +87,7 @@ class CallerLimits:
         raise error
 
     def effect(self, effect: Effect, reservation: Reservation) -> Effect:
-        """What is to be done with a request that has limits, for what the controller wants: a request that may not be
-        held is rejected."""
+        """Return the effect on a limited request: Reject in place of Hold if it may not be held."""
         if type(effect) is Hold:
             refusal = self.limiter.hold(reservation)
             if refusal is not None:
@@ -99,8 +98,7 @@ class CallerLimits:
         return effect
 
     def end(self, ticket: int, model_key: str, prompt_tokens: int, response_tokens: int, *, is_whole: bool) -> None:
-        """Settle a request that is over with the tokens that it took. `is_whole`: they are those of one answer that was
-        not cut short."""
+        """Settle an ended request. `is_whole`: its tokens are one uncut answer's."""
         reservation = self.reserved.pop(ticket, None)
         if reservation is not None:
             self.limiter.end(reservation, prompt_tokens + response_tokens, self._clock())
@@ -110,12 +108,10 @@ class CallerLimits:
     # -- the other routers -----------------------------------------------------------------------------------------
 
     def take(self, report: RouterUsageReported) -> None:
-        """Take the report of a router, of this one too."""
         self.limiter.take(report.router_id, report.number, report.scopes, self._clock())
 
     async def report(self, put: Callable[[Any], None], is_needed: Callable[[], bool], copy: "LimitsCopy") -> None:
-        """Report what was admitted twice a second while anybody has limits, and sooner what is urgent; write the copy
-        every now and then."""
+        """Report admissions twice a second while there are limits, urgent ones sooner, and write the copy at times."""
         copied_at, due = self._clock(), asyncio.Event()
         self.limiter.on_urgent = due.set
         next_at = time.monotonic()
@@ -148,13 +144,12 @@ class _Copy(msgspec.Struct):
 
 
 class LimitsCopy:
-    """The copy of the limits' counts in one file, replaced whole."""
+    """The copy of the counts: one file, replaced whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def write(self, limiter: Limiter, now_s: float) -> None:
-        """Write the copy, without stopping requests for long."""
         scopes: dict[str, ScopeUse] = {}
         for num, (scope_id, use) in enumerate(limiter.copy(now_s)):
             if use is not None:
@@ -164,7 +159,6 @@ class LimitsCopy:
         await asyncio.to_thread(self._replace, _Copy(now_s, limiter.peers.others(), scopes))
 
     def read(self, limiter: Limiter, now_s: float) -> None:
-        """Have the limiter begin with the copy, if there is one."""
         try:
             copy = from_json(self._path.read_bytes(), _Copy, max_bytes=MAX_COPY_BYTES)
         except FileNotFoundError:
@@ -181,7 +175,7 @@ class LimitsCopy:
             log.warning("failed to copy to disk what callers have used: %s", error)
 
 
-# -- what a client is told ---------------------------------------------------------------------------------------------
+# -- messages to the client --------------------------------------------------------------------------------------------
 
 
 def _error(refusal: Refusal) -> ApiError:
@@ -207,8 +201,8 @@ def _error(refusal: Refusal) -> ApiError:
 
 
 def _headers(path: bytes, requests: Left | None, tokens: Left | None, now_s: float) -> bytes:
-    """The header lines that say what is left: Anthropic's on its paths, else OpenAI's."""
-    if path.startswith(MESSAGES) and is_anthropic(path):  # few are: they cost no call
+    """Return Anthropic's header lines on its paths, else OpenAI's."""
+    if path.startswith(MESSAGES) and is_anthropic(path):  # the first test spares most paths a call
         return _anthropic(b"requests", requests, now_s) + _anthropic(b"tokens", tokens, now_s)
     lines = b""
     if requests is not None:
@@ -220,7 +214,6 @@ def _headers(path: bytes, requests: Left | None, tokens: Left | None, now_s: flo
 
 @lru_cache(maxsize=1024)
 def _openai_form(kind: bytes, amount: int) -> bytes:
-    """The lines of one limit, with blanks for what is left and the time until it is whole."""
     lines = b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n"
     return lines % (kind, amount, kind, kind)
 
@@ -236,7 +229,7 @@ def _anthropic(kind: bytes, left: Left | None, now_s: float) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _duration(milliseconds: int) -> bytes:
-    """As OpenAI writes it: `120ms`, `1.5s`, `6m0s`."""
+    """Format as OpenAI does: `120ms`, `1.5s`, `6m0s`."""
     if milliseconds < 1000:
         return b"%dms" % milliseconds
     minutes, tenths = divmod(round(milliseconds / 100), 600)

@@ -1,4 +1,4 @@
-"""Start one router: the data port first, if need be from the tables' copy on disk, then the bus and the store."""
+"""Start one router: the data port first, perhaps from the tables' copy on disk, then the bus and the store."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ from glowplug.services.router.settings import RouterSettings
 from glowplug.services.router.shell import RouterShell
 from glowplug.services.router.usage import open_usage
 
-# REST API of the router: its queues, its live requests and the last finished ones.
+# The router's REST API: its queues, its live requests and the last finished ones.
 
 
 def make(settings: RouterSettings, table: RequestTable[Exchange], reports: Reports) -> FastAPI:
@@ -82,7 +82,7 @@ def _queue_row(table: RequestTable[Exchange], key: str) -> dict[str, Any]:
 log = logging.getLogger(__name__)
 GC_EVERY_ALLOCATIONS = 20_000
 SPARE_FILES = 256
-AWAIT_BUS_S = 5.0  # after that the router serves from its tables without the bus
+AWAIT_BUS_S = 5.0  # later the router serves without the bus
 
 
 async def serve(stopping: asyncio.Event) -> None:
@@ -119,7 +119,7 @@ async def serve(stopping: asyncio.Event) -> None:
     shell.take_copy()
     limits_copy = LimitsCopy(settings.state_dir / settings.service_id / "limits.json")
     limits_copy.read(table.limits.limiter, table.clock())
-    if not table.table_loaded:  # nothing can be warm yet: the first request needs the bus
+    if not table.table_loaded:  # nothing can be warm yet
         table.await_bus(AWAIT_BUS_S)
     sock = listen(settings.host, settings.data_port, reuse_port=settings.reuse_port)
     server, url = await serve_rest(make(settings, table, reports), settings)
@@ -155,8 +155,7 @@ async def serve(stopping: asyncio.Event) -> None:
 
 
 def raise_file_limit(num_connections: int) -> None:
-    """Raise the limit of open files to two per connection (client and engine) plus spare ones; a shell's soft limit is
-    often 1024."""
+    """Allow two open files per connection (client and engine) and spare ones; a shell's soft limit is often 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * num_connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -167,15 +166,13 @@ def raise_file_limit(num_connections: int) -> None:
 
 
 def settle_memory() -> None:
-    """Exclude all imported objects from garbage collection, and collect seldom: requests are freed by reference
-    counts."""
+    """Exclude imports from garbage collection, and collect seldom: reference counts free requests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_EVERY_ALLOCATIONS, 10, 20)
 
 
 async def _follow(world: World, shell: RouterShell, table: RequestTable[Exchange], url: str, data_url: str) -> None:
-    """Connect to the bus, however long that takes, and follow the fleet's events."""
     identity = Identity(world.store, world.settings.service_id, url)
     await identity.claim()
     await world.bus.connect()

@@ -1,8 +1,7 @@
-"""Messages of Anthropic's API as chats of OpenAI's, and the answers back, for features that an engine has in chats
-only. llama.cpp ignores the schema of a message, so a message that asks for a structure (`output_config.format`) or
-forces a call (`tool_choice` any or tool) goes to it as a chat.
+"""Anthropic's messages as OpenAI's chats, and the answers back. Pure: bytes in, bytes out.
 
-Pure: bytes in, bytes out.
+llama.cpp ignores a message's schema, so structures (`output_config.format`) and forced calls (`tool_choice` any or
+tool) go to it as chats.
 """
 
 from typing import Any
@@ -17,13 +16,12 @@ from glowplug.services.router.request_shapes import SCHEMA_BYTES
 from glowplug.services.router.wire import encode_json
 
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
-_NO_CONTENT = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # blocks outside a chat message's content
+_NO_CONTENT = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # outside a chat message's content
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {"service_unavailable": "overloaded_error", "server_error": "api_error"}
 
 
 def can(asked: Any) -> bool:
-    """Return whether a message (request_shapes) asks for a structure or forces a tool call."""
     return _forces(asked) or bool(asked.output_format or (asked.output_config or {}).get("format"))
 
 
@@ -32,8 +30,8 @@ def _forces(asked: Any) -> bool:
 
 
 def translate(body: bytes, asked: Any, request_id: str, prompt_tokens: int) -> "tuple[bytes, MessageAnswer]":
-    """Translate a message to a chat: the body for the engine, and the translation of its answer. `prompt_tokens`: an
-    estimate for the beginning of a stream; its end has the engine's count. Raises BadRequest for a wrong structure."""
+    """Return a chat's body, and its answer's translation. `prompt_tokens`: estimated, for a stream's beginning. Raises
+    BadRequest for a wrong structure."""
     fields = decode(body)
     chat = {name: fields[name] for name in _SAME if fields.get(name) is not None}
     chat["messages"] = _messages(fields)
@@ -56,7 +54,6 @@ def translate(body: bytes, asked: Any, request_id: str, prompt_tokens: int) -> "
 
 
 def _format(fields: dict[str, Any]) -> dict[str, Any]:
-    """The `response_format` of the structure that the message asks for; empty where it asks for none."""
     form, param = (fields.get("output_config") or {}).get("format"), "output_config.format"
     if not form:
         form, param = fields.get("output_format"), "output_format"
@@ -78,7 +75,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages of the chat, in which each result of a call is a message of its own."""
+    """A call's result becomes a message of its own."""
     made = [{"role": "system", "content": _content(fields["system"], "")}] if fields.get("system") else []
     for turn in fields["messages"]:
         content = turn["content"]
@@ -99,7 +96,6 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _content(content: Any, between: str = "\n") -> Any:
-    """The content of a chat's message: a text, or a list of parts if it has images."""
     if isinstance(content, str):
         return content
     if all(block["type"] == "text" for block in content):
@@ -121,7 +117,7 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
 
 
 class MessageAnswer:
-    """The translation of a chat's answer to a message. `call`: the translation applied before it, for a forced call."""
+    """`call`: a forced call's translation, applied first."""
 
     nothing = b":\n\n"
     counts: tuple[int, int] | None = None
@@ -133,16 +129,15 @@ class MessageAnswer:
         self.call: ForcedCall | None = None
         self._id, self._model, self._prompt_tokens = request_id, model, prompt_tokens
         self._has_begun = False
-        self._open = ""  # the open block: its type, and the number of a call
-        self._index = -1  # of the open block
+        self._open = ""  # the open block's type, and a call's number
+        self._index = -1
         self._reason = ""
         self._usage: dict[str, Any] = {}
 
     def began(self, queue_s: float) -> None:
-        """Do nothing: Anthropic's API does not report the time in the queue."""
+        """Anthropic's API does not report the time in the queue."""
 
     def events(self, data: bytes) -> bytes:
-        """Translate whole events to blocks of text, thinking and tool calls, piece by piece."""
         if self.call is not None:
             data = self.call.events(data)
         return b"".join(self._pieces(decode(event)) for _, event in events(data) if event != DONE)
@@ -179,7 +174,6 @@ class MessageAnswer:
         return self._piece(f"tool_use {number}", head, delta)
 
     def _piece(self, block: str, head: dict[str, Any], delta: dict[str, Any]) -> bytes:
-        """The event of a piece of a block, after the events that end the previous block and begin this one, if new."""
         out = b""
         if self._open != block:
             out = self._close()
@@ -192,7 +186,6 @@ class MessageAnswer:
         return _event("content_block_stop", index=self._index) if self._open else b""
 
     def end(self) -> bytes:
-        """The events that end the message."""
         delta = {"stop_reason": _STOP_REASONS.get(self._reason, "end_turn"), "stop_sequence": None}
         ended = _event("message_delta", delta=delta, usage=self._told()) + _event("message_stop")
         return self._begin() + self._close() + ended
@@ -204,7 +197,6 @@ class MessageAnswer:
         }
 
     def whole(self, answer: bytes) -> bytes:
-        """The whole message, from an answer in one piece."""
         found = decode(self.call.whole(answer) if self.call is not None else answer)
         (choice,) = found["choices"]
         said, content = choice["message"], list[dict[str, Any]]()
@@ -228,16 +220,14 @@ class MessageAnswer:
         return encode_json(message)
 
     def error(self, error: bytes) -> bytes:
-        """The error in Anthropic's shape."""
         return anthropic_error(error)
 
     def error_event(self, error: bytes) -> bytes:
-        """The event that carries an error and ends the stream."""
         return api_errors.event(wire.MESSAGES, self.error(error))
 
 
 def anthropic_error(error: bytes) -> bytes:
-    """An error of OpenAI's API in Anthropic's shape."""
+    """Return OpenAI's error in Anthropic's shape."""
     found = decode(error)["error"]
     kind = found.get("type")
     return encode_json(
@@ -250,7 +240,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _input(arguments: str) -> Any:
-    """The arguments of a call as an object; empty where the tokens ran out within them."""
+    """Empty where the tokens ran out within the arguments."""
     try:
         return decode(arguments or "{}")
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
-"""Prometheus instruments of the data port, with each model's children looked up once, and the service levels of models.
+"""Prometheus instruments of the data port, and the service levels of models.
 
-A service level counts each request that the fleet owed an answer: those that succeeded and those that failed or were
-refused for lack of capacity (429, 5xx). It leaves out the client's errors (other 4xx), requests whose client left,
-unless the client had already waited past the TTFT objective, and the batch class, which waits for idle capacity.
+A service level counts requests to which the fleet owed an answer: successes, failures and refusals for lack of capacity
+(429, 5xx). Excluded are the client's errors (other 4xx), departed clients (unless they had waited past the TTFT
+objective), and the batch class, which waits for idle capacity.
 """
 
 from collections import defaultdict
@@ -28,20 +28,18 @@ CLIENT_LEFT = 499
 
 @dataclass(slots=True)
 class Count:
-    """Requests of one model that a service level counts, and how many of them missed it."""
-
     num: int = 0
     num_missed: int = 0
 
 
 class SloCounts:
-    """Counts by (model_key, level) of all models that set a level. None is ever removed, since counters only grow."""
+    """Counts by (model_key, level), never removed, since counters only grow."""
 
     def __init__(self) -> None:
         self.counts: defaultdict[tuple[str, str], Count] = defaultdict(Count)
 
     def judge(self, model_key: str, slo: Slo, status: int, *, e2e_s: float, ttft_s: float, tpot_s: float) -> None:
-        """Count one ended request. `ttft_s` and `tpot_s` are below 0 where the request has none."""
+        """Count one ended request. `ttft_s` and `tpot_s` are below 0 where it has none."""
         if slo.ttft_s:
             waited_s = e2e_s if ttft_s < 0 else ttft_s
             if status < 400 or _is_ours(status) or (status == CLIENT_LEFT and waited_s > slo.ttft_s):
@@ -50,7 +48,7 @@ class SloCounts:
             self._take(model_key, TPOT, _is_ours(status) or tpot_s > slo.tpot_s)
 
     def expect(self, model_key: str, slo: Slo) -> None:
-        """Show a model's levels as 0 before its first request, so that its first miss is seen as an increase."""
+        """Show a model's levels as 0 before its first request, so that its first miss is an increase."""
         for level, is_set in ((TTFT, slo.ttft_s), (TPOT, slo.tpot_s)):
             if is_set:
                 self.counts.setdefault((model_key, level), Count())
@@ -62,13 +60,10 @@ class SloCounts:
 
 
 def _is_ours(status: int) -> bool:
-    """Return whether the fleet failed or refused the request."""
     return status == 429 or status >= 500
 
 
 class _OfModel:
-    """The label children of one model."""
-
     __slots__ = ("chunks", "codes", "cold_ttft", "e2e", "hot_ttft", "prompt_tokens", "queue", "response_tokens", "tpot")
 
     def __init__(self, metrics: "RouterMetrics", model: str) -> None:
@@ -93,7 +88,7 @@ class RouterMetrics:
         controller: RouterController | None = None,
         shell: ShellMetrics | None = None,
     ) -> None:
-        """`controller`: the owner of the queues to show; `shell`: every service's count of published events."""
+        """`controller`: the queues' owner; `shell`: every service's count of published events."""
 
         def histogram(
             name: str, doc: str, *labels: str, buckets: tuple[float, ...] = SECONDS_BUCKETS
@@ -134,16 +129,16 @@ class RouterMetrics:
         self.spool_bytes = Gauge(semconv.USAGE_SPOOL_BYTES, "Usage records not stored yet", registry=registry)
         self.cap = LabelCap()
         self._tenant_cap = LabelCap(semconv.MAX_TENANTS)
-        self._tenants: dict[str, tuple[CountChild, CountChild, CountChild]] = {}  # by name, at most MAX_TENANTS + 1
+        self._tenants: dict[str, tuple[CountChild, CountChild, CountChild]] = {}  # at most MAX_TENANTS + 1
         self.models: dict[str, _OfModel] = {}
         self.slo = SloCounts()
         self._controller = controller
         self._events = shell.published if shell is not None else None
-        self._published: dict[str, Counter] = {}  # by event type
+        self._published: dict[str, Counter] = {}
         self._read_at_each_scrape(registry)
 
     def _read_at_each_scrape(self, registry: CollectorRegistry) -> None:
-        """Register rows that are computed at each scrape, so that they are current and removed models have none."""
+        """Rows computed at each scrape are current, and lack removed models."""
 
         def levels(name: str, doc: str, figure: Callable[[Count], float]) -> None:
             def rows() -> Rows:
@@ -173,7 +168,6 @@ class RouterMetrics:
         TallyRows(semconv.ROUTER_PREFIX_BLOCKS, doc, ["model"], blocks, kind="gauge", registry=registry)
 
     def published(self, event_type: str) -> None:
-        """Count one event that the bus has taken."""
         if self._events is None:
             return
         child = self._published.get(event_type)
@@ -182,11 +176,9 @@ class RouterMetrics:
         child.inc()
 
     def refused(self, status: int) -> None:
-        """Count one request that was refused before its model was known."""
         self._refused.labels(str(status)).inc()
 
     def used(self, tenant: str, prompt_tokens: int, response_tokens: int) -> None:
-        """Count what one request used, under the name of its tenant."""
         found = self._tenants.get(tenant)
         if found is None:
             found = self._of_tenant(self._tenant_cap(tenant))
@@ -203,8 +195,8 @@ class RouterMetrics:
         return self._tenants[name]
 
     def continued(self, reason: str, outcome: str) -> None:
-        """Count one stream that lost its engine or had to leave it. `outcome`: "continued", "refused" (no other engine
-        can continue it), "failed" (none did), "stayed" (another was asked and did not begin) or "client_left"."""
+        """Count one stream that lost or had to leave its engine. `outcome`: "continued", "refused" (no other engine can
+        continue it), "failed" (none did), "stayed" (another was asked and did not begin) or "client_left"."""
         self._continuations.labels(reason, outcome).inc()
 
     def finished(
@@ -218,8 +210,8 @@ class RouterMetrics:
         num_events: int,
         has_levels: bool = True,
     ) -> None:
-        """Count one ended request. `begun`: its answer had begun; `queue_s`: 0 if it was never dispatched;
-        `num_events`: SSE events of a stream; `has_levels`: it counts in the service levels."""
+        """Count one ended request. `queue_s`: 0 if never dispatched; `num_events`: a stream's SSE events; `has_levels`:
+        it counts in the service levels."""
         key, status = model.key, fact.status
         mine = self.models.get(key)
         if mine is None:
@@ -246,7 +238,7 @@ class RouterMetrics:
             self.slo.judge(key, model.slo, status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def _summed(self, rows: Iterator[tuple[tuple[str, ...], float]]) -> Rows:
-        """Rows with the models past the label cap added up. The first label of each row is its model."""
+        """Sum the models past the label cap. A row's first label is its model."""
         summed: dict[tuple[str, ...], float] = {}
         for (key, *others), value in rows:
             labels = (self.cap(key), *others)

@@ -1,10 +1,9 @@
-"""Move a stream to another engine, which has to begin before the first engine is left (make before break).
+"""The move of a stream to another engine, which begins before the first one is left (make before break).
 
-Meanwhile the first engine's output is held back, so that the other engine continues exactly where the client's part
-ends. With the other engine's first byte the stream moves, and the first engine's connection is closed. If the other
-engine does not begin within `move_within_s`, is unreachable or refuses, the held output is passed on and the stream
-stays; it also stays if its first engine completes it meanwhile. If the first engine is lost, the other engine
-continues, as after any loss.
+Meanwhile the first engine's output is held, so that the other continues where the client's part ends. The other's first
+byte moves the stream. The stream stays, with the held output passed on, if the other does not begin within
+`move_within_s`, is unreachable or refuses, or if the first completes it. If the first is lost, the other continues, as
+after any loss.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from glowplug.services.router.tracing import RequestTrace
 
 
 class MovingStream(EngineReader, Protocol):
-    """An exchange, as the move of its stream sees it."""
+    """An exchange, as seen by its stream's move."""
 
     ticket: int
     request: HttpRequest
@@ -35,39 +34,34 @@ class MovingStream(EngineReader, Protocol):
     def context(self) -> PortContext[Any]: ...
 
     def fork(self) -> Resumption | None:
-        """A copy of the stream's resumption from which another engine can continue now; None where the stream has not
-        begun or is at its end. Raises NotContinuable."""
+        """Return a copy of the resumption; None before the stream's beginning or at its end. Raises NotContinuable."""
         ...
 
-    def request_with(self, target: bytes, body: bytes, credentials: bytes) -> bytes:
-        """The bytes of a request with another target and body, for an engine."""
-        ...
+    def request_with(self, target: bytes, body: bytes, credentials: bytes) -> bytes: ...
 
     def goes_on_at(self, kept: Resumption, instance: Instance, engine: EngineSource | None) -> None:
-        """Give the stream to the other instance; `engine`: the connection to it, if there is one."""
+        """Give the stream to the other instance, over `engine` if connected."""
         ...
 
 
 class Move:
-    """One attempt to move a stream: the reader of the other engine's answer until it begins."""
+    """One attempt to move a stream: the reader of the other engine until it begins."""
 
     def __init__(self, stream: MovingStream, kept: Resumption, instance: Instance) -> None:
-        self.engine: EngineSource | None = None  # the other engine's connection
+        self.engine: EngineSource | None = None
         self.is_flowing = False
         self._stream, self._kept, self._instance = stream, kept, instance
         self._first = stream.engine
-        self._held: list[bytes] = []  # output of the first engine
+        self._held: list[bytes] = []  # the first engine's output
         self._held_left = LOG_BYTES
         self._is_over = self._has_begun = False
         context = stream.context
         self._timer = context.loop.call_later(context.table.controller.params.move_within_s, self._late)
 
     def begin(self) -> None:
-        """Ask the other engine to continue the stream."""
         self._stream.context.connect(self, self._instance, False)
 
     def end(self) -> None:
-        """Give up the attempt, and close the other engine's connection."""
         self._is_over = True
         self._timer.cancel()
         self._stream.moving = None
@@ -76,7 +70,7 @@ class Move:
             engine.abandon()
 
     def stay(self, why: str, *, complete: bool = False, is_asked: bool = True, is_unreachable: bool = False) -> None:
-        """Leave the stream with its first engine, and pass on the output held. `complete`: that engine has ended it."""
+        """Leave the stream with its first engine. `complete`: that engine has ended it."""
         if self._is_over:
             return
         stream, first = self._stream, self._first
@@ -96,14 +90,13 @@ class Move:
     # -- the first engine -----------------------------------------------------------------------------------------
 
     def hold(self, body: bytes, complete: bool) -> None:
-        """Hold back a part of the first engine's output, and stay if it is complete or too long to hold."""
+        """Hold the first engine's output; stay if it is complete or too long."""
         self._held.append(body)
         self._held_left -= len(body)
         if complete or self._held_left < 0:
             self.stay("its first engine was sooner", complete=complete, is_asked=False)
 
     def first_lost(self) -> None:
-        """Give the stream to the other engine, since the first one is lost."""
         engine, self.engine = self.engine, None
         self.end()
         self._stream.goes_on_at(self._kept, self._instance, engine)
@@ -154,7 +147,6 @@ class Move:
 
 
 def begin(stream: MovingStream, effect: MoveStream) -> None:
-    """Ask another instance to continue the stream, if another engine can."""
     context, kept, is_refused = stream.context, None, False
     try:
         kept = stream.fork()

@@ -1,17 +1,16 @@
-"""The model that a client may have meant by a name that no model has."""
+"""The model probably meant by an unknown name."""
 
 import difflib
 from collections.abc import Iterable
 
-LATEST = ":latest"  # the tag that Ollama appends to a name without one
-MAX_NAMES = 256  # names compared, so that a wrong name costs little however many models there are
+LATEST = ":latest"  # Ollama's default tag
+MAX_NAMES = 256  # bounds the cost of a wrong name
 MAX_CHARS = 64
 _CUTOFF = 0.6
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name nearest to `name`; "" where none is near. A name that differs only in case, organisation or tag is
-    nearest of all."""
+    """Return the known name nearest to `name`, or "". A difference only in case, organisation or tag is nearest."""
     by_short: dict[str, str] = {}
     for one in known:
         by_short.setdefault(_short(one), one)
@@ -25,5 +24,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _short(name: str) -> str:
-    """A name without organisation, tag, case and surrounding blanks."""
     return name[-MAX_CHARS * 2 :].strip().rpartition("/")[2].partition(":")[0].casefold()[:MAX_CHARS].strip()

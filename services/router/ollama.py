@@ -1,12 +1,9 @@
-"""Ollama's API, translated to OpenAI's, and the answers translated back. Pure: bytes in, bytes out.
+"""Ollama's API, translated to OpenAI's and back. Pure: bytes in, bytes out.
 
-A chat becomes a chat; a `generate` a chat of one message, or with `raw` a completion; an `embed` embeddings. Streams
-are lines of JSON, and the default unless `stream` is false. `options` become the fields of OpenAI's API where it has
-them. An empty request (no messages, no prompt) loads its model, as with Ollama. Times are nanoseconds: `load_duration`
-is how long the request was held for its model, the others come from the engine where it reports them.
-
-Only the operator decides on the template, on which models exist, and on how long clients may have a model kept
-(`keep_alive`): not at all by default.
+A `generate` becomes a chat of one message, or with `raw` a completion. Streams are lines of JSON, the default unless
+`stream` is false. An empty request loads its model, as with Ollama. Times are nanoseconds: `load_duration` is the wait
+for the model, the others are the engine's where known. Templates, models and `keep_alive` (by default none) are the
+operator's decision.
 """
 
 import json
@@ -51,11 +48,11 @@ _OPTIONS = {
     "frequency_penalty": "frequency_penalty",
     "num_predict": "max_tokens",
 }
-_REPEAT = {"vllm": "repetition_penalty"}  # by engine; "repeat_penalty" of the others
+_REPEAT = {"vllm": "repetition_penalty"}  # by engine; others: "repeat_penalty"
 _OPERATORS_FIELDS = ("keep_alive", "template", "context", "truncate")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
-_LONGEST_DURATION = 40  # characters; a longer text is no useful duration, and slow to parse
+_LONGEST_DURATION = 40  # characters; longer texts are slow to parse
 _AGES_S = 1e9  # in effect for ever
 _REASONS = {"tool_calls": "stop", None: "stop"}
 Clock = Callable[[], float]  # seconds, for durations
@@ -63,8 +60,7 @@ Clock = Callable[[], float]  # seconds, for durations
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A request translated to OpenAI's API, and the translation of its answer. `ignored`: the client's fields that have
-    no effect."""
+    """A translated request. `ignored`: the client's fields without effect."""
 
     path: bytes
     body: bytes
@@ -73,7 +69,7 @@ class Translated:
 
 
 def read(body: bytes) -> dict[str, Any]:
-    """Parse the fields of a request. Raises BadRequest."""
+    """Parse a request. Raises BadRequest."""
     try:
         found = decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -84,7 +80,7 @@ def read(body: bytes) -> dict[str, Any]:
 
 
 def name_of(asked: dict[str, Any]) -> str:
-    """The name of the requested model, which older clients send as `name`. Raises BadRequest."""
+    """Return the model's name, which older clients send as `name`. Raises BadRequest."""
     name = asked.get("model") or asked.get("name")
     if not isinstance(name, str):
         raise BadRequest("model is missing.", param="model")
@@ -92,16 +88,16 @@ def name_of(asked: dict[str, Any]) -> str:
 
 
 def says_nothing(path: bytes, asked: dict[str, Any]) -> bool:
-    """Return whether a request is empty, which only loads or unloads its model. Raises BadRequest."""
+    """Return whether a request only loads or unloads its model. Raises BadRequest."""
     if path == CHAT:
         return not _list(asked, "messages")
     return path == GENERATE and not (asked.get("prompt") or asked.get("images"))
 
 
 def keep_alive_s(asked: dict[str, Any], model: Model, most_s: float) -> float | None:
-    """How many idle seconds a client wants its model kept: 0 unloads it at once, -1 keeps it for ever. At most `most_s`
-    or the model's own keep-alive, whichever is longer; a negative wish gets that maximum. None if the request has no
-    `keep_alive` or `most_s` is 0. Raises BadRequest."""
+    """Return the idle seconds for which a client wants its model kept: 0 unloads at once, -1 is for ever. The longer of
+    `most_s` and the model's keep-alive bounds them; negative wishes get that bound. None without a wish, or with
+    `most_s` 0. Raises BadRequest."""
     said = asked.get("keep_alive")
     if said is None or said == "" or not most_s:
         return None
@@ -113,7 +109,7 @@ def keep_alive_s(asked: dict[str, Any], model: Model, most_s: float) -> float | 
 
 
 def _seconds(said: Any) -> float:
-    """Parse a number of seconds, or a duration in Go's notation ("1h30m"). Raises BadRequest."""
+    """Parse seconds, or a duration in Go's notation ("1h30m"). Raises BadRequest."""
     if isinstance(said, int | float) and not isinstance(said, bool):
         return float(min(max(said, -1), _AGES_S))
     if isinstance(said, str) and len(said) <= _LONGEST_DURATION:
@@ -125,13 +121,12 @@ def _seconds(said: Any) -> float:
 
 
 def unloaded(path: bytes, asked: dict[str, Any], clock: Clock) -> bytes:
-    """The answer to an empty request that unloads its model."""
     return Unloaded(name_of(asked), clock, is_chat=path == CHAT).whole(b"")
 
 
 def translate(path: bytes, asked: dict[str, Any], model: Model, clock: Clock, *, keeps: bool = False) -> Translated:
-    """Translate a request to OpenAI's API; `keeps`: its `keep_alive` is honoured. Raises BadRequest for a field of the
-    wrong type, and ApiError for a wish that only an operator can grant."""
+    """Translate a request; `keeps`: its `keep_alive` is honoured. Raises BadRequest for a wrong type, ApiError for an
+    operator's privilege."""
     name, fields = name_of(asked), dict[str, Any]()
     undone = [field for field in _OPERATORS_FIELDS if not (keeps and field == "keep_alive")]
     ignored = [field for field in undone if asked.get(field) not in (None, "", [])]
@@ -189,13 +184,12 @@ def _dict(asked: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _as_messages(asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a `generate`."""
     system = [{"role": "system", "content": asked["system"]}] if asked.get("system") else []
     return [*system, {"role": "user", "content": asked.get("prompt", ""), "images": asked.get("images")}]
 
 
 def _take_options(fields: dict[str, Any], options: dict[str, Any], engine: str) -> list[str]:
-    """Set the fields that correspond to `options`; returns the names of the options that have none."""
+    """Set the known options' fields. Returns the names of the others."""
     ignored = []
     for name, value in options.items():
         field = _REPEAT.get(engine, "repeat_penalty") if name == "repeat_penalty" else _OPTIONS.get(name)
@@ -203,7 +197,7 @@ def _take_options(fields: dict[str, Any], options: dict[str, Any], engine: str) 
             continue
         if field is None:
             ignored.append(f"options.{name}")
-        elif name != "num_predict" or (isinstance(value, int) and value > 0):  # below: no bound of the client's
+        elif name != "num_predict" or (isinstance(value, int) and value > 0):  # else: no bound
             fields[field] = value
     return ignored
 
@@ -217,10 +211,9 @@ def _format(form: Any) -> dict[str, Any]:
 
 
 def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Translate messages: tool calls get ids, which their results refer to, arguments become text, and images parts of
-    their message. Raises BadRequest."""
+    """Add ids to tool calls and their results, turn arguments into text and images into parts. Raises BadRequest."""
     made: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []  # (name, id) of calls without a result yet
+    open_calls: list[tuple[str, str]] = []  # (name, id) of calls without a result
     for number, message in enumerate(messages):
         role, content = message.get("role"), message.get("content", "")
         one: dict[str, Any] = {"role": role, "content": content}
@@ -254,7 +247,7 @@ def _call(call: Any, call_id: str) -> dict[str, Any]:
 
 
 def _result_of(message: dict[str, Any], open_calls: list[tuple[str, str]]) -> str:
-    """The id of the call that a result answers: the first open call of its name, else the first open call."""
+    """Return the id of the first open call of this name, else of the first open one."""
     if message.get("tool_call_id"):
         return str(message["tool_call_id"])
     name = message.get("tool_name") or message.get("name")
@@ -265,12 +258,11 @@ def _result_of(message: dict[str, Any], open_calls: list[tuple[str, str]]) -> st
 
 
 def now() -> str:
-    """The present time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 class Answer:
-    """The translation of one answer of a chat or a completion."""
+    """The translation of a chat's or a completion's answer."""
 
     def __init__(self, name: str, clock: Clock, *, streams: bool, is_chat: bool) -> None:
         self.streams = streams
@@ -287,11 +279,9 @@ class Answer:
         self._calls: list[dict[str, Any]] = []
 
     def began(self, queue_s: float) -> None:
-        """Note that the engine's answer begins, after `queue_s` in the queue."""
         self._began, self._load_s = self._clock(), queue_s
 
     def events(self, data: bytes) -> bytes:
-        """Translate whole events: one line for each piece of text."""
         lines = []
         for _, event in events(data):
             found = decode(event) if event != DONE else None
@@ -319,7 +309,6 @@ class Answer:
     def _line(
         self, text: str, thinking: str = "", calls: Sequence[dict[str, Any]] = (), last: dict[str, Any] | None = None
     ) -> bytes:
-        """One line of the answer; `last`: the further fields of its last line."""
         found: dict[str, Any] = {"model": self._name, "created_at": now()}
         if self._is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text}
@@ -335,7 +324,6 @@ class Answer:
         return encode_json(found | {"done": last is not None} | (last or {})) + b"\n"
 
     def end(self) -> bytes:
-        """The last line, with the durations."""
         before = self._line("", calls=self._made_calls()) if self._calls else b""
         return before + self._line("", last=self._last())
 
@@ -356,7 +344,6 @@ class Answer:
         }
 
     def whole(self, answer: bytes) -> bytes:
-        """The answer in one object."""
         found = decode(answer)
         self._note(found)
         choice = found["choices"][0]
@@ -369,17 +356,15 @@ class Answer:
         return self._line(text, thinking, self._made_calls(), self._last())
 
     def error(self, error: bytes) -> bytes:
-        """An error of OpenAI's API in Ollama's shape."""
         found = decode(error)["error"]
         return encode_json({"error": found["message"] if isinstance(found, dict) else found})
 
     def error_event(self, error: bytes) -> bytes:
-        """An error as a line of the stream."""
         return self.error(error) + b"\n"
 
 
 class Loaded(Answer):
-    """The answer to an empty request, whose model is loaded by generating one token, which is dropped."""
+    """The answer to an empty request: its one token, generated to load the model, is dropped."""
 
     reason = "load"
 
@@ -387,25 +372,21 @@ class Loaded(Answer):
         super().__init__(name, clock, streams=False, is_chat=is_chat)
 
     def whole(self, answer: bytes) -> bytes:
-        """Ollama's answer that the model is loaded."""
         return self._line("", last={"done_reason": self.reason})
 
 
 class Unloaded(Loaded):
-    """The answer to an empty request that unloads its model."""
-
     reason = "unload"
 
 
 class Embedded(Answer):
-    """The translation of embeddings; `one`: for the older path /api/embeddings, which embeds a single text."""
+    """Embeddings. `one`: for the older path /api/embeddings, with a single text."""
 
     def __init__(self, name: str, clock: Clock, *, one: bool) -> None:
         super().__init__(name, clock, streams=False, is_chat=False)
         self._one = one
 
     def whole(self, answer: bytes) -> bytes:
-        """The vectors in the order of their texts."""
         found = decode(answer)
         vectors = [row["embedding"] for row in sorted(found["data"], key=lambda row: row["index"])]
         if self._one:
@@ -430,26 +411,25 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def tag(model: Model) -> str:
-    """The name of a model with a tag, as Ollama's clients expect it."""
+    """Return the name with a tag, as Ollama's clients expect it."""
     return model.name if ":" in model.name else f"{model.name}:latest"
 
 
 def row(model: Model, modified_s: float) -> dict[str, Any]:
-    """One entry of the list of models; `modified_s` epoch seconds."""
+    """`modified_s`: epoch seconds."""
     at = datetime.fromtimestamp(modified_s, UTC).isoformat().replace("+00:00", "Z")
     found = {"name": tag(model), "model": tag(model), "modified_at": at, "size": model.weights_bytes}
     return found | {"digest": model.weights.digest, "details": details(model)}
 
 
 def details(model: Model) -> dict[str, Any]:
-    """The `details` of a model, with its engine in place of a model family."""
     kind = "gguf" if model.engine == "llamacpp" else "safetensors"
     named = {"parent_model": "", "format": kind, "family": model.engine, "families": [model.engine]}
     return named | {"parameter_size": "", "quantization_level": ""}
 
 
 def shown(model: Model, capabilities: Sequence[str], modified_s: float) -> dict[str, Any]:
-    """The answer to /api/show; `modified_s` epoch seconds."""
+    """`modified_s`: epoch seconds."""
     listed = row(model, modified_s)
     info = {"general.architecture": model.engine, f"{model.engine}.context_length": model.context_tokens}
     found = {"modelfile": f"# {model.name} is deployed by a model file of Glowplug's", "parameters": "", "template": ""}

@@ -17,7 +17,7 @@ _ONE_OF = (b"models/", b"files/", b"batches/")
 
 
 def canonical(path: bytes) -> bytes:
-    """The path of the data port that a client's variant means; an unknown path stays as it is."""
+    """Return the port's path for a client's variant; an unknown path stays."""
     parts = [part for part in path.split(b"/") if part]
     while parts and parts[0] == b"v1":
         del parts[0]

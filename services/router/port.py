@@ -1,9 +1,8 @@
-"""The data port: OpenAI's HTTP API in front of the fleet's engines, composed of its parts.
+"""The data port: OpenAI's HTTP API in front of the fleet's engines.
 
-Both sides are asyncio.Protocols with httptools: no task and no lock per request, no parsing per chunk, and neither the
-bus nor the store on the way. Requests arrive on a client's connection (client.py), the intake (intake.py) makes each an
-exchange (exchange.py), the controller decides on it (request_table.py), and it goes to an engine's connection
-(engine.py). The DataPort composes these parts, listens, sweeps them once a second, and drains.
+Both sides are asyncio.Protocols with httptools: no task or lock per request, no parsing per chunk, neither bus nor
+store on the way. From a client's connection (client.py) the intake (intake.py) makes a request an exchange
+(exchange.py), the controller decides on it (request_table.py), and it goes to an engine's connection (engine.py).
 """
 
 import asyncio
@@ -31,12 +30,12 @@ from glowplug.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
-SLEPT_S = 1.0  # a sweep this late means that the process was suspended or starved of CPU
+SLEPT_S = 1.0  # a sweep this late means a suspended or starved process
 
 
 class DataPort:
-    """One listening data port. It calls `report` once for each exchange, at its end, and `report_refusal` for each
-    request that is refused before it becomes an exchange."""
+    """One listening data port. It calls `report` once at each exchange's end, and `report_refusal` for each request
+    refused before."""
 
     def __init__(
         self,
@@ -73,7 +72,6 @@ class DataPort:
         self._sweep_due = math.inf
 
     async def serve(self, sock: socket.socket) -> None:
-        """Accept connections on a listening socket until `drain`."""
         context, take, connections = self.context, self.intake.take, self.connections
         server = await self._loop.create_server(
             lambda: ClientConnection(context, take, connections), sock=sock, backlog=2048
@@ -83,15 +81,15 @@ class DataPort:
             self._sweeper = self._loop.create_task(self._sweep_for_ever())
 
     async def leave(self, delay_s: float) -> None:
-        """Announce the stop (not ready, and `connection: close` in every answer) and serve as before for `delay_s`, so
-        that load balancers and clients turn to another router."""
+        """Announce the stop (not ready, `connection: close`) and serve for `delay_s`, so that clients turn to another
+        router."""
         self._table.stage = Stage.LEAVING
         await asyncio.sleep(delay_s)
 
     async def drain(self, within_s: float, *, keep_listening: bool = True) -> None:
-        """Finish all requests, then close everything; those left after `within_s` end with 503. While listening, new
-        requests are refused (503). Where other routers take new connections, on this port or behind a balancer, do not
-        keep listening: then requests that still arrive on our connections are served too."""
+        """Finish all requests, then close; those left after `within_s` end with 503. While listening, new requests get
+        503. Do not `keep_listening` where other routers take new connections: then late requests on ours are served
+        too."""
         self._table.stage = Stage.REFUSING if keep_listening else Stage.DRAINING
         if not keep_listening:
             self._stop_listening()
@@ -130,13 +128,13 @@ class DataPort:
             await asyncio.sleep(period_s)
             try:
                 self.sweep(time.monotonic())
-            except Exception:  # without sweeps no slow client and no silent engine would ever time out
+            except Exception:  # else no slow client or silent engine would time out
                 log.exception("a sweep of the data port failed; the next one follows as usual")
 
     def sweep(self, now: float) -> None:
-        """Time out slow clients and silent engines, and drop the state of instances and models that are gone."""
+        """Time out slow clients and silent engines, and drop the state of gone instances and models."""
         limits, slept_s = self.limits, now - self._sweep_due
-        if slept_s > SLEPT_S:  # bytes that arrived meanwhile are unread, so nobody is late because of it
+        if slept_s > SLEPT_S:  # bytes may have arrived unread: the pause makes none late
             self._postpone(slept_s)
         for connection in list(self.connections):
             connection.sweep(now)

@@ -1,4 +1,4 @@
-"""The state that all connections and exchanges of one data port share."""
+"""The shared state of one data port's connections and exchanges."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,9 +26,8 @@ E = TypeVar("E", bound=Routed)
 
 @dataclass(slots=True)
 class PortContext(Generic[E]):
-    """The shared state of a port whose requests are of type E. `connect(reader, instance, fresh)` sends a request on a
-    connection to its instance; `report` is called once for each exchange, at its end; `report_refusal` for each request
-    that becomes no exchange."""
+    """A port's shared state, for requests of type E. `connect(reader, instance, fresh)` sends a request to its
+    instance; `report` is called once at each exchange's end; `report_refusal` for each request that becomes none."""
 
     limits: Limits
     table: RequestTable[E]
@@ -39,6 +38,6 @@ class PortContext(Generic[E]):
     report_refusal: Callable[[HttpRequest, GlowplugError], None]
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     begin_upload: Callable[[HttpRequest, int | None], Upload] = _no_files  # raises GlowplugError
-    journal: Journal = field(default_factory=Journal)  # of the requests that this router is at
+    journal: Journal = field(default_factory=Journal)
     buffered_bytes: int = 0  # of request bodies
     max_continuations: int = 0

@@ -1,7 +1,6 @@
-"""Reports of a router (each finished request, its loads, its live requests) and the outbox that publishes them.
+"""Reports of a router and the outbox that publishes them.
 
-The outbox never makes a request wait for the bus: its queues are bounded, and the oldest events are dropped and
-counted.
+No request waits for the bus: queues are bounded, and the oldest events are dropped and counted.
 """
 
 import asyncio
@@ -32,18 +31,14 @@ from glowplug.services.router.request_table import RequestTable
 from glowplug.services.router.tracing import event_id
 from glowplug.services.router.usage import UsageLog
 
-# Requests refused before they become requests of a model: no key, no such model, a bad body, over a limit.
-#
-# Anybody who reaches the port can cause refusals, at any rate: only the last ones are kept, and a flood is sampled.
-# Neither the request nor the error's message, which may quote it, is kept or reported.
+# Anyone can cause refusals at any rate: they are sampled, without the request or the message, which may quote it.
 
 BURST: Final = 20  # refusals listed in a burst
 PER_S: Final = 1.0  # refusals listed per second in the long run
 
 
 class Refusals:
-    """The sampled refusals: the last `num_kept` for /v1/requests, and each to `put` as request.rejected. `clock`:
-    seconds since the epoch."""
+    """The sampled refusals: the last `num_kept` for /v1/requests, and each to `put`. `clock`: epoch seconds."""
 
     def __init__(
         self, router_id: str, put: Callable[..., None], num_kept: int, clock: Callable[[], float] = time.time
@@ -54,7 +49,6 @@ class Refusals:
         self._num_unlisted = 0
 
     def take(self, request: HttpRequest, error: GlowplugError) -> None:
-        """Report one request that was answered with `error`, unless the rate is exceeded."""
         now = self._clock()
         self._room = min(self._room + max(now - self._since, 0.0) * PER_S, float(BURST))
         self._since = now
@@ -78,7 +72,6 @@ class Refusals:
         self._put(fact)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows for /v1/requests, newest first, with the fields that a refusal has."""
         return [_row(*kept) for kept in reversed(self._kept)]
 
 
@@ -88,23 +81,17 @@ def _row(at: float, fact: RequestRejected) -> dict[str, Any]:
     return known | {"model": "", "state": "refused", "error_code": code, "arrived_at": at, "finished_at": at}
 
 
-# One line in the log for each request that waited for a start, lost its instance, or failed: why was it slow?
-#
-# A warm request that ends well writes none. In a flood of failures at most MOST_A_S lines a second are written; the
-# next line says how many were not.
+# At most MOST_A_S lines a second for requests that waited for a start, lost their instance or failed.
 
 MOST_A_S: Final = 10
 log = logging.getLogger(__name__)
 
 
 class SlowLines:
-    """The lines of one router."""
-
     def __init__(self) -> None:
         self._second, self._num, self._num_unsaid = -1, 0, 0
 
     def take(self, fact: RequestFinished, traceparent: str) -> None:
-        """Write the line of a request that is not warm and well. `traceparent`: "" where no trace is kept of it."""
         second = math.floor(fact.finished_at)
         if second != self._second:
             self._second, self._num = second, 0
@@ -125,14 +112,13 @@ class SlowLines:
                 "instance": fact.instance_id or None,
                 "error_code": fact.error_code or None,
                 "trace_id": traceparent[3:35] or None,
-                "event_id": None,  # of whatever made the connection that the answer came on
+                "event_id": None,  # else that of the connection's cause
                 "event_type": None,
             },
         )
 
 
 def sentence(fact: RequestFinished) -> str:
-    """What a person is told of a request: how it ended, how long it took, and how much of that it waited."""
     waited = f"waited {fact.queue_s:.2f} s for {'a start of its model' if fact.cold else 'an instance'}"
     end = f"was answered with {fact.status} after {fact.e2e_s:.2f} s"
     lost = f", and its stream went on elsewhere {fact.num_continued} times" if fact.num_continued else ""
@@ -140,32 +126,30 @@ def sentence(fact: RequestFinished) -> str:
 
 
 Put = Callable[..., None]  # Outbox.put
-OUTBOX_LIMIT = 10_000  # events that wait for the bus, in each lane
-LOAD_EVERY_S = 0.5  # longest time between two reports of the loads
-LOAD_SOONEST_S = 0.2  # shortest time between two reports of the loads
-REQUESTS_EVERY_S = 0.5  # time between two reports of the live requests
-ENDS_REPORTED = 500  # requests in one report of those that have ended
-REQUESTS_REPORTED = 100  # live requests in one report, the oldest ones
+OUTBOX_LIMIT = 10_000  # per lane
+LOAD_EVERY_S = 0.5  # longest time between load reports
+LOAD_SOONEST_S = 0.2  # shortest time between load reports
+REQUESTS_EVERY_S = 0.5  # time between reports of live requests
+ENDS_REPORTED = 500  # per report
+REQUESTS_REPORTED = 100  # per report, the oldest ones
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One queue of events, sent by one task to keep their order."""
+    """One queue, sent by one task to keep its order."""
 
     waiting: deque[tuple[Any, str, str]] = field(default_factory=deque)  # payload, id and trace of its cause
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Outbox:
-    """The events to publish, in two lanes: facts, which wait until the bus has stored them, and telemetry, which does
-    not."""
+    """The events to publish, in two lanes: facts wait until the bus has stored them, telemetry does not."""
 
     def __init__(self, bus: Bus, router_id: str, metrics: RouterMetrics, limit: int = OUTBOX_LIMIT) -> None:
         self._bus, self._router_id, self._metrics, self._limit = bus, router_id, metrics, limit
         self._facts, self._telemetry = _Lane(), _Lane()
 
     def put(self, payload: Any, cause_id: str = "", traceparent: str = "") -> None:
-        """Queue a fact or telemetry, with the id and the trace of its cause."""
         lane = self._telemetry if is_telemetry(payload.TYPE) else self._facts
         if len(lane.waiting) >= self._limit:
             lane.waiting.popleft()
@@ -174,7 +158,6 @@ class Outbox:
         lane.filled.set()
 
     def publish(self, effect: Publish) -> None:
-        """Queue an event that the controller publishes."""
         cause = effect.cause
         self.put(effect.payload, cause.event_id if cause else "", cause.traceparent if cause else "")
 
@@ -202,14 +185,13 @@ class Outbox:
                 except BusUnavailable as error:
                     self._metrics.dropped.inc()
                     log.debug("the outbox dropped %s: %s", payload.TYPE, error)
-                except Exception:  # one event that cannot be sent must not hold up those behind it
+                except Exception:  # one bad event must not hold up the next
                     self._metrics.dropped.inc()
                     log.exception("the outbox failed to publish %s and dropped it", payload.TYPE)
 
 
 class Reports:
-    """The reports of one router, which go to `put`, and what requests used, which goes to `usage`. The last `num_kept`
-    finished requests are kept for /v1/requests."""
+    """The reports of one router, to `put` and `usage`. The last `num_kept` finished requests stay for /v1/requests."""
 
     def __init__(
         self,
@@ -223,12 +205,11 @@ class Reports:
         self._router_id, self._table, self._metrics, self._put = router_id, table, metrics, put
         self._usage, self._slow = usage, SlowLines()
         self._kept: deque[tuple[RequestFinished, str, str]] = deque(maxlen=num_kept)
-        self._ended: deque[tuple[RequestFinished, str]] = deque(maxlen=OUTBOX_LIMIT)  # since the last report
+        self._ended: deque[tuple[RequestFinished, str]] = deque(maxlen=OUTBOX_LIMIT)
         self.refusals = Refusals(router_id, put, num_kept)
 
     def finished(self, exchange: Exchange) -> None:
-        """Report a request's end; called once per request. `arrived_at` is epoch seconds, the rest are monotonic
-        differences."""
+        """Report a request's end, once. `arrived_at` is epoch seconds, the rest are monotonic differences."""
         prompt_tokens, response_tokens, exact = exchange.token_counts()
         arrived, arrived_at, instance, model = exchange.arrived, exchange.arrived_at, exchange.instance, exchange.model
         e2e_s, caller = exchange.ended - arrived, exchange.request.caller
@@ -287,7 +268,7 @@ class Reports:
         self._put(fact, exchange.request_id, traceparent)
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
-        """Live requests, oldest first, then those that finished or were refused, newest first."""
+        """Return live requests, oldest first, then ended ones, newest first."""
         now_s = self._table.clock()
         live = [_live_row(exchange, request, now_s) for exchange, request in self._live(limit)]
         done = [_done_row(*kept) for kept in reversed(self._kept)]
@@ -295,12 +276,10 @@ class Reports:
         return (live + list(ended))[:limit]
 
     def live(self, limit: int) -> RouterRequestsReported:
-        """A report of the oldest `limit` live requests."""
         requests = tuple(request for _, request in self._live(limit))
         return RouterRequestsReported(router_id=self._router_id, num_live=len(self._table.exchanges), requests=requests)
 
     def _live(self, limit: int) -> Iterator[tuple[Exchange, LiveRequest]]:
-        """The oldest `limit` exchanges with their LiveRequests, in order of arrival."""
         num_held: Counter[str] = Counter()
         etas: dict[str, float] = {}
         queues = self._table.controller.queues
@@ -315,9 +294,8 @@ class Reports:
             yield exchange, _live_request(exchange, position, etas[key] if position else 0.0)
 
     async def report_loads(self, texts: TextReader | None = None) -> None:
-        """Report router.load_reported on each change, and what ended meanwhile; no two reports closer than
-        LOAD_SOONEST_S or farther apart than LOAD_EVERY_S. Before each report `texts` reads some running requests, so
-        that their expected lengths count."""
+        """Report loads on each change, and ended requests, every LOAD_SOONEST_S to LOAD_EVERY_S. `texts` first reads
+        some running requests."""
         reporter = LoadReporter(self._router_id)
         while True:
             if texts is not None:
@@ -334,7 +312,6 @@ class Reports:
                 continue
 
     def report_ended(self) -> None:
-        """Report the requests that have ended since the last such report."""
         while self._ended:
             part = [self._ended.popleft() for _ in range(min(len(self._ended), ENDS_REPORTED))]
             requests, traceparents = zip(*part, strict=True)
@@ -342,7 +319,7 @@ class Reports:
             self._put(RouterRequestsFinished(router_id=self._router_id, requests=requests, traceparents=traced))
 
     async def report_requests(self, every_s: float = REQUESTS_EVERY_S, limit: int = REQUESTS_REPORTED) -> None:
-        """Report router.requests_reported each `every_s` while requests are live, and once more when none is left."""
+        """Report live requests each `every_s`, and once more when none is left."""
         has_live = False
         while True:
             if has_live or self._table.exchanges:

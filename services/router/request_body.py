@@ -1,7 +1,7 @@
-"""The parsing and checking of a request body, before a model is woken for it.
+"""The check of a request's body before a model is woken for it.
 
-The body goes to the engine byte for byte, unknown fields included. Engines parse it again: where a name comes twice,
-the last value counts for msgspec, for llama.cpp's parser and for Python's alike.
+The body goes to the engine byte for byte. Of a repeated name, msgspec, llama.cpp's parser and Python's use the last
+value.
 """
 
 import re
@@ -25,11 +25,10 @@ from glowplug.services.router.request_shapes import (
     UNKNOWN_BYTES,
 )
 
-# Empty requests and malformed texts, refused in the wording of the client's API, since engines would invent an
-# answer.
+# Empty requests and malformed texts get the client's API's wording: engines would invent an answer.
 
-# Half of a UTF-16 surrogate pair without the other, as an escape or as bytes. The second alternative skips other
-# escapes, so that an escaped backslash before a `u` is not taken for one.
+# Half of a UTF-16 surrogate pair, as an escape or as bytes. The second alternative skips other escapes, so that an
+# escaped backslash before a `u` does not count.
 _ESCAPES = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _AS_BYTES = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 
@@ -47,7 +46,7 @@ class MissingParameter(BadRequest):
 
 
 def check_chat(asked: shapes.ChatAsked) -> None:
-    """Check that every message has content; an assistant's may call tools instead. Raises BadRequest."""
+    """Check that messages have content or, an assistant's, tool calls. Raises BadRequest."""
     if not asked.messages:
         raise _empty_array("messages")
     for i, message in enumerate(asked.messages):
@@ -64,7 +63,7 @@ def check_chat(asked: shapes.ChatAsked) -> None:
 
 
 def check_texts(param: str, texts: shapes.Text, *, may_be_empty: bool = False) -> None:
-    """Check that a text, or a list of texts or token ids, is not empty. Raises BadRequest."""
+    """Check that neither the list nor a text in it is empty. Raises BadRequest."""
     if texts == []:
         raise _empty_array(param)
     for i, one in enumerate(texts if isinstance(texts, list) else [texts]):
@@ -76,7 +75,7 @@ def check_texts(param: str, texts: shapes.Text, *, may_be_empty: bool = False) -
 
 
 def check_turns(asked: shapes.CountAsked) -> None:
-    """Check Anthropic's rule: only a last message of the assistant's may be empty. Raises BadRequest."""
+    """Check Anthropic's rule: only a final assistant message may be empty. Raises BadRequest."""
     for i, turn in enumerate(asked.messages):
         if not turn.content and not (turn.role == "assistant" and i == len(asked.messages) - 1):
             rule = "all messages must have non-empty content except for the optional final assistant message"
@@ -85,18 +84,18 @@ def check_turns(asked: shapes.CountAsked) -> None:
 
 
 def check_response(asked: shapes.ResponseAsked) -> None:
-    """Check that a response has an input or a conversation to continue. Raises BadRequest."""
+    """Check that a response has an input or a conversation. Raises BadRequest."""
     if not asked.input and not (asked.previous_response_id or asked.conversation):
         text = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
         raise MissingParameter(text, param="input")
 
 
 def lone_surrogate(body: bytes) -> str:
-    """The error message for a lone surrogate in an unreadable body, with its position; "" where there is none."""
+    """Return the error message for a lone surrogate, or ""."""
     if (found := _AS_BYTES.search(body)) is not None:
         half = found[0].decode("utf-8", "surrogatepass")
         return _half(f"U+{ord(half):04X}", found.start())
-    high: Any = None  # the escape before, where it is the first half of a pair
+    high: Any = None
     for found in _ESCAPES.finditer(body):
         unit = int(found[1], 16) if found[1] else 0
         is_second = 0xDC00 <= unit <= 0xDFFF
@@ -149,20 +148,19 @@ OPERATIONS = {
 }
 CHARS_PER_TOKEN = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"})
-_TEXT_PARTS |= {"thinking", "redacted_thinking", "tool_use", "tool_result"}  # of Anthropic's messages
+_TEXT_PARTS |= {"thinking", "redacted_thinking", "tool_use", "tool_result"}
 _FUNCTIONS = frozenset({"function", "custom"})  # tools that the client runs
 _SCHEMAS = ("json_schema", "guided_json", "guided_choice", "structured_outputs")
 _WITH_TEXT = frozenset({"text", "input_text", "output_text"})
 _FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n--')
 _NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
-_MOST_SHOWN, _SHOWN_CHARS = 16, 64  # names in a header line, and characters of each
+_MOST_SHOWN, _SHOWN_CHARS = 16, 64
 _EVERYONES = frozenset(path for path in OPERATIONS if path.decode() not in apis.OPTIONAL)
 _UNKNOWN = "Object contains unknown field `"
 
 
 class Reader:
-    """A parser of the bodies of one path. A body with unknown fields is parsed a second time, without them, so that
-    other bodies cost nothing extra. `strict`: such a body is refused."""
+    """A parser of one path's bodies. Unknown fields cost a second parse, or are refused if `strict`."""
 
     def __init__(self, shape: type[shapes.Asked], *, strict: bool) -> None:
         self._shape = shape
@@ -172,7 +170,7 @@ class Reader:
         self._decode_known = None if strict else msgspec.json.Decoder(lenient).decode
 
     def read(self, body: bytes) -> Any:
-        """Parse a body. Raises msgspec's errors, and BadRequest for an unknown field that is too large."""
+        """Parse a body. Raises msgspec's errors, and BadRequest for a large unknown field."""
         try:
             return self._decode(body)
         except msgspec.ValidationError as error:
@@ -186,17 +184,14 @@ class Reader:
         return asked
 
     def is_whole(self, asked: Any) -> bool:
-        """Return whether the parsed body had no unknown field."""
         return type(asked) is self._shape
 
     def unknown(self, body: bytes) -> dict[str, msgspec.Raw]:
-        """The unknown fields of a body, by name."""
         found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         return {name: value for name, value in found.items() if name not in self._known}
 
 
 def readers(*, strict: bool = False) -> Readers:
-    """A reader for each path whose body is JSON."""
     return {path: Reader(shape, strict=strict) for path, shape in SHAPES.items()}
 
 
@@ -204,10 +199,10 @@ READERS = readers()
 
 
 def read_body(path: bytes, body: bytes, by_path: Readers = READERS) -> Any:
-    """Parse and check a body into the shape of its path's requests. Raises BadRequest naming the wrong field."""
+    """Parse and check a body. Raises BadRequest naming the wrong field."""
     try:
         if not body.isascii():
-            body.decode()  # the parser below does not check skipped fields, which engines would refuse late
+            body.decode()  # the parser does not check skipped fields, which engines would refuse late
         asked = by_path[path].read(body)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from error
@@ -222,7 +217,7 @@ def read_body(path: bytes, body: bytes, by_path: Readers = READERS) -> Any:
 
 
 def read_form(body: bytes, content_type: bytes) -> shapes.UploadAsked:
-    """Read the field `model` of a form with a file. Raises BadRequest."""
+    """Read a form's field `model`. Raises BadRequest."""
     if not content_type.lower().startswith(b"multipart/form-data"):
         raise BadRequest("The body is expected as multipart/form-data, with the fields `model` and `file`.")
     found = _FORM_MODEL.search(body)
@@ -233,12 +228,10 @@ def read_form(body: bytes, content_type: bytes) -> shapes.UploadAsked:
 
 
 def unknown_fields(reader: Reader, body: bytes) -> bytes:
-    """The answer's header line that names the unknown fields of a body."""
     return fields_named(list(reader.unknown(body)))
 
 
 def fields_named(names: Sequence[str]) -> bytes:
-    """The answer's header line that names these fields as not understood."""
     shown = [_NOT_IN_HEADERS.sub("?", name[:_SHOWN_CHARS]) for name in names[:_MOST_SHOWN]]
     more = [f"and {len(names) - _MOST_SHOWN} more"] if len(names) > _MOST_SHOWN else []
     return f"x-glowplug-unknown-fields: {', '.join(shown + more)}\r\n".encode()
@@ -257,15 +250,14 @@ class TooLong(BadRequest):
 
 
 class ToolChoiceRefused(BadRequest):
-    """The model cannot be made to call a tool, or not in this way (400)."""
+    """The model cannot be made to call a tool in this way (400)."""
 
     code = "unsupported_tool_choice"
 
 
 def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes: int) -> str:
-    """Check a request, with a body of `num_bytes`, against its model and the API of the model's engine. Returns the
-    feature that its instance must not lack (apis.TOOL_CHOICE), else "". Raises NotSupported, and BadRequest naming the
-    field that the model does not support."""
+    """Check a request, with a body of `num_bytes`, against its model and engine. Returns the feature that its instance
+    needs (apis.TOOL_CHOICE), or "". Raises NotSupported, and BadRequest with the field."""
     if api.lacks and (why := api.lacks.get(path.decode())):
         raise NotSupported(f"`{model.name}` {why}.", param="model")
     if path not in _EVERYONES:
@@ -280,7 +272,7 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes
             text = f"{field}: {most} is too large; `{model.name}` has a context of {model.context_tokens} tokens."
             raise BadRequest(text, param=field)
     most = model.context_tokens * CHARS_PER_TOKEN_MAX
-    param, num_chars = _longest_text(asked) if num_bytes > most else ("", 0)  # no text is longer than its body
+    param, num_chars = _longest_text(asked) if num_bytes > most else ("", 0)  # a text is no longer than its body
     if num_chars > most:
         text = (
             f"{param}: {num_chars} characters do not fit the context of `{model.name}`, {model.context_tokens} tokens."
@@ -302,7 +294,6 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes
 
 
 def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None:
-    """Refuse a field that the engine would accept and ignore. Raises BadRequest."""
     for field, nothing in ignores.items():
         value = getattr(asked, field, None)
         if value is not None and value != nothing and value is not NULL:
@@ -317,8 +308,7 @@ def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None
 
 
 def tool_choice_refused(model: Model, *, calls_functions: bool = False) -> ToolChoiceRefused:
-    """The error for an unsupported tool choice, with what is supported. `calls_functions`: a function call can be
-    forced."""
+    """Return the error for a tool choice. `calls_functions`: a function call can be forced."""
     if calls_functions:
         text = (
             f"`{model.name}` can be made to call any of its functions (required) or one by its name, and nothing else; "
@@ -330,8 +320,8 @@ def tool_choice_refused(model: Model, *, calls_functions: bool = False) -> ToolC
 
 
 def forced_choice(asked: Any) -> str:
-    """The kind of forced tool call: any tool (apis.REQUIRED), certain ones (apis.NAMED), or "" for none. Naming the
-    only tool of a message counts as REQUIRED, since engines treat it so."""
+    """Return apis.REQUIRED (any tool), apis.NAMED, or "" (not forced). A message's only tool counts as REQUIRED, as in
+    engines."""
     choice = getattr(asked, "tool_choice", None)
     if choice is None or isinstance(choice, str):
         return apis.REQUIRED if choice == "required" else ""
@@ -343,8 +333,8 @@ def forced_choice(asked: Any) -> str:
 
 
 def sizes(asked: Any) -> tuple[int, int]:
-    """(prompt tokens, most tokens of one answer; 0 for no limit), estimated without a tokenizer at four characters a
-    token. Images and sounds within messages count as nothing."""
+    """Estimate (prompt tokens, most tokens of one answer; 0: no limit) at four characters a token, without images and
+    sounds."""
     if isinstance(asked, shapes.ChatAsked):
         num_chars = sum(_chars(message.content) for message in asked.messages)
         most = asked.max_completion_tokens or asked.max_tokens or asked.n_predict
@@ -356,18 +346,17 @@ def sizes(asked: Any) -> tuple[int, int]:
     elif isinstance(asked, shapes.MessagesAsked):
         num_chars, most = _chars(asked.system) + _chars(asked.messages), asked.max_tokens
     elif isinstance(asked, shapes.CountAsked):
-        num_chars, most = 0, 1  # the text is only tokenized
+        num_chars, most = 0, 1
     elif isinstance(asked, shapes.RerankAsked):
         num_chars, most = _chars(asked.documents) + len(asked.query) * len(asked.documents), 1
     elif isinstance(asked, shapes.ResponseAsked):
         num_chars, most = len(asked.instructions or "") + _chars(asked.input), asked.max_output_tokens
     else:
-        num_chars, most = 0, 1  # no prompt is read
+        num_chars, most = 0, 1
     return num_chars // CHARS_PER_TOKEN, max(most or 0, 0)
 
 
 def _longest_text(asked: Any) -> tuple[str, int]:
-    """(field, characters) of the longest text that is one prompt for the engine."""
     if isinstance(asked, shapes.ChatAsked):
         return "messages", sum(map(_chars_of_message, asked.messages))
     if isinstance(asked, shapes.ResponseAsked):
@@ -383,13 +372,11 @@ def _longest_text(asked: Any) -> tuple[str, int]:
 
 
 def _chars_of_message(message: shapes.Message) -> int:
-    """Characters of a message's content, reasoning and tool calls."""
     num_chars = _chars(message.content) + len(message.reasoning_content or "")
     return num_chars + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
 def _chars(content: str | Sequence[Piece] | None) -> int:
-    """Characters of a text, or of its pieces."""
     if isinstance(content, str):
         return len(content)
     return sum(map(_chars_of_piece, content)) if content else 0
@@ -409,7 +396,6 @@ def _chars_of_piece(piece: Piece) -> int:
 
 
 def _chars_of_text(text: shapes.Text) -> int:
-    """Characters of a text or a list of texts; each token id counts as one token's characters."""
     if isinstance(text, str):
         return len(text)
     return sum(len(one) if isinstance(one, str) else _num_ids(one) * CHARS_PER_TOKEN for one in text)
@@ -420,7 +406,7 @@ def _num_ids(one: int | list[int]) -> int:
 
 
 def num_texts(text: shapes.Text) -> int:
-    """The number of texts in a list; all bare token ids in it count as one text together."""
+    """Return the number of texts; bare token ids together count as one."""
     if isinstance(text, str):
         return 1
     num_texts = sum(not isinstance(one, int) for one in text)
@@ -428,7 +414,6 @@ def num_texts(text: shapes.Text) -> int:
 
 
 def _check(asked: Any) -> None:
-    """Check what types cannot express: fields that bound each other, and the sizes of schemas. Raises BadRequest."""
     if isinstance(asked, shapes.Generating) and asked.n_predict is not None:
         _check_one_bound(asked)
     if isinstance(asked, shapes.ChatAsked):
@@ -469,7 +454,7 @@ def _check(asked: Any) -> None:
 
 
 def _check_one_bound(asked: shapes.Generating) -> None:
-    """Check that `n_predict`, which llama.cpp prefers, does not contradict the API's own bound. Raises BadRequest."""
+    """llama.cpp prefers `n_predict` to the API's own bound: they must agree."""
     for field in ("max_completion_tokens", "max_tokens"):
         most = getattr(asked, field, None)
         if most is not None and most != asked.n_predict:
@@ -497,7 +482,6 @@ def _check_anthropic(asked: shapes.CountAsked) -> None:
 
 
 def _check_choice(choice: str | dict[str, Any] | None, tools: Sequence[str | None]) -> None:
-    """Check that a tool choice is valid and refers to given tools. Raises BadRequest."""
     if choice is None or choice in ("auto", "none"):
         return
     if isinstance(choice, str):
@@ -518,7 +502,7 @@ def _check_forced(tools: Sequence[str | None], name: str | None) -> None:
 
 
 def _named_tool(choice: Mapping[str, Any]) -> str:
-    """The function that a tool choice names: inside `function` in a chat, beside `type` in a response."""
+    """A chat has the name inside `function`, a response beside `type`."""
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else choice.get("name")
     return name if isinstance(name, str) else ""
@@ -570,7 +554,6 @@ def _check_size(param: str, schema: msgspec.Raw) -> None:
 
 
 def _check_schema(param: str, schema: msgspec.Raw) -> None:
-    """Check that a schema is null or an object of bounded size. Raises BadRequest."""
     _check_size(param, schema)
     if not bytes(schema).startswith((b"{", b"null")):
         raise BadRequest(f"{param}: an object is expected.", param=param)
@@ -582,12 +565,11 @@ def _check_part(param: str, part: shapes.Part | shapes.Block) -> None:
 
 
 def _parts(asked: Any) -> Iterator[tuple[str, shapes.Part | shapes.Block]]:
-    """Every part of every message, with the path to it."""
     contents: Sequence[tuple[str, str | Sequence[shapes.Part] | Sequence[shapes.Block] | None]]
     if isinstance(asked, shapes.CountAsked):
         turns = [(f"messages[{i}].content", turn.content) for i, turn in enumerate(asked.messages)]
         contents = [("system", asked.system), *turns]
-        for where, blocks in turns:  # a tool's result has pieces too
+        for where, blocks in turns:
             if isinstance(blocks, list):
                 contents += [(f"{where}[{i}].content", block.content) for i, block in enumerate(blocks)]
     elif isinstance(asked, shapes.ChatAsked):
@@ -606,8 +588,7 @@ def _parts(asked: Any) -> Iterator[tuple[str, shapes.Part | shapes.Block]]:
 
 
 def _wrong_field(text: str) -> BadRequest:
-    """Turn msgspec's "... - at `$.messages[0].role`" or "... missing required field `model`" into an error naming the
-    field."""
+    """Find the field in msgspec's "... - at `$.messages[0].role`" or "... missing required field `model`"."""
     what, _, where = text.partition(" - at `")
     if what.startswith(_UNKNOWN):
         name = what.removeprefix(_UNKNOWN).rstrip("`")

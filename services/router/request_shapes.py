@@ -1,9 +1,8 @@
-"""The request fields that the router understands, with their bounds: those of OpenAI's and Anthropic's APIs, and fields
-of engines with which a client could exhaust a machine's memory or block it for a minute (llama.cpp's `n_probs`,
-`n_predict`, `grammar`, ...).
+"""The request fields known to the router, with their bounds.
 
-Every other field goes to the engine, which is the authority on it (request_body.py). Where a name comes twice, each
-value is checked against its bound. A field that is null counts as not given.
+They are OpenAI's and Anthropic's, and engines' own with which a client could exhaust a machine's memory or block it for
+a minute (llama.cpp's `n_probs`, `n_predict`, `grammar`, ...). All others go to the engine (request_body.py). Each value
+of a repeated name is checked. Null counts as not given.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,33 +11,31 @@ from msgspec import Meta, Raw, Struct
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
-NUM_MESSAGES = 2048  # messages, or items of a response's input
-NUM_INPUTS = 2048  # texts of one embedding request, as with OpenAI
+NUM_MESSAGES = 2048  # or items of a response's input
+NUM_INPUTS = 2048  # of one embedding request, as with OpenAI
 NUM_CHOICES = 128  # answers of one request, over all its prompts; OpenAI's bound of `n`
 NUM_TOOLS = 128  # as with OpenAI
 CHARS_PER_TOKEN_MAX = 64  # a longer text cannot fit its context; tokenizing 9 MB takes llama.cpp 45 s and 800 MB
-TOOLS_BYTES = 256 * 1024  # schemas and descriptions of all tools of one request together
-UNKNOWN_BYTES = 256 * 1024  # of one field that the router does not know
+TOOLS_BYTES = 256 * 1024  # of all tools together
+UNKNOWN_BYTES = 256 * 1024  # of one unknown field
 SCHEMA_BYTES = 16 * 1024  # of one JSON schema: llama.cpp compiles 44 KB of enum values for 25 s on one core
 
 Count = Annotated[int, Meta(ge=1, le=NUM_CHOICES)]
-Tokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]  # check_model compares it with the model's context
+Tokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]  # the model's context bounds it too
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Stop = Annotated[str, Meta(min_length=1, max_length=1024)]  # an empty one would end each answer before it begins
+Stop = Annotated[str, Meta(min_length=1, max_length=1024)]  # an empty one would end each answer at once
 TokenKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Short = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[Short, Short], Meta(max_length=16)]
-NULL = Raw(b"null")  # a field that is not given
+NULL = Raw(b"null")
 Grammar = Annotated[str, Meta(max_length=SCHEMA_BYTES)]
 Text = str | list[str | TokenId | list[TokenId]]
 
 
 class Part(Struct):
-    """A piece of a message: text, image, audio or file."""
-
     type: str
     text: str | None = None
 
@@ -55,7 +52,7 @@ class ToolCall(Struct):
 
 
 class Message(Struct):
-    """One message of a chat. Unknown fields are for the chat template."""
+    """Unknown fields are for the chat template."""
 
     role: str
     content: str | list[Part] | None = None
@@ -80,7 +77,7 @@ class Tool(Struct):
 class ResponseFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Raw = NULL
-    schema: Raw = NULL  # llama.cpp reads a schema here too
+    schema: Raw = NULL  # also read by llama.cpp
 
 
 class StreamOptions(Struct):
@@ -88,8 +85,6 @@ class StreamOptions(Struct):
 
 
 class Asked(Struct):
-    """The fields that all requests have in common."""
-
     model: str
     stream: bool | None = None
 
@@ -99,7 +94,7 @@ class OpenAiAsked(Asked, kw_only=True):
 
 
 class Generating(OpenAiAsked, kw_only=True):
-    """The fields that chats and completions have in common. From `top_k` on, most are engines' own, not OpenAI's."""
+    """The common fields of chats and completions. From `top_k` on, most are engines' own, not OpenAI's."""
 
     stream_options: StreamOptions | None = None
     n: Count | None = None
@@ -160,7 +155,7 @@ class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
 
 class CompletionAsked(Generating, kw_only=True, forbid_unknown_fields=True):
     prompt: Text
-    max_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None  # 0: only the prompt is echoed
+    max_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None  # 0: only the echo
     max_completion_tokens: Any = None  # of chats; refused here, since llama.cpp would prefer it to `max_tokens`
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
@@ -175,7 +170,7 @@ class EmbeddingAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
 
 
 class Item(Struct):
-    """One item of a response's input: a message, a call or a call's output. The engine checks the other fields."""
+    """A message, a call or its output. The engine checks the other fields."""
 
     type: str | None = None
     role: str | None = None
@@ -231,7 +226,7 @@ class Document(Struct):
 
 
 class TokensAsked(Asked, kw_only=True):
-    """A text to tokenize, or tokens to turn into text, in fields that differ by engine."""
+    """Other fields differ by engine."""
 
 
 class SpeechAsked(Asked, kw_only=True):
@@ -239,7 +234,7 @@ class SpeechAsked(Asked, kw_only=True):
 
 
 class UploadAsked(Asked, kw_only=True):
-    """A form with a file, of which the router reads only the model."""
+    """A form, of which the router reads only the model."""
 
 
 class RerankAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
@@ -255,8 +250,6 @@ class RerankAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
 
 
 class Block(Struct):
-    """A piece of a message: text, an image, a document, a tool call, the result of one, or thinking."""
-
     type: str
     text: str | None = None
     thinking: str | None = None
@@ -270,7 +263,7 @@ class Turn(Struct):
 
 
 class AnthropicTool(Struct):
-    """A tool of Anthropic's API. `type` is "custom", or names a tool that Anthropic's own servers run."""
+    """`type` is "custom", or names a tool of Anthropic's own servers."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     type: str | None = None
@@ -285,7 +278,7 @@ class ToolChoice(Struct):
 
 
 class CountAsked(Asked, kw_only=True, forbid_unknown_fields=True):
-    """A request for the number of input tokens, and the fields that a message shares with it. `stream` stays null."""
+    """A request for the number of input tokens; messages share its fields. `stream` stays null."""
 
     messages: Annotated[list[Turn], Meta(min_length=1, max_length=NUM_MESSAGES)]
     system: str | list[Block] | None = None

@@ -1,8 +1,4 @@
-"""The request table: the requests of this router by ticket, between the controller and their connections.
-
-The controller handles each stimulus at once, and its effects are carried out at once. Nothing here waits: `publish`
-only queues events.
-"""
+"""The request table: requests by ticket, between the controller and their connections. Nothing here waits."""
 
 import asyncio
 import itertools
@@ -31,7 +27,7 @@ from glowplug.services.router.nearest import LATEST, nearest
 
 
 class Stage(IntEnum):
-    """The stages of a router's shutdown; each includes the one before."""
+    """Each stage of a shutdown includes the one before."""
 
     SERVING = 0
     LEAVING = 1  # not ready, and every answer says `connection: close`
@@ -39,7 +35,7 @@ class Stage(IntEnum):
     REFUSING = 3  # new requests get 503
 
 
-EXECUTORS = {  # by type of effect: the method of Routed that carries it out
+EXECUTORS = {  # by type of effect: Routed's method
     Dispatch: "dispatch",
     Hold: "hold",
     Recall: "recall",
@@ -49,8 +45,6 @@ EXECUTORS = {  # by type of effect: the method of Routed that carries it out
 
 
 class Routed(Protocol):
-    """A request, with a method for each effect of the controller."""
-
     def dispatch(self, effect: Dispatch) -> None: ...
     def hold(self, effect: Hold) -> None: ...
     def recall(self, effect: Recall) -> None: ...
@@ -62,8 +56,6 @@ R = TypeVar("R", bound=Routed)
 
 
 class RequestTable(Generic[R]):
-    """The exchanges by ticket. Notifies the controller of stimuli and carries out its effects."""
-
     def __init__(
         self,
         controller: RouterController,
@@ -86,15 +78,14 @@ class RequestTable(Generic[R]):
     # -- readiness ----------------------------------------------------------------------------------------------
 
     def await_bus(self, for_s: float) -> None:
-        """Stay unready until the bus is reached, or for `for_s` seconds; for a router that starts without tables."""
+        """Stay unready until the bus is reached, or for `for_s` seconds."""
         self._bus_awaited_until = self.clock() + for_s
 
     def bus_reached(self) -> None:
-        """Note that the bus is connected."""
         self._bus_awaited_until = 0.0
 
     def not_ready(self) -> str:
-        """The reason why the router cannot route yet or is stopping; "" when it is ready."""
+        """Return the reason for not being ready, or ""."""
         if self.stage:
             return "stopping"
         if not self.table_loaded:
@@ -104,8 +95,8 @@ class RequestTable(Generic[R]):
     # -- requests -----------------------------------------------------------------------------------------------
 
     def find(self, name: str, caller: Caller = ANYBODY) -> Model:
-        """Find a model by its name or an alias, as far as the caller may use it. Raises ModelNotFound, and NoCapacity
-        before the models are loaded."""
+        """Find a model open to the caller by name or alias. Raises ModelNotFound, and NoCapacity before the models are
+        loaded."""
         lookup = self.controller.fleet.lookup
         model = lookup(name)
         if model is None and name.endswith(LATEST):
@@ -117,7 +108,7 @@ class RequestTable(Generic[R]):
         return model
 
     def models(self, caller: Caller = ANYBODY) -> list[Model]:
-        """The models that the caller may use, sorted by key. Raises NoCapacity before the models are loaded."""
+        """Return the models open to the caller, by key. Raises NoCapacity before they are loaded."""
         if not self.table_loaded:
             raise NoCapacity("The router has just started and has not read its table of models yet.", retry_after_s=1)
         return sorted(caller.those_of(self.controller.fleet.models.values()), key=lambda model: model.key)
@@ -130,13 +121,11 @@ class RequestTable(Generic[R]):
         self.change(stimulus)
 
     def end(self, stimulus: RequestEnded | ClientLeft) -> None:
-        """Remove an exchange whose answer is over or whose client has left, and notify the controller, which has
-        already dropped the requests that it rejected."""
+        """Remove an ended exchange; the controller has already dropped its rejected requests."""
         del self.exchanges[stimulus.ticket]
         self.change(stimulus)
 
     def change(self, stimulus: Any) -> None:
-        """Have the controller handle a stimulus that changes the loads."""
         self.take(stimulus)
         self.changed.set()
 
@@ -145,17 +134,16 @@ class RequestTable(Generic[R]):
             self.do(effects)
 
     def restore(self, table: str, rows: Mapping[str, Any], *, is_copy: bool = False) -> None:
-        """Give the controller and the keys a whole table; `is_copy`: from the copy on disk, which may be old."""
+        """`is_copy`: the copy on disk, possibly old."""
         self.keys.restore(table, rows, is_copy=is_copy)
         self.do(self.controller.restore(table, rows, self.clock(), is_copy=is_copy))
         self.table_loaded = self.table_loaded or table == "models"
 
     def publish(self, payload: Any) -> None:
-        """Publish a fact that does not come from the controller."""
         self._publish(Publish(payload))
 
     def do(self, effects: list[Effect]) -> None:
-        """Carry out effects in order. An effect for a request that has ended meanwhile is dropped."""
+        """Carry out effects in order, except those for ended requests."""
         for effect in effects:
             if type(effect) is Publish:
                 self._publish(effect)

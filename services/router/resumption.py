@@ -1,7 +1,7 @@
-"""The record that an exchange keeps of its stream, so that another engine can continue it.
+"""An exchange's record of its stream, for a continuation by another engine.
 
-Events are kept as they came, and parsed only when their engine is lost or they exceed LOG_BYTES. From then on only
-their text is kept (continuation.py), at most TEXT_CHARS over all engines; no other engine can continue a longer answer.
+Events are parsed only at the loss of their engine or beyond LOG_BYTES, into text of at most TEXT_CHARS; a longer answer
+cannot be continued.
 """
 
 import copy
@@ -17,10 +17,7 @@ from glowplug.services.router.continuation import DONE_EVENT, Continuation, NotC
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.wire import encode_json
 
-# Continuations of an answer in each API: chats, completions, Anthropic's messages, and responses (continuation.py).
-
-# Fields of a chat that mean the same in a completion or do not affect the answer; a chat with other fields continues by
-# text.
+# Fields of a chat that a completion shares, or that do not affect the answer; a chat with others continues by text.
 _PENALTIES = {"presence_penalty", "frequency_penalty", "repetition_penalty"}
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", *_PENALTIES}
 _LENGTH = {"max_tokens", "min_tokens", "stop_token_ids", "ignore_eos"}
@@ -40,8 +37,7 @@ _AT_ITS_END = "its end was under way"
 
 
 def begin(path: bytes, body: bytes, api: EngineApi, context_tokens: int) -> Continuation:
-    """Start the continuation of the answer to a request, for a model with a context of `context_tokens`. Raises
-    NotContinuable."""
+    """Start the continuation of an answer. Raises NotContinuable."""
     kind = _KINDS.get(path.decode())
     if kind is None or path.decode() not in api.continues:
         raise NotContinuable("its engine cannot go on with an answer on this path")
@@ -49,18 +45,16 @@ def begin(path: bytes, body: bytes, api: EngineApi, context_tokens: int) -> Cont
 
 
 class _Chunks(Continuation):
-    """A continuation in OpenAI's chunks, of chats and completions."""
-
     def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
         super().__init__(asked, api, context_tokens)
         if (asked.get("n") or 1) > 1 or (asked.get("best_of") or 1) > 1:
             raise NotContinuable(_SEVERAL)
-        self._head: dict[str, Any] = {}  # id, created and so on, from the first engine
+        self._head: dict[str, Any] = {}  # id, created and so on
         self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
         self._has_usage = False
         self._prompt_ids: list[int] = []
-        self._ids: list[int] = []  # of the answer's tokens whose text was sent
-        self._unshown: list[int] = []  # ids after these, whose text has not come yet
+        self._ids: list[int] = []  # of sent text
+        self._unshown: list[int] = []  # ids whose text has not come
         self._all_have_ids = True
         self._seam_chars = 0
 
@@ -81,8 +75,8 @@ class _Chunks(Continuation):
 
     @property
     def _known_ids(self) -> list[int]:
-        """The token ids of prompt and answer if the engine has returned them all, else none. None with stop strings
-        too: then text comes later than its tokens, and only the text tells how far the client is."""
+        """All token ids, or none. With stop strings text lags behind its tokens, and only text tells the client's
+        position."""
         if not (self._prompt_ids and self._ids and self._all_have_ids) or self._asked.get("stop"):
             return []
         return self._prompt_ids + self._ids
@@ -119,7 +113,7 @@ class _Chunks(Continuation):
         if "choices" not in event:
             return event or None  # an error
         usage = event.get("usage")
-        if not self._head:  # nothing was sent but comments
+        if not self._head:  # only comments were sent
             self._take({**event, "choices": [], "usage": None})
         choices = [made for choice in event["choices"] or () if (made := self._rewritten_choice(choice)) is not None]
         event.pop("timings", None)  # llama.cpp's, of this engine alone
@@ -155,7 +149,6 @@ class _Chunks(Continuation):
         raise NotImplementedError
 
     def _shows(self, choice: dict[str, Any]) -> bool:
-        """Return whether a choice tells the client anything new."""
         return bool(self._text_of(choice))
 
 
@@ -192,7 +185,7 @@ class _Completion(_Chunks):
 
 
 class _Chat(_Chunks):
-    """A chat, which continues as a completion of its tokens where they are known; the choices become a chat's again."""
+    """A chat, continued as a completion of its tokens where they are known."""
 
     MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
 
@@ -246,14 +239,14 @@ class _Chat(_Chunks):
 
 
 class _Messages(Continuation):
-    """A message of Anthropic's API, which always extends a last message of the assistant's."""
+    """A message of Anthropic's API: it always extends a final assistant message."""
 
     path = MESSAGES.encode()
 
     def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
         super().__init__(asked, api, context_tokens)
         self._has_start = False
-        self._has_block = False  # a block of text is open
+        self._has_block = False
 
     def ending(self) -> bytes:
         return b'event: message_stop\ndata: {"type":"message_stop"}\n\n' if self.is_finished else b""
@@ -299,17 +292,17 @@ class _Messages(Continuation):
 
 
 class _Response(Continuation):
-    """A response of OpenAI's API, which extends a message of the assistant's that is in progress."""
+    """A response of OpenAI's API: it extends an assistant message in progress."""
 
     MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
     path = RESPONSES.encode()
 
     def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
         super().__init__(asked, api, context_tokens)
-        self._head: dict[str, Any] = {}  # id and created_at
+        self._head: dict[str, Any] = {}
         self._item_id = ""
-        self._sequence = -1  # number of the last event; llama.cpp counts none
-        self._known: set[str] = set()  # kinds of events that have come
+        self._sequence = -1  # llama.cpp numbers no events
+        self._known: set[str] = set()
         self._seam = ""
 
     def request(self) -> bytes:
@@ -370,7 +363,7 @@ class _Response(Continuation):
         return event or None
 
     def _whole(self, text: str) -> str:
-        """The text of the whole answer, given an engine's text, which is all of it or only what that engine added."""
+        """An engine's text is the whole answer's, or only its own part."""
         if self._only_tail:
             return self.text
         return text if text.startswith(self._seam) else self._seam + text
@@ -401,45 +394,43 @@ _KINDS: dict[str, type[Continuation]] = {
 }
 
 
-# Why a stream leaves its engine, as metrics and traces name it.
-LOST: Final = "engine_lost"  # the engine's connection broke, or the engine was silent for too long
-ERROR: Final = "engine_error"  # the engine reported in the stream that it failed or was stopped
-ENDED: Final = "instance_ended"  # the instance was put to sleep
-MOVED: Final = "moved"  # the instance is no longer routed to, although its engine could have continued
+# Reasons for leaving an engine, in metrics and traces.
+LOST: Final = "engine_lost"  # a broken connection, or too long a silence
+ERROR: Final = "engine_error"  # reported in the stream
+ENDED: Final = "instance_ended"  # the instance went to sleep
+MOVED: Final = "moved"  # the instance lost its route, although its engine could have continued
 DRAINED: Final = "drained"  # the instance drains, and would have ended the stream
-GAVE_WAY: Final = "gave_way"  # another request was to have its slot
-ENGINE_RUNS: Final = (MOVED, GAVE_WAY)  # the stream was taken from an engine that could have gone on
+GAVE_WAY: Final = "gave_way"  # another request needed its slot
+ENGINE_RUNS: Final = (MOVED, GAVE_WAY)  # the engine could have gone on
 
-LOG_BYTES: Final = 64 * 1024  # of one stream's events, kept as they came
+LOG_BYTES: Final = 64 * 1024
 TEXT_CHARS: Final = 4 * 1024 * 1024
-_MALFORMED: Final = (TypeError, AttributeError, KeyError, ValueError)  # a field is not of its API's type
+_MALFORMED: Final = (TypeError, AttributeError, KeyError, ValueError)  # a field has a wrong type
 _TOO_LONG: Final = "it is too long"
 _NOT_ITS_API: Final = "its events are not as those of its API"
 
 
 def why(recall: Recall) -> str:
-    """Why a recalled stream leaves its engine."""
     return GAVE_WAY if recall.gives_way else MOVED if recall.moved else ENDED
 
 
 class Resumption:
-    """The resumption of one stream. `num_times` other engines have been asked to continue; `is_waiting` until the last
-    of them has sent a byte."""
+    """The resumption of one stream. `num_times`: continuations so far; `is_waiting`: the last has sent no byte yet."""
 
     def __init__(self, request: HttpRequest, model: Model, api: EngineApi) -> None:
         self._request, self._model, self._api = request, model, api
-        self._unread = b""  # bytes sent after the last whole event
-        self._part = b""  # the beginning of an event of a later engine
+        self._unread = b""  # sent after the last whole event
+        self._part = b""
         self._continuation: Continuation | None = None
-        self.why_not = ""  # why no other engine can continue the stream
+        self.why_not = ""
         self.num_times = 0
         self.is_waiting = False
-        self.broken_at = 0.0  # monotonic: when the engine was lost
-        self.reason = ""  # LOST, ERROR, ENDED, MOVED, DRAINED or GAVE_WAY
-        self.body = b""  # of the continuing request
+        self.broken_at = 0.0  # monotonic
+        self.reason = ""
+        self.body = b""
 
     def read(self, sent: bytes) -> None:
-        """Keep the text of events that the first engine sent the client; after the first fault keep nothing."""
+        """Keep the text of sent events; nothing after the first fault."""
         if self.why_not:
             return
         data = self._unread + sent
@@ -458,8 +449,8 @@ class Resumption:
             self.why_not, self._continuation = _NOT_ITS_API, None
 
     def prepare(self) -> bytes:
-        """Make the continuing request (`body`), or return the last events of the stream if only those are missing.
-        Raises NotContinuable."""
+        """Make the continuing request (`body`), or return the last events if only those are missing. Raises
+        NotContinuable."""
         if self._continuation is None or self.why_not:
             raise NotContinuable(self.why_not)
         if self._unread:
@@ -472,38 +463,34 @@ class Resumption:
         return ending
 
     def fork(self) -> "Resumption":
-        """Return an independent copy in the present state."""
         made = copy.copy(self)
         made._continuation = self._continuation.fork() if self._continuation is not None else None
         return made
 
     def lost(self, reason: str) -> None:
-        """Note that the engine is lost, so that another one is to be asked with `body`. `reason`: why the stream
-        left."""
         self.reason, self.is_waiting, self.broken_at = reason, True, time.monotonic()
         self.num_times += 1
         self._part = b""
 
     @property
     def target(self) -> bytes:
-        """The target of the continuing request."""
         assert self._continuation is not None
         request, path = self._request, self._continuation.path
         return request.target if path == request.path else path
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer that the client has; 0 while uncounted."""
+        """Tokens at the client; 0 while uncounted."""
         return self._continuation.num_tokens if self._continuation is not None else 0
 
     @property
     def usage(self) -> tuple[int, int] | None:
-        """(prompt tokens, tokens of the whole answer), once a later engine has reported them."""
+        """(prompt tokens, tokens of the whole answer), if a later engine has reported them."""
         return self._continuation.usage if self._continuation is not None else None
 
     def splice(self, body: bytes, most: int) -> tuple[bytes, str]:
-        """Take a part of a later engine's stream: (its whole events rewritten for the client, the engine's failure or
-        ""). An event longer than `most` bytes is cut. Raises NotContinuable."""
+        """Return (events rewritten for the client, the engine's failure or ""); events beyond `most` bytes are cut.
+        Raises NotContinuable."""
         body = self._part + body
         end = wire.whole_events(body, most)
         self._part = body[end:]
@@ -513,7 +500,7 @@ class Resumption:
             rewritten = self._continuation.rewrite(events) if events else b""
         except _MALFORMED as error:
             raise NotContinuable(_NOT_ITS_API) from error
-        if self.why_not or self._continuation.num_chars > TEXT_CHARS:  # no other engine could continue
+        if self.why_not or self._continuation.num_chars > TEXT_CHARS:
             self.why_not = _TOO_LONG
             self._continuation.forget_text()
         return rewritten, failure

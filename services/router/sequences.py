@@ -1,9 +1,7 @@
-"""One usage for all sequences of a request, on an engine that counts each one apart: llama.cpp makes a sequence for
-each of `n` answers and each of several prompts, and reports the tokens of each at the end of that sequence's stream. So
-the request goes to it as a stream, and the client gets one usage as in OpenAI's API: each prompt once, and every
-answer.
+"""One usage for all sequences of a request, as in OpenAI's API: each prompt once, and every answer. Pure.
 
-Pure: bytes in, bytes out.
+llama.cpp makes a sequence of each of `n` answers and each prompt, and reports its tokens at the end of its stream; so
+the request goes to it as a stream.
 """
 
 from typing import Any
@@ -17,7 +15,7 @@ from glowplug.services.router.wire import encode_json
 
 
 def num_sequences(asked: Any) -> int:
-    """The number of answers that a chat or a completion (request_shapes) asks for."""
+    """Return the number of answers to a chat or a completion."""
     prompt = getattr(asked, "prompt", None)
     return (num_texts(prompt) if prompt is not None else 1) * _num_per_prompt(asked)
 
@@ -27,7 +25,6 @@ def _num_per_prompt(asked: Any) -> int:
 
 
 def translate(body: bytes, asked: Any) -> "tuple[bytes, Sequences]":
-    """Translate a request for several sequences: the body for the engine, and the translation of its answer."""
     fields = decode(body, type=dict[str, msgspec.Raw])
     options = asked.stream_options
     wants_usage = bool(options and options.include_usage)
@@ -36,21 +33,19 @@ def translate(body: bytes, asked: Any) -> "tuple[bytes, Sequences]":
 
 
 class Sequences(SameApi):
-    """The translation of an answer of several sequences."""
-
     counts_all = True
 
     def __init__(self, streams: bool, wants_usage: bool, per_prompt: int) -> None:
         super().__init__(streams)
         self._wants_usage, self._per_prompt = wants_usage, per_prompt
-        self._prompts: dict[int, int] = {}  # tokens of each prompt, by its number
+        self._prompts: dict[int, int] = {}  # tokens, by the prompt's number
         self._cached = 0
         self._num_made = 0
-        self._last: dict[str, Any] = {}  # the last event's fields besides its choices and usage
+        self._last: dict[str, Any] = {}  # besides choices and usage
         self._choices: dict[int, dict[str, Any]] = {}
 
     def events(self, data: bytes) -> bytes:
-        """Translate whole events: they lose the usage of single sequences, and the last one has the usage of all."""
+        """The last event has the usage of all sequences."""
         out = []
         for _, event in events(data):
             if event == DONE:
@@ -95,7 +90,6 @@ class Sequences(SameApi):
         return b"data: " + encode_json({**self._last, "choices": [], "usage": self._usage()}) + b"\n\n"
 
     def _take(self, part: dict[str, Any]) -> None:
-        """Add a piece to the answer of its index."""
         index = part["index"]
         made = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
         made["finish_reason"] = part.get("finish_reason") or made["finish_reason"]
@@ -115,7 +109,6 @@ class Sequences(SameApi):
             add_call(message.setdefault("tool_calls", []), call)
 
     def end(self) -> bytes:
-        """The whole answer for a client that does not stream; b"" for a stream, which `events` has sent."""
         if self.streams:
             return b""
         kind = {"chat.completion.chunk": "chat.completion"}.get(self._last.get("object", ""), "text_completion")
@@ -123,12 +116,12 @@ class Sequences(SameApi):
         return encode_json({**self._last, "object": kind, "choices": choices, "usage": self._usage()})
 
     def whole(self, answer: bytes) -> bytes:
-        """The answer unchanged, of an engine that did not stream it as asked."""
+        """The engine did not stream, although asked to."""
         return answer
 
 
 def add_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """Add a piece of a tool call to `calls`: the name comes once, the arguments piece by piece."""
+    """Add a piece of a tool call: the name comes once, the arguments in pieces."""
     index = part.get("index", 0)
     while len(calls) <= index:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})

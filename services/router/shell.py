@@ -1,7 +1,4 @@
-"""The router's shell, which feeds facts and tables to the controller while requests go on, so that none waits for them.
-
-It copies the tables to disk, so that a router that starts while the store is down still serves.
-"""
+"""The router's shell. It copies the tables to disk, so that a router can start while the store is down."""
 
 import asyncio
 import logging
@@ -30,17 +27,17 @@ from glowplug.services.router.keys import FACTS, KeyCopy, KeyRing
 from glowplug.services.router.request_table import EXECUTORS, RequestTable
 from glowplug.services.router.settings import RouterSettings
 
-MAX_COPY_BYTES = 256 << 20  # every model and instance of a fleet: 10,000 models are 20 MiB
+MAX_COPY_BYTES = 256 << 20  # 10,000 models are 20 MiB
 FIRST_RESYNC_S = 0.2
-READ_RATIO = 0.005  # most of the time that goes into reading the tables of keys and tenants
+READ_RATIO = 0.005  # most of the time spent on reading keys and tenants
 READ_WITHIN_S = 30.0  # longest time between two readings of them
 KEYS_EVERY_S = 1.0  # shortest time between two copies of the keys
 log = logging.getLogger(__name__)
 
 
 class RouterShell(Shell):
-    """The shell of a router. Unlike other shells it has the request table carry out effects at once, ticks before the
-    store has ever answered, and copies every table it reads to disk."""
+    """The router's shell: unlike others it has the request table carry out effects at once, ticks before the store's
+    first answer, and copies every table to disk."""
 
     def __init__(self, world: World, settings: RouterSettings, table: RequestTable[Exchange]) -> None:
         self._table, self._fleet = table, table.controller.fleet
@@ -58,13 +55,12 @@ class RouterShell(Shell):
         )
         own_dir = settings.state_dir / settings.service_id
         self._copy, self._keys_copy = TablesCopy(own_dir / "tables.json"), KeysCopy(own_dir / "keys.json")
-        self._read_next: dict[str, float] = {}  # table -> when it is read again, monotonic
-        self.has_synced = False  # every table was read from the store, keys and tenants too
-        self._refusal = ""  # the bus's refusal of which the controller was notified last
+        self._read_next: dict[str, float] = {}  # table -> its next reading, monotonic
+        self.has_synced = False  # every table was read from the store
+        self._refusal = ""  # the bus's refusal last told to the controller
 
     @property
     def keys(self) -> KeyRing:
-        """The keys and tenants that the shell follows."""
         return self._table.keys
 
     def executed(self) -> Iterable[type[Any]]:
@@ -80,8 +76,8 @@ class RouterShell(Shell):
         return super().restore(table, rows)
 
     async def _read(self, table: str) -> dict[str, Any] | None:
-        """One table. The keys and tenants, of which there may be many, come by facts: while the bus is there, reading
-        them takes at most READ_RATIO of the time. None where it is not yet time to read them again."""
+        """Facts bring the keys and tenants, possibly many: with the bus connected, reading them takes at most
+        READ_RATIO of the time. None: not due yet."""
         if table not in (KEYS, TENANTS):
             return await super()._read(table)
         began, has_facts = time.monotonic(), self.bus.connected
@@ -105,7 +101,7 @@ class RouterShell(Shell):
         await super()._handle(stimulus)
 
     def take_copy(self) -> None:
-        """Start from the tables' copy on disk. Rows that the store lacks are dropped when the store is first read."""
+        """Start from the copies on disk. The store's first reading drops rows that it lacks."""
         self._keys_copy.read(self._table.keys)
         copied = self._copy.read(self._clock())
         if copied is None:
@@ -139,14 +135,14 @@ class _Copy(msgspec.Struct):
 
 
 class TablesCopy:
-    """The copy of the tables in one file, replaced whole. Instances older than `max_age_s` are not trusted."""
+    """The copy of the tables: one file, replaced whole. Instances older than `max_age_s` are not trusted."""
 
     def __init__(self, path: Path, max_age_s: float = 600.0) -> None:
         self._path, self._max_age_s = path, max_age_s
         self._last = b""
 
     def write(self, fleet: Fleet, now_s: float) -> None:
-        """Write the copy if the tables have changed or the file is a quarter of `max_age_s` old."""
+        """Write changed tables, or the same over a file a quarter of `max_age_s` old."""
         rows = msgspec.json.encode([list(fleet.models.values()), list(fleet.instances.values())])
         if rows == self._last and self._path.exists() and now_s - self._path.stat().st_mtime < self._max_age_s / 4:
             return
@@ -158,7 +154,7 @@ class TablesCopy:
             log.warning("failed to copy the tables to disk: %s", error)
 
     def read(self, now_s: float) -> tuple[dict[str, Model], dict[str, Instance]] | None:
-        """Read (models, instances) from the copy; no instances if it is older than `max_age_s`. None without a copy."""
+        """Read (models, instances); no instances beyond `max_age_s`. None without a copy."""
         try:
             copy = from_json(self._path.read_bytes(), _Copy, max_bytes=MAX_COPY_BYTES)
         except FileNotFoundError:
@@ -172,14 +168,14 @@ class TablesCopy:
 
 
 class KeysCopy:
-    """The copy of the keys and tenants in one file, replaced whole. A key is no secret of it: it has their SHA-256."""
+    """The copy of the keys and tenants: one file, replaced whole. It has only the keys' SHA-256."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written, self._written_at = 0, 0.0  # the ring's num_changes, and when
 
     def write(self, ring: KeyRing, now_s: float) -> None:
-        """Write the copy if the ring has changed, at most once in KEYS_EVERY_S."""
+        """Write changes, at most once in KEYS_EVERY_S."""
         if ring.num_changes == self._written or abs(now_s - self._written_at) < KEYS_EVERY_S:
             return
         self._written_at = now_s
@@ -191,8 +187,7 @@ class KeysCopy:
             self._written = ring.num_changes
 
     def read(self, ring: KeyRing) -> None:
-        """Start the ring from the copy. Without a copy no key is known; from one that cannot be read it follows that
-        there may be keys, so that calls need one."""
+        """Start the ring from the copy; after an unreadable one calls need a key."""
         try:
             copy = from_json(self._path.read_bytes(), KeyCopy, max_bytes=MAX_COPY_BYTES)
         except FileNotFoundError:

@@ -1,5 +1,7 @@
-"""The tokens of an answer, as its exchange reads them from the engine's bytes. The journal of usage has them before the
-client does: a router that is killed as the answer ends still knows them."""
+"""An answer's tokens, read from the engine's bytes.
+
+The usage journal has them before the client: a router killed at the answer's end still knows them.
+"""
 
 from typing import Any, Protocol
 
@@ -9,9 +11,8 @@ from glowplug.services.router.resumption import Resumption
 
 
 class Counted(Protocol):
-    """An exchange, as the counts see it. `opening`: the first bytes of a stream that counts its prompt there;
-    `previous` and `last`: the bytes passed on last, with whole events. `client_counts`: the client adds up the counts
-    of several sequences."""
+    """`opening`: the first bytes of a stream that counts its prompt there; `previous` and `last`: sent last, in whole
+    events. `client_counts`: the client sums several sequences."""
 
     slot: int
     ticket: int
@@ -30,8 +31,8 @@ class Counted(Protocol):
 
 
 def token_counts(exchange: Counted) -> tuple[int, int, bool]:
-    """(prompt tokens, response tokens, exact) of a finished answer; see wire.count_tokens. Where the engine gives no
-    usage (the client asked for none), the prompt's tokens are estimated from its body, which is not exact."""
+    """Return (prompt tokens, response tokens, exact); see wire.count_tokens. Without the engine's usage the prompt's
+    tokens are an estimate."""
     if exchange.resumption is not None and exchange.resumption.usage is not None:
         return *exchange.resumption.usage, False
     if exchange.counted is None:
@@ -40,7 +41,7 @@ def token_counts(exchange: Counted) -> tuple[int, int, bool]:
 
 
 def note(exchange: Counted) -> None:
-    """Put the engine's counts, as far as the bytes passed on last have them, into the journal."""
+    """Put the engine's counts into the journal."""
     if exchange.counted is not None:
         counts, cached = exchange.counted, exchange.cached_tokens
     elif exchange.client_counts or (exchange.resumption is not None and exchange.resumption.num_times):
@@ -52,7 +53,7 @@ def note(exchange: Counted) -> None:
 
 
 def _read(exchange: Counted) -> tuple[tuple[int, int, bool], int]:
-    """The counts, and the tokens of the prompt that the engine had cached; -1 where it does not say."""
+    """Return the counts, and the prompt's cached tokens; -1 if unknown."""
     last = exchange.last[-wire.TAIL_BYTES :]
     tail = exchange.opening + (exchange.previous[-wire.TAIL_BYTES :] + last if len(last) < wire.TAIL_BYTES else last)
     prompt, response, exact = wire.count_tokens(tail, exchange.num_events)

@@ -1,7 +1,7 @@
-"""Request ids, W3C trace contexts and the spans of sampled requests: cheap, and never trusting what a client sends.
+"""Request ids, W3C trace contexts and the spans of sampled requests, without trust in the client.
 
-A sampled request has at most three spans (router.request, router.hold and engine.generate) and one router.continue for
-each time that another engine was to continue its stream. Other requests have none.
+A sampled request has at most three spans (router.request, router.hold and engine.generate) and one router.continue per
+continuation of its stream.
 """
 
 import itertools
@@ -28,14 +28,14 @@ Attributes = dict[str, str | float | int | bool]
 
 
 def request_id(given: bytes | None) -> str:
-    """The client's id when it is safe to print, else a new one."""
+    """Return the client's id if it is safe to print, else a new one."""
     if given is not None and _SAFE_ID.fullmatch(given):
         return given.decode("ascii")
     return f"{_PREFIX}{next(_numbers):06x}"
 
 
 def event_id() -> str:
-    """A new id for an event: 128 random bits in hexadecimal."""
+    """Return 128 random bits in hexadecimal."""
     return f"{_bits(128):032x}"
 
 
@@ -59,7 +59,7 @@ class Sampler:
 
 
 def parent_context(given: bytes | None) -> tuple[str, bool] | None:
-    """(traceparent, sampled) as the client sent it, or None when it sent none that is well formed."""
+    """Return the client's (traceparent, sampled), or None without a well-formed one."""
     if given is None:
         return None
     match = _TRACEPARENT.fullmatch(given)
@@ -67,12 +67,12 @@ def parent_context(given: bytes | None) -> tuple[str, bool] | None:
 
 
 def new_context() -> str:
-    """The traceparent of a new, unsampled trace."""
+    """Return an unsampled traceparent."""
     return f"00-{_bits(128) | 1:032x}-{_bits(64) | 1:016x}-00"
 
 
 class RequestTrace:
-    """The spans of one request, which are exported when it ends. Times are epoch seconds."""
+    """The spans of one request, exported at its end. Times are epoch seconds."""
 
     def __init__(self, tracing: Tracing, parent: str, arrived_at: float, attributes: Attributes) -> None:
         self._tracing, self._arrived_at = tracing, arrived_at
@@ -84,14 +84,13 @@ class RequestTrace:
         self.engine_traceparent = self.traceparent
 
     def held(self, model_key: str, eta_s: float) -> None:
-        """Begin the span of holding the request; holding it again after losing an engine extends the same span."""
+        """Holding again after an engine's loss extends the span."""
         if self._hold is None:
             attributes: Attributes = {semconv.ATTR_MODEL: model_key, semconv.ATTR_PREDICTED_SECONDS: eta_s}
             self._hold = self._tracing.begin("router.hold", self.traceparent, self._arrived_at, attributes)
 
     def dispatched(self, instance: Instance, after_s: float) -> None:
-        """Begin the span of the engine, `after_s` after the request arrived. A second engine uses the same span and
-        replaces its attributes."""
+        """`after_s`: after the arrival. A second engine replaces the span's attributes."""
         if self._engine is None:
             at = self._arrived_at + after_s
             if self._hold is not None:
@@ -108,7 +107,7 @@ class RequestTrace:
         )
 
     def broken(self, at: float, reason: str, message: str, num_tokens: int, instance: Instance | None) -> None:
-        """Begin a span of continuing the stream, which leaves `instance` after the client has `num_tokens` of it."""
+        """Begin a continuation's span; the client has `num_tokens`."""
         if self._continue is not None:
             self._continue.end(int(at * _NANO))
         attributes: Attributes = {
@@ -120,25 +119,23 @@ class RequestTrace:
         self._continue = self._tracing.begin("router.continue", self.traceparent, at, attributes)
 
     def continued(self, at: float, instance: Instance | None) -> None:
-        """End the span of continuing the stream with the first byte of the next engine."""
         if self._continue is not None:
             self._continue.set_attribute(semconv.ATTR_INSTANCE_ID, instance.instance_id if instance is not None else "")
             self._continue.end(int(at * _NANO))
             self._continue = None
 
     def stayed(self, at: float, why: str) -> None:
-        """End the span of continuing the stream, which stays because the next engine has not begun."""
         if self._continue is not None:
             self._continue.set_attribute(semconv.ATTR_CONTINUE_OUTCOME, f"it stayed: {why}")
             self._continue.end(int(at * _NANO))
             self._continue = None
 
     def stays(self, at: float, why: str) -> None:
-        """Note that the stream was to leave its engine, but no other can continue it."""
+        """Note that no other engine can continue the stream."""
         self._root.add_event("stays", {semconv.ATTR_REASON: why}, timestamp=int(at * _NANO))
 
     def finish(self, fact: RequestFinished, begun: str) -> None:
-        """Close and export the spans. `begun`: the name of the event of the first byte, "" when there was none."""
+        """Export the spans. `begun`: the name of the first byte's event, or ""."""
         ended_at = int(fact.finished_at * _NANO)
         error = fact.error_code if fact.status >= 500 else ""
         if self._continue is not None:

@@ -1,8 +1,7 @@
-"""The client of a request that was translated before its exchange began: translates the exchange's answer back.
+"""The client of a translated request, which translates its exchange's answer back.
 
-The exchange holds, sends, continues and reports the translated request like any other, and writes its answer to a
-TranslatedClient in front of the client's own connection. The TranslatedClient separates head and body again, passes the
-body through a Translation, and writes the result in the framing of the client's request.
+The exchange writes to a TranslatedClient as to a connection. That separates head and body again, and frames the
+translated body as the client's request demands.
 """
 
 from collections.abc import Callable
@@ -22,42 +21,37 @@ _BODY_HEADERS = (b"content-type", b"content-length", b"accept", b"accept-encodin
 
 
 class Translation(Protocol):
-    """The translation of one answer for its client. `streams`: the client gets a stream, else one piece, whichever the
-    engine gives."""
+    """The translation of one answer. `streams`: the client gets a stream, else one piece, whatever the engine gives."""
 
     streams: bool
-    headers: bytes  # header lines with the type of the body
-    counts: tuple[int, int] | None  # tokens of prompt and answer, where the exchange would count them wrong
-    counts_all: bool  # it adds up the tokens of several sequences, and the exchange would read those of one
-    nothing: bytes  # harmless bytes between two events, which keep a connection alive
+    headers: bytes
+    counts: tuple[int, int] | None  # tokens of prompt and answer, where the exchange would miscount
+    counts_all: bool  # it sums several sequences, of which the exchange would read one
+    nothing: bytes  # harmless bytes between events, to keep a connection alive
 
     def began(self, queue_s: float) -> None:
-        """Note that the answer begins, after its request was held for `queue_s`."""
+        """Note the answer's beginning, after `queue_s` in the queue."""
         ...
 
     def events(self, events: bytes) -> bytes:
-        """Translate whole SSE events of the engine; b"" for nothing to send yet."""
+        """Translate whole SSE events; b"": nothing to send yet."""
         ...
 
     def end(self) -> bytes:
-        """The end of the client's stream, or the whole answer if the engine streamed and the client does not."""
+        """Return the end of the client's stream, or the answer if only the engine streamed."""
         ...
 
     def whole(self, answer: bytes) -> bytes:
-        """Translate an answer that the engine gave in one piece."""
+        """Translate an unstreamed answer."""
         ...
 
-    def error(self, error: bytes) -> bytes:
-        """Translate an error object of OpenAI's API to the client's API."""
-        ...
+    def error(self, error: bytes) -> bytes: ...
 
-    def error_event(self, error: bytes) -> bytes:
-        """Translate an error object to an event of a stream that has begun."""
-        ...
+    def error_event(self, error: bytes) -> bytes: ...
 
 
 class SameApi:
-    """The common part of translations whose client speaks OpenAI's API, as the engine does."""
+    """The common part of translations within OpenAI's API."""
 
     nothing = b":\n\n"
     counts: tuple[int, int] | None = None
@@ -68,19 +62,17 @@ class SameApi:
         self.headers = wire.EVENT_STREAM_HEADERS if streams else wire.JSON_HEADERS
 
     def began(self, queue_s: float) -> None:
-        """Do nothing: OpenAI's API does not report the time in the queue."""
+        """OpenAI's API does not report the time in the queue."""
 
     def error(self, error: bytes) -> bytes:
-        """The error object unchanged."""
         return error
 
     def error_event(self, error: bytes) -> bytes:
-        """The event that carries an error and ends the stream."""
         return api_errors.event(b"", error)
 
 
 def inner_request(request: HttpRequest, path: bytes, body: bytes) -> HttpRequest:
-    """The request for the exchange, as HTTP/1.0 so that its answer comes without chunk framing."""
+    """Return the exchange's request, as HTTP/1.0 so that the answer comes without chunk framing."""
     headers = {name: value for name, value in request.headers.items() if name not in _BODY_HEADERS}
     headers[b"content-type"] = b"application/json"
     first = request.first_path or request.path
@@ -88,7 +80,7 @@ def inner_request(request: HttpRequest, path: bytes, body: bytes) -> HttpRequest
 
 
 class TranslatedClient:
-    """The client's connection, as the exchange of a translated request writes to it."""
+    """A client's connection, as seen by its exchange."""
 
     def __init__(
         self, client: ClientSink, request: HttpRequest, translation: Translation, context: PortContext[Any]
@@ -99,19 +91,18 @@ class TranslatedClient:
         self._status = 0
         self._own_headers = b""
         self._is_sse = False
-        self._parts: list[bytes] = []  # of an answer in one piece
-        self._event = b""  # the beginning of an event that is not whole yet
-        self._error = b""  # error object within the engine's stream
-        self._has_begun = False  # the client has the head
+        self._parts: list[bytes] = []
+        self._event = b""
+        self._error = b""
+        self._has_begun = False
         self._is_answered = False
         self._keep_alive = request.keep_alive
-        self.at_end: Callable[[], None] | None = None  # called once the request is over, however it ended
-        self.renaming: Callable[[bytes], bytes] | None = None  # of what the engine says (intake.py)
+        self.at_end: Callable[[], None] | None = None  # called at any end of the request
+        self.renaming: Callable[[bytes], bytes] | None = None  # of the engine's output (intake.py)
         self.write: wire.Write = self._write
 
     @property
     def exchange(self) -> Any:
-        """The exchange that has the translated request."""
         return self._exchange
 
     @exchange.setter
@@ -119,28 +110,25 @@ class TranslatedClient:
         self._exchange, self._client.exchange = exchange, self
         exchange.client_counts = self._translation.counts_all
 
-    # Methods that the client's connection calls on its exchange.
+    # The exchange of the client's connection.
 
     def client_left(self) -> None:
-        """End the exchange after the client closed its connection."""
         self._exchange.client_left()
         self._over()
 
     def client_paused(self, paused: bool) -> None:
-        """Pause the exchange while the client reads too slowly, and resume it once the client has caught up."""
         self._exchange.client_paused(paused)
 
     def probe(self) -> bool:
-        """Write harmless bytes to the client, if it has the head. Returns whether the head has been sent."""
+        """Write harmless bytes if the client has the head. Returns whether it has."""
         if self._has_begun and not self.write_paused:
             self._stream(self._translation.nothing)
         return self._has_begun
 
-    # The ClientSink that the exchange writes to.
+    # The exchange's ClientSink.
 
     @property
     def write_paused(self) -> bool:
-        """The state of the client's own connection."""
         return self._client.write_paused
 
     @write_paused.setter
@@ -150,15 +138,13 @@ class TranslatedClient:
     def respond(
         self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
     ) -> bool:
-        """Send an answer of the router's own, which is always an error here. Returns whether the connection stays
-        open."""
+        """Send the router's own answer, always an error here. Returns whether the connection stays open."""
         self._is_answered = True
         self._request.notes = request.notes
         self._keep_alive = self._client.respond(self._request, status, self._translation.error(body), headers, more)
         return self._keep_alive
 
     def _write(self, data: bytes) -> None:
-        """Take a part of the exchange's output: a head, then its body without framing."""
         if self._unread is not None:
             self._unread += data
             head, found, data = self._unread.partition(b"\r\n\r\n")
@@ -213,7 +199,6 @@ class TranslatedClient:
             self._client.write(wire.chunk(out) if self._request.is_http11 else out)
 
     def exchange_over(self, keep_alive: bool) -> None:
-        """Write the end of the client's stream, or the whole answer, after the exchange has ended."""
         if not self._is_answered:
             self._end()
         self._over()

@@ -1,7 +1,7 @@
-"""A file as a client sends it: received into an unnamed file on this router's disk, and read from there.
+"""A file upload, received into an unnamed file on this router's disk.
 
-Nothing of it stands in memory but a buffer, and nothing stays on the disk when the request is dropped or this process
-dies: the kernel frees a file without a name when it is closed.
+Memory holds only a buffer, and nothing stays on disk after a dropped request or this process's death: the kernel frees
+an unnamed file at its close.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from typing import IO, Final
 from glowplug.domain.errors import BadRequest
 from glowplug.services.router.api_errors import ApiError, refused
 
-WRITE_BYTES: Final = 512 * 1024  # handed to the disk at a time
-MOST_BUFFERED: Final = 4 << 20  # received and not on the disk: more waits in the kernel
-MOST_FIELD_BYTES: Final = 4096  # of a field that is no file
-MOST_UPLOADS: Final = 16  # of one router at once
-_FORM: Final = 64 * 1024  # of a form beside the bytes of its file
+WRITE_BYTES: Final = 512 * 1024
+MOST_BUFFERED: Final = 4 << 20  # not on the disk yet: more waits in the kernel
+MOST_FIELD_BYTES: Final = 4096  # of a field without a file
+MOST_UPLOADS: Final = 16  # of one router
+_FORM: Final = 64 * 1024  # of a form besides its file
 _PIECE: Final = 1 << 20
 _BOUNDARY = re.compile(rb'boundary="?([0-9A-Za-z\'()+_,./:=? -]{1,70})"?', re.IGNORECASE)
 _NAME = re.compile(rb'[;\s]name="?([^";\r\n]*)"?', re.IGNORECASE)
@@ -30,7 +30,7 @@ _FILENAME = re.compile(rb'filename="?([^"\r\n]*?)"?(?:;|\r|\n|$)', re.IGNORECASE
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The fields of an upload, and where the bytes of its file stand."""
+    """The fields of an upload, and the position of its file's bytes."""
 
     fields: dict[str, str]
     file_name: str
@@ -39,7 +39,7 @@ class Form:
 
 
 class Upload:
-    """The body of one upload. `pause(True)` is called when the client sends faster than the disk writes."""
+    """`pause(True)` is called while the client outruns the disk."""
 
     def __init__(
         self, file: IO[bytes], most_bytes: int, writer: ThreadPoolExecutor, release: Callable[[], None]
@@ -54,7 +54,7 @@ class Upload:
         self.num_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the body. Raises ApiError: 413."""
+        """Raises ApiError: 413."""
         self.num_bytes += len(data)
         if self.num_bytes > self._most:
             raise too_large(self._most - _FORM)
@@ -85,7 +85,7 @@ class Upload:
             self.pause(False)
 
     async def form(self, content_type: bytes) -> Form:
-        """The form, once the whole body has come. Raises ApiError for a full disk, BadRequest for no such form."""
+        """Return the form, after the whole body. Raises ApiError for a full disk, BadRequest for another form."""
         while self._writing is not None or self._buffer:
             if self._writing is None:
                 self._write()
@@ -98,7 +98,6 @@ class Upload:
         return await asyncio.to_thread(_read_form, self._file.fileno(), self.num_bytes, content_type)
 
     async def content(self, form: Form) -> AsyncIterator[bytes]:
-        """The bytes of the form's file."""
         at = form.start
         while at < form.end:
             piece = await asyncio.to_thread(os.pread, self._file.fileno(), min(_PIECE, form.end - at), at)
@@ -108,7 +107,6 @@ class Upload:
             yield piece
 
     def close(self) -> None:
-        """Give back the disk's bytes."""
         if not self._released:
             self._released = True
             self._release()
@@ -119,14 +117,12 @@ class Upload:
 
 
 class Uploads:
-    """The uploads of one router, in files below `folder`."""
-
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder, self._most, self._num = folder, most_bytes, 0
         self._writer = ThreadPoolExecutor(2, thread_name_prefix="uploads")
 
     def begin(self, length: int | None) -> Upload:
-        """Receive a body of `length` bytes, None where that is not known. Raises ApiError: 413, 503."""
+        """Receive `length` bytes (None: unknown). Raises ApiError: 413, 503."""
         if length is not None and length > self._most + _FORM:
             raise too_large(self._most)
         if self._num >= MOST_UPLOADS:
@@ -154,7 +150,7 @@ def _read_form(fd: int, num_bytes: int, content_type: bytes) -> Form:
     mark = b"\r\n--" + found[1].strip()
     fields: dict[str, str] = {}
     name, span = "", (0, -1)
-    head_at = len(mark) - 2  # the first boundary has no line break in front of it
+    head_at = len(mark) - 2  # the first boundary has no line break before it
     if os.pread(fd, head_at, 0) != mark[2:]:
         raise BadRequest("The form does not begin with its boundary.")
     for _ in range(64):
@@ -181,7 +177,7 @@ def _read_form(fd: int, num_bytes: int, content_type: bytes) -> Form:
 
 
 def _find(fd: int, mark: bytes, at: int, num_bytes: int) -> int:
-    """Where `mark` stands at or behind `at`; -1 where it does not."""
+    """Return the position of `mark`, or -1."""
     while at < num_bytes:
         piece = os.pread(fd, _PIECE + len(mark), at)
         found = piece.find(mark)

@@ -1,4 +1,4 @@
-"""Usage of a router's requests: one record each, kept in a spool and sent to the console's ledger in batches."""
+"""Usage of a router's requests: one record each, spooled and sent to the console's ledger in batches."""
 
 import asyncio
 import contextlib
@@ -18,23 +18,20 @@ from glowplug.services.router.usage_spool import Line, Spool, read
 log = logging.getLogger(__name__)
 SEND_EVERY_S = 1.0
 BATCH = 1000  # records of one event: below half a megabyte of the bus's four
-ADOPT_EVERY = 30  # rounds between two looks for segments of processes that have ended
+ADOPT_EVERY = 30  # rounds between looks for ended processes
 FINISH_WITHIN_S = 3.0
 CLIENT_LEFT = 499
 
 
 class UsageLog:
-    """The records of one router process."""
-
     def __init__(self, spool: Spool, metrics: RouterMetrics, journal: Journal) -> None:
         self._spool, self._metrics, self.journal = spool, metrics, journal
 
     def take(
         self, fact: RequestFinished, ticket: int, path: bytes, cached_tokens: int, gpu_s: float = math.nan
     ) -> None:
-        """Keep what an ended request used. A request that was refused used nothing and has no record; one that an
-        engine refused (4xx), or whose client left while it was held, has one without tokens. `gpu_s`: NaN where it
-        is not known."""
+        """Keep an ended request's usage. A refused request has no record; one that an engine refused (4xx), or whose
+        client left the queue, has one without tokens. `gpu_s`: NaN if unknown."""
         status = fact.status
         if not fact.instance_id and status != CLIENT_LEFT:
             return
@@ -66,8 +63,8 @@ class UsageLog:
         self._metrics.used(fact.tenant, prompt, response)
 
     def adopt(self, folder: Path) -> None:
-        """Take over what router processes that have ended left in this router's folder, and in those of routers that
-        have not come back. `folder`: the one of all routers. Requests that they were at have records of their own."""
+        """Take over the records of ended processes, in this router's folder and in absent routers' below `folder`.
+        Requests in progress there get records."""
         own = self._spool.folder
         self._spool.adopt()
         for one in (own, *sorted(set(folder.glob(f"*/{own.name}")) - {own})):
@@ -98,8 +95,7 @@ class UsageLog:
 
 
 class UsageSender:
-    """Sends what the spool holds, and removes what the bus has stored. A batch that may have been stored is sent again:
-    readers know its records by their ids."""
+    """The sender of the spool's records. A batch may be sent twice: readers know its records by their ids."""
 
     def __init__(
         self,
@@ -110,7 +106,7 @@ class UsageSender:
         usage: UsageLog | None = None,
         folder: Path = Path(),
     ) -> None:
-        """`folder`: where all routers keep their records, if `usage` makes any."""
+        """`folder`: of all routers' records."""
         self._spool, self._bus, self._router_id, self._metrics = spool, bus, router_id, metrics
         self._usage, self._folder = usage, folder
         self.journal = usage.journal if usage is not None else Journal()
@@ -119,7 +115,6 @@ class UsageSender:
         metrics.spool_bytes.set_function(lambda: spool.num_bytes)
 
     async def run(self) -> None:
-        """Send each SEND_EVERY_S, for ever, and take over what processes leave that have ended."""
         num = 0
         while True:
             await asyncio.sleep(SEND_EVERY_S)
@@ -130,8 +125,7 @@ class UsageSender:
             await self.send()
 
     async def send(self) -> bool:
-        """Send everything that the spool holds now. Returns False where the bus did not take it all; then it stays in
-        the spool."""
+        """Send the whole spool. Returns False if the bus did not take it all; the rest stays."""
         if not self._bus.connected or self._bus.refusal:
             return False
         async with self._sending:
@@ -150,7 +144,7 @@ class UsageSender:
         return True
 
     async def finish(self) -> None:
-        """Send what is left as the router stops, within FINISH_WITHIN_S; the rest waits for the next one."""
+        """Send the rest within FINISH_WITHIN_S, or leave it to the next process."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_WITHIN_S):
                 await self.send()
@@ -158,7 +152,6 @@ class UsageSender:
         self.journal.close(keeps_file=self._spool.num_bytes > 0)
 
     async def _send_batch(self, segment: Path, offset: int) -> int:
-        """Send the records from `offset` on; return where they end."""
         records, end, num_bad = await asyncio.to_thread(read, segment, offset, BATCH)
         if num_bad:
             self._metrics.usage_lost.inc(num_bad)
@@ -166,7 +159,7 @@ class UsageSender:
         if records:
             self._num_batches += 1
             data = UsageRecorded(router_id=self._router_id, batch=self._num_batches, records=tuple(records))
-            event = Event(  # the same id when it is sent again: the bus stores it once
+            event = Event(  # the same id when sent again: the bus stores it once
                 event_id=f"usage-{segment.stem}-{offset}",
                 type=data.TYPE,
                 occurred_at=time.time(),
@@ -179,7 +172,7 @@ class UsageSender:
 
 
 def open_usage(settings: RouterSettings, bus: Bus, metrics: RouterMetrics) -> tuple[UsageLog | None, UsageSender]:
-    """The records of a router, which begins with what processes left that have ended; None where it makes none."""
+    """Open a router's records, with those of ended processes; None where it makes none."""
     folder = Path(settings.usage_dir) if settings.usage_dir else settings.state_dir
     spool = Spool(folder / settings.service_id / "usage", settings.usage_spool_bytes, metrics.usage_lost.inc)
     usage = None

@@ -1,11 +1,9 @@
-"""The journal: the requests that a router is at, in a file that it maps into its memory, so that what they used is
-known after the process was killed.
+"""The journal: a router's current requests in a memory-mapped file, so that their usage survives a kill.
 
-One slot of SLOT_BYTES per request, no text of it and no key: written when the request is held or sent to an engine,
-emptied once its usage record is in the spool. Events of its answer are counted in the slot by a plain store; the
-engine's own counts are put there before the client gets the bytes that have them. The pages belong to the file, so that
-a kill loses none; a machine that loses its power may lose those of the last seconds. All blocks are reserved first: a
-disk that fills up later cannot harm the router.
+A request's slot, without its text or key, is written when it is held or sent, and emptied once its record is in the
+spool. A plain store counts events; the engine's own counts are written before the client gets them. A kill loses no
+page of the file; a power failure may lose the last seconds'. All blocks are reserved first, so a full disk cannot harm
+the router later.
 """
 
 import fcntl
@@ -31,22 +29,22 @@ log = logging.getLogger(__name__)
 SUFFIX: Final = ".journal"
 SLOT_BYTES: Final = 1024
 _MAGIC: Final = b"GPUSAGE1"
-_HEADER: Final = struct.Struct("<8s16sd")  # _MAGIC, the prefix of record ids, when the router was last alive (epoch s)
-# A slot, in words of four bytes: its ticket (two words; 0: it is free), these counts, then the text that says whose it
-# is. The first slot has the header; where a request has no slot, its events are counted there.
+_HEADER: Final = struct.Struct("<8s16sd")  # _MAGIC, the prefix of record ids, the last sign of life (epoch s)
+# A slot, in words of four bytes: its ticket (two words; 0: free), these counts, then the text. The first slot has the
+# header, and counts the events of requests without a slot.
 _PROMPT, _EVENTS, _COUNTED, _EXACT_PROMPT, _EXACT_CACHED, _EXACT_RESPONSE, _LENGTH = range(2, 9)
 NO_SLOT: Final = SLOT_BYTES // 4 - 1
 _TEXT_AT: Final = 40
 ROUTER_LOST: Final = "router_lost"
 STATUS: Final = 500
-# Of a request: its id, tenant, key's id, model, path, when it arrived, seconds held, cold, instance, emulated.
+# Of a request: id, tenant, key's id, model, path, arrival, seconds held, cold, instance, emulated.
 _Told = tuple[str, str, str, str, str, float, float, bool, str, bool]
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Told).decode
 
 
 class Journaled(Protocol):
-    """An exchange, as the journal sees it. `slot`: the index in `Journal.words` at which its events are counted."""
+    """An exchange, for the journal. `slot`: the index of its event count in `Journal.words`."""
 
     slot: int
     ticket: int
@@ -66,8 +64,8 @@ class Journaled(Protocol):
 
 
 class Journal:
-    """The slots of one router process, `num_slots` of them. `prefix`: of the ids of its records. Where the folder takes
-    no file, the log says so and requests have no slots; likewise with 0 slots."""
+    """The slots of one router process. `prefix`: of its record ids. With 0 slots, or a folder that takes no file,
+    requests have none."""
 
     def __init__(self, folder: Path | None = None, num_slots: int = 0) -> None:
         self.prefix, self._path = secrets.token_hex(8), Path()
@@ -83,13 +81,11 @@ class Journal:
         self._free = list(range(len(self._memory) // SLOT_BYTES - 1, 0, -1))  # the lowest last: few pages are written
 
     def held(self, exchange: Journaled) -> None:
-        """Write that a request waits, unless it was at an engine before."""
         if exchange.slot == NO_SLOT:
             self.sent(exchange)
 
     def sent(self, exchange: Journaled) -> None:
-        """Write whose request this is and which instance has it, in a slot of its own; the one that it had before is
-        emptied after that."""
+        """Write the request in a new slot, then empty its old one."""
         if not self._free:
             return
         instance, caller = exchange.instance, exchange.request.caller
@@ -114,31 +110,27 @@ class Journal:
         self._memory[at : at + len(text)] = text
         words[first + _PROMPT] = exchange.prompt_tokens if instance is not None else 0
         words[first + _EVENTS], words[first + _COUNTED], words[first + _LENGTH] = exchange.num_events, 0, len(text)
-        self._tickets[first // 2] = exchange.ticket  # from here on the slot counts
+        self._tickets[first // 2] = exchange.ticket  # the slot counts from here on
         exchange.slot = first + _EVENTS
         if before != NO_SLOT:
             self._empty(before)
 
     def counted(self, slot: int, prompt: int, cached: int, response: int) -> None:
-        """Write the engine's own counts."""
         words, first = self.words, slot - _EVENTS
         if slot != NO_SLOT:
             words[first + _EXACT_PROMPT], words[first + _EXACT_CACHED] = prompt, cached
             words[first + _EXACT_RESPONSE], words[first + _COUNTED] = response, 1
 
     def clear(self, exchange: Journaled) -> None:
-        """Empty the slot of a request that is over."""
         if exchange.slot != NO_SLOT:
             self._empty(exchange.slot)
             exchange.slot = NO_SLOT
 
     def beat(self) -> None:
-        """Write that the router lives."""
         _HEADER.pack_into(self._memory, 0, _MAGIC, self.prefix.encode(), time.time())
 
     def close(self, *, keeps_file: bool) -> None:
-        """End the journal, whose requests are over. `keeps_file`: records wait in its folder, for any router that finds
-        it to have ended."""
+        """`keeps_file`: records wait in the folder, and the journal tells other routers that this one has ended."""
         self._free.clear()
         if self._fd >= 0:
             if not keeps_file:
@@ -169,9 +161,8 @@ class Journal:
 
 @contextmanager
 def left_in(path: Path) -> Iterator[tuple[list[Any], int]]:
-    """(usage records of the requests that a process which has ended was at, slots that cannot be read) of its journal;
-    the file is removed at the end of the `with` block unless that raises. Nothing of a journal whose process lives, or
-    that another process reads. Raises OSError."""
+    """Yield (usage records, unreadable slots) of an ended process's journal, and remove the file after the `with` block
+    unless that raises. Nothing for a living process's journal, or one that another process reads. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if is_locked(fd):
@@ -184,7 +175,7 @@ def left_in(path: Path) -> Iterator[tuple[list[Any], int]]:
 
 
 def has_ended(folder: Path) -> bool:
-    """Return whether the folder is of a router that has ended: it has a journal, and none of a process that lives."""
+    """Return whether the folder's router has ended: it has journals, none of a living process."""
     found = False
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(FileNotFoundError):
@@ -200,7 +191,7 @@ def has_ended(folder: Path) -> bool:
 
 def _records(data: bytes) -> tuple[list[Any], int]:
     if len(data) < SLOT_BYTES or not data.startswith(_MAGIC):
-        return [], 0  # it was killed as it began
+        return [], 0  # killed at its beginning
     _, prefix, alive_at = _HEADER.unpack_from(data)
     found: dict[int, Any] = {}
     num_bad = 0
@@ -213,7 +204,7 @@ def _records(data: bytes) -> tuple[list[Any], int]:
         except msgspec.MsgspecError:
             num_bad += 1
             continue
-        if record.instance_id or ticket not in found:  # it was moving to another slot
+        if record.instance_id or ticket not in found:  # else it was changing slots
             found[ticket] = record
     return list(found.values()), num_bad
 

@@ -1,9 +1,8 @@
 """The spool: usage records on disk, from the end of their request until the bus has stored them.
 
-A folder of segments, files of one JSON record a line. A record is appended by one write() as its request ends, so that
-a process that is killed leaves every record it made; nothing is synced, so that a machine that loses its power may lose
-those of the last seconds. A segment is sealed before it is sent and removed once all of it is stored. A segment of a
-process that has ended is sealed too; one of a process that lives is locked and left alone.
+Each record is one write() of a JSON line to a segment: a kill loses none, a power failure perhaps the last seconds',
+since nothing is synced. A segment is sealed, sent, and removed once stored. A living process's is locked, an ended
+one's is adopted.
 """
 
 import contextlib
@@ -23,8 +22,7 @@ from glowplug.domain.usage import UsageRecord
 
 log = logging.getLogger(__name__)
 SUFFIX = ".jsonl"
-# A UsageRecord as it is written: the same fields, made in a tenth of the time that a frozen dataclass takes.
-# Without fields that are as they are by default.
+# A UsageRecord without default values, made in a tenth of a frozen dataclass's time.
 Line: Any = msgspec.defstruct(
     "Line",
     [
@@ -39,24 +37,23 @@ _decode = msgspec.json.Decoder(UsageRecord).decode
 
 
 class Spool:
-    """The segments of one router. At `max_bytes` in all, or where the disk takes nothing, a record is lost: `on_loss`
-    is called with the number of records, and the log says so once until records are kept again. 0 keeps none."""
+    """The segments of one router. At `max_bytes` in all, or on a full disk, records are lost: `on_loss` gets their
+    number, and the log says so once per outage. 0 keeps none."""
 
     def __init__(self, folder: Path, max_bytes: int, on_loss: Callable[[int], None] = lambda _: None) -> None:
         self.folder, self._max_bytes, self._on_loss = folder, max_bytes, on_loss
-        self._fd, self._path, self._size = -1, Path(), 0  # of the segment that is written now
-        self._sealed: dict[Path, int] = {}  # bytes of the others, the oldest first
+        self._fd, self._path, self._size = -1, Path(), 0  # the open segment
+        self._sealed: dict[Path, int] = {}  # bytes, the oldest first
         self._sealed_bytes = 0
         self.problem = ""  # why records are lost now
         self.adopt()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all segments."""
         return self._sealed_bytes + self._size
 
     def append(self, record: Any) -> None:
-        """Keep one Line. Never raises for what the disk does."""
+        """Keep one Line. Never raises for the disk's faults."""
         line = _encode(record) + b"\n"
         if self._sealed_bytes + self._size + len(line) > self._max_bytes:
             self._lose(f"the spool holds {self.num_bytes} bytes, which is as much as it may")
@@ -76,7 +73,7 @@ class Spool:
             log.warning("the router keeps usage records in %s again", self.folder)
 
     def seal(self) -> list[Path]:
-        """End the segment that is written now, and return all that can be sent, the oldest first."""
+        """End the open segment. Returns all that can be sent, the oldest first."""
         if self._size:
             os.close(self._fd)
             self._sealed[self._path] = self._size
@@ -85,19 +82,17 @@ class Spool:
         return list(self._sealed)
 
     def remove(self, segment: Path) -> None:
-        """Forget a sealed segment, all of which has been stored."""
         self._sealed_bytes -= self._sealed.pop(segment)
         segment.unlink(missing_ok=True)
 
     def adopt(self) -> None:
-        """Take over the segments of processes that have ended."""
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             if path not in self._sealed and path != self._path and not _is_written(path):
                 self._sealed[path] = size = path.stat().st_size
                 self._sealed_bytes += size
 
     def adopt_all(self, folder: Path) -> None:
-        """Take over all segments of the folder of another router, which has ended. Raises OSError."""
+        """Take over an ended router's segments. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):  # another router was sooner
@@ -105,7 +100,6 @@ class Spool:
         self.adopt()
 
     def close(self) -> None:
-        """End the segment that is written now; it stays for the next process."""
         self.seal()
 
     def _begin(self) -> int:
@@ -124,8 +118,8 @@ class Spool:
 
 
 def read(segment: Path, offset: int, num_records: int) -> tuple[list[UsageRecord], int, int]:
-    """(at most `num_records` records from `offset` on, the offset behind them, lines that are no record) of a segment.
-    The end of a segment is reached where the offset stays. Raises OSError."""
+    """Return (at most `num_records` records from `offset` on, the next offset, bad lines). The offset stays at the end.
+    Raises OSError."""
     records: list[UsageRecord] = []
     num_bad = 0
     with segment.open("rb") as file:
@@ -139,7 +133,6 @@ def read(segment: Path, offset: int, num_records: int) -> tuple[list[UsageRecord
 
 
 def _is_written(path: Path) -> bool:
-    """Return whether a process that lives writes this segment."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -151,7 +144,7 @@ def _is_written(path: Path) -> bool:
 
 
 def is_locked(fd: int) -> bool:
-    """Lock an open file, and return whether another process has it locked."""
+    """Lock an open file. Returns whether another process has it locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

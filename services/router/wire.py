@@ -1,5 +1,4 @@
-"""Answers on the wire, as bytes: the HTTP/1.1 that the router writes, a writer without delay, and cheap reads of an
-engine's answer without parsing it: where whole events of a stream end, whether the stream is over, token counts."""
+"""Answers on the wire: HTTP/1.1 output, an undelayed writer, and cheap reads of engines' answers without parsing."""
 
 import asyncio
 import os
@@ -13,7 +12,7 @@ from glowplug.domain.instance import Instance, Phase
 from glowplug.telemetry.semconv import HEADER_EMULATED
 
 _REASONS = {s.value: s.phrase for s in HTTPStatus} | {499: "Client Closed Request"}
-VERSION = b"HTTP/1.1 "  # the first bytes of every answer
+VERSION = b"HTTP/1.1 "
 _STATUS_LINES: dict[int, bytes] = {code: VERSION + f"{code} {phrase}\r\n".encode() for code, phrase in _REASONS.items()}
 CONTINUE = VERSION + b"100 Continue\r\n\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
@@ -26,12 +25,11 @@ Write = Callable[[bytes], None]
 
 
 def chunk(data: bytes) -> bytes:
-    """Frame `data`, which must not be empty, as one HTTP chunk."""
+    """Frame `data`, not empty, as one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def instance_headers(instance: Instance | None) -> bytes:
-    """Header lines with the instance that answers, and whether it is emulated."""
     if instance is None:
         return b""
     name = b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
@@ -39,13 +37,13 @@ def instance_headers(instance: Instance | None) -> bytes:
 
 
 def server_timing(queue_s: float, phases: Sequence[Phase], router_s: float) -> bytes:
-    """The value of Server-Timing: milliseconds in the queue, in each phase of the awaited start, and in the router."""
+    """Return Server-Timing's value: milliseconds in the queue, in an awaited start's phases, and in the router."""
     started = b"".join([f"{p.name};dur={p.actual_s * 1000:.1f}, ".encode() for p in phases]) if phases else b""
     return b"queue;dur=%.1f, %brouter;dur=%.2f" % (queue_s * 1000, started, router_s * 1000)
 
 
 def head(code: int, headers: bytes, *, keep_alive: bool) -> bytes:
-    """Status line and headers of an answer; `headers` includes those of the framing."""
+    """Return status line and headers; `headers` includes the framing's."""
     status_line = _STATUS_LINES.get(code) or b"%b%d Unknown\r\n" % (VERSION, code)
     return status_line + headers + (b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
 
@@ -55,12 +53,10 @@ def content_length(num_bytes: int) -> bytes:
 
 
 def writer(transport: asyncio.Transport) -> Write:
-    """A function that sends bytes at once, in order after buffered ones, and drops them once the transport is closing.
-    The transport notices a broken connection.
+    """Return a function that sends bytes at once, after buffered ones, and drops them once the transport is closing.
 
     uvloop keeps every write until the end of a loop iteration, which costs one more iteration (and its system calls)
-    for each chunk of a stream. This function hands bytes to the kernel at once; only what the kernel does not take goes
-    to the transport's buffer, with its limits and its pause_writing.
+    per chunk. This function hands bytes to the kernel, and only the rest to the transport.
     """
     fd = int(transport.get_extra_info("socket").fileno())  # valid while the transport is not closing
     num_buffered, is_closing, send = transport.get_write_buffer_size, transport.is_closing, os.write
@@ -83,19 +79,19 @@ def writer(transport: asyncio.Transport) -> Write:
 
 # -- server-sent events ------------------------------------------------------------------------------------------------
 
-MESSAGES = b"/v1/messages"  # and what lies below it: Anthropic's API
+MESSAGES = b"/v1/messages"  # and below: Anthropic's API
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")  # of a stream; in a text it stands before a quote
+DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")  # of a stream; within a text a quote follows
 _FIRST_ERROR = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})')
 _DONE = b"data: [DONE]"
-_DONE_WITHIN = len(_DONE) + 4  # with the longest end of an event
+_DONE_WITHIN = len(_DONE) + 4
 _RESPONSE_OVER = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\r?$", re.MULTILINE)
 _MESSAGE_OVER = re.compile(rb"^event: message_stop\r?$", re.MULTILINE)
 _OVER = {b"/v1/responses": _RESPONSE_OVER, b"/v1/messages": _MESSAGE_OVER}
 
 
 def whole_events(body: bytes, most: int) -> int:
-    """The length of the whole events at the beginning of `body`. An event longer than `most` bytes counts as whole."""
+    """Return the length of the whole events in `body`; beyond `most` bytes an event counts as whole."""
     end = max(body.rfind(b"\n\n") + 2, body.rfind(b"\r\n\r\n") + 4)
     if end >= 4:
         return end
@@ -107,25 +103,24 @@ def is_anthropic(path: bytes) -> bool:
 
 
 def starts_stream(first: bytes) -> bytes:
-    """The error object at the beginning of an event stream; b"" if the stream begins with an answer."""
+    """Return the error at the beginning of a stream, or b""."""
     found = _FIRST_ERROR.match(first)
     return found[1] if found else b""
 
 
 def begins_late(first: bytes) -> bool:
-    """Return whether a message's stream lacks its first event: llama.cpp leaves out `message_start` where an answer
-    ends with its first token, and Anthropic's clients take such a stream for broken."""
+    """Return whether `message_start` is missing: llama.cpp omits it where an answer ends with its first token, and
+    Anthropic's clients take such a stream for broken."""
     return first.startswith((b"event: content_block_start", b"event: message_delta"))
 
 
 def with_message_id(first: bytes) -> bytes:
-    """The first bytes of a message, or of its stream, with llama.cpp's chat id replaced by one in Anthropic's form."""
+    """Replace llama.cpp's chat id by one in Anthropic's form."""
     is_one = first.startswith((b'{"id":"chatcmpl-', b"event: message_start"))
     return first.replace(b'"id":"chatcmpl-', b'"id":"msg_', 1) if is_one else first
 
 
 def message_start(message_id: str, model: str, prompt_tokens: int) -> bytes:
-    """The event `message_start`, for an engine that leaves it out."""
     message: dict[str, object] = {
         "id": message_id,
         "type": "message",
@@ -140,12 +135,12 @@ def message_start(message_id: str, model: str, prompt_tokens: int) -> bytes:
 
 
 def named_event(event: Mapping[str, object]) -> bytes:
-    """An event of a stream that is named by its `type`, as those of messages and responses are."""
+    """Messages and responses name events by `type`."""
     return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode_json(event))
 
 
 def is_over(path: bytes, last: bytes) -> bool:
-    """Return whether the last whole events end the stream: `[DONE]`, or the last event of a response or a message."""
+    """Return whether the last whole events end the stream."""
     if not last.endswith(EVENT_ENDS):
         return False
     if last[-_DONE_WITHIN:].rstrip(b"\r\n").endswith(_DONE):
@@ -159,9 +154,8 @@ _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 
 
 def before_failure(body: bytes) -> tuple[bytes, str]:
-    """(whole events before an engine's failure, its message); all events and "" without a failure. A failure is an
-    error of vLLM or llama.cpp, or the finish reason "abort" of vLLM when it sleeps or shuts down. An error about the
-    request (below 500) is an event like any other."""
+    """Return (events before an engine's failure, its message or ""). Failures are errors from 500 on, and vLLM's finish
+    reason "abort" when it sleeps or shuts down."""
     if b'"abort"' in body or b'data: {"error"' in body:
         for event in _EVENT.finditer(body):
             if why := _failure(event[0]):
@@ -187,7 +181,6 @@ _CHATS = (b"/v1/chat/completions", b"/v1/completions")
 
 
 def asking_for_ids(path: bytes, body: bytes) -> bytes:
-    """The body of a streaming request, extended to ask for token ids."""
     if path not in _CHATS or b'"return_token_ids"' in body:
         return body
     return body.rstrip()[:-1] + b',"return_token_ids":true}'
@@ -200,17 +193,17 @@ _USAGE = (
     re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)'),
 )
 _TIMINGS = (re.compile(rb'"prompt_n"\s*:\s*(\d+)'), re.compile(rb'"predicted_n"\s*:\s*(\d+)'))
-# Anthropic's usage counts prompt tokens read from a cache and written to one apart from the rest of the prompt.
+# Anthropic's usage excludes prompt tokens read from and written to a cache.
 _BESIDE = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d+)')
-_CACHED = re.compile(rb'"cache_n"\s*:\s*(\d+)')  # prompt tokens llama.cpp did not have to read again
+_CACHED = re.compile(rb'"cache_n"\s*:\s*(\d+)')  # prompt tokens that llama.cpp did not read again
 _ANY_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|cache_n)"\s*:\s*(\d+)')
 TAIL_BYTES = 4096
 
 
 def count_tokens(tail: bytes, num_events: int) -> tuple[int, int, bool]:
-    """(prompt tokens, response tokens, exact) from the last bytes of an answer (and the first of a stream that counts
-    its prompt there): from its `usage`, else llama.cpp's `timings`; without either, one token per SSE event, which is
-    not exact. The last count in the bytes is used."""
+    """Return (prompt tokens, response tokens, exact) from an answer's last bytes, and the first ones of a stream that
+    counts its prompt there: by `usage`, else llama.cpp's `timings`, else one token per SSE event, which is not exact.
+    The last count wins."""
     if b'"usage"' in tail and (found := _find(_USAGE, tail)):
         return found[0] + _beside(tail), found[1], True
     if b'"timings"' in tail and (found := _find(_TIMINGS, tail)):
@@ -220,15 +213,14 @@ def count_tokens(tail: bytes, num_events: int) -> tuple[int, int, bool]:
 
 
 def cached_tokens(tail: bytes) -> int:
-    """Prompt tokens that the engine had cached, by the last count in the bytes of an answer: OpenAI's `cached_tokens`,
-    Anthropic's `cache_read_input_tokens` or llama.cpp's `cache_n`; -1 without one."""
+    """Return the engine's cached prompt tokens, by the last count of OpenAI's, Anthropic's or llama.cpp's field; -1
+    without one."""
     found = _ANY_CACHED.findall(tail)
     return int(found[-1]) if found else -1
 
 
 def _beside(tail: bytes) -> int:
-    """Prompt tokens that Anthropic's usage counts apart. A stream may report them twice, at its beginning and its
-    end."""
+    """A stream may report these tokens twice, at its beginning and end."""
     if b'_input_tokens"' not in tail:
         return 0
     last = {match[0].partition(b":")[0]: int(match[1]) for match in _BESIDE.finditer(tail)}

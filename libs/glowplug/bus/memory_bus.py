@@ -1,4 +1,4 @@
-"""The bus in memory, for tests: same subjects, same redelivery, nothing over the wire but the real codec."""
+"""Run the bus in memory, for tests: same subjects, redelivery and codec."""
 
 import asyncio
 import logging
@@ -11,11 +11,11 @@ from glowplug.events import Event, decode, encode
 from glowplug.events.subjects import is_command_filter, is_kept, subject
 
 log = logging.getLogger(__name__)
-RETRY_S = 0.01  # before a patient reader is given an event again
+RETRY_S = 0.01  # before a patient reader's redelivery
 
 
 def matches(pattern: str, name: str) -> bool:
-    """NATS wildcards: `*` is one token, `>` the rest."""
+    """Match NATS wildcards: `*` is one token, `>` the rest."""
     want, have = pattern.split("."), name.split(".")
     for i, token in enumerate(want):
         if token == ">":
@@ -33,7 +33,7 @@ class _Subscription:
     patient: bool = False
     queue: asyncio.Queue[tuple[int, str, bytes]] = field(default_factory=asyncio.Queue)  # end in `kept`, subject, event
     task: asyncio.Task[None] | None = None
-    handling: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while an event is handled
+    handling: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while handling
 
     def wants(self, name: str) -> bool:
         return any(matches(pattern, name) for pattern in self.filters)
@@ -41,10 +41,9 @@ class _Subscription:
 
 @dataclass
 class MemoryBroker:
-    """What several MemoryBus clients share. `kept` holds every durable event; `published` every event, decoded.
+    """State shared by MemoryBus clients. `kept`: durable events; `published`: all events, decoded.
 
-    Set `down = True` to make every publish raise BusUnavailable, `refusal` to make the broker store nothing and say
-    why.
+    `down = True` makes every publish raise BusUnavailable; `refusal` is the reason for storing nothing.
     """
 
     subscriptions: list[_Subscription] = field(default_factory=list)
@@ -59,7 +58,7 @@ class MemoryBroker:
         return [e for e in self.published if e.type == event_type]
 
     def take(self, event: Event) -> None:
-        """Keep and pass on one event; one that is kept already is neither kept nor passed on again."""
+        """Keep and pass on one event, unless it is kept already."""
         name = subject(event.data)
         if is_kept(name):
             if event.event_id in self._ids:
@@ -70,7 +69,6 @@ class MemoryBroker:
         self.send(name, raw)
 
     def send(self, name: str, raw: bytes) -> None:
-        """Keep and pass on bytes, whatever they are."""
         if is_kept(name):
             self.kept.append((name, raw))
         for sub in self.subscriptions:
@@ -79,8 +77,6 @@ class MemoryBroker:
 
 
 class MemoryBus:
-    """One client of a MemoryBroker."""
-
     def __init__(self, broker: MemoryBroker | None = None) -> None:
         self.broker = broker or MemoryBroker()
         self._mine: list[_Subscription] = []

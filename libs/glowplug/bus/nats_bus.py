@@ -1,7 +1,7 @@
-"""The bus on NATS: facts and commands through JetStream on file, telemetry on core subjects.
+"""Connect to the bus on NATS: facts and commands through JetStream on file, telemetry on core subjects.
 
-A server whose disk was full answers everything and stores nothing: `Storing` asks whether it still stores what it is
-sent."""
+A server that has run out of disk answers but stores nothing: `Storing` detects it.
+"""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ from glowplug.events import subjects as names
 
 log = logging.getLogger(__name__)
 
-CHECK_EVERY_S = 1.0  # a stream that refused is asked again, until it stores
-CHECK_QUIET_S = 5.0  # a stream is asked when nothing has been stored in it for so long, by those who must know
-CHECK_HEADER = "Glowplug-Check"  # a message that carries it is no event, and no reader's business
+CHECK_EVERY_S = 1.0  # for streams that refuse
+CHECK_QUIET_S = 5.0  # before a watched stream is checked
+CHECK_HEADER = "Glowplug-Check"  # marks a message that is no event
 STORES_NOTHING = "the bus answers and stores no events (a full disk does this)"
 
 Store = Callable[[str], Awaitable[None]]
@@ -35,19 +35,18 @@ PUBLISH_TIMEOUT_S = 3.0
 RETRY_S = 0.25
 CLOSE_S = 2.0
 CANCEL_AGAIN_S = 0.2
-ANSWER_S = 1.0  # a server that lives answers a ping, and stores a message, within it
-ARRIVE_S = 5.0  # a server that lives has taken a subscription within it, however busy its machine
-PING_LEFT_S = 60  # by then the connection of a ping without an answer has been given up
+ANSWER_S = 1.0  # bound for a living server to answer a ping or store
+ARRIVE_S = 5.0  # ... to confirm a subscription, even on a busy machine
+PING_LEFT_S = 60  # by then the connection has been given up
 REFUSED = (NatsError, OSError, TimeoutError)
-NOT_STORED = (TimeoutError, ServiceUnavailableError)  # what a stream that stores nothing answers, or does not
+NOT_STORED = (TimeoutError, ServiceUnavailableError)  # of a stream that stores nothing
 
 
 class Storing:
-    """Which streams refuse, and since when others have been quiet.
+    """Detects streams that refuse messages.
 
-    `store(stream)` sends a check message there and raises when it is not stored; `answers()` says whether the server
-    answers at all: a server that does not is lost, which the connection notices by itself. `watched` streams are asked
-    when they are quiet, so that a refusal is known before somebody needs the stream.
+    `store(stream)` sends a check message and raises unless it is stored; `answers()` tells a refusal from a lost
+    server, which the connection notices. `watched` streams are checked when quiet, to know of a refusal in advance.
     """
 
     def __init__(
@@ -68,22 +67,20 @@ class Storing:
 
     @property
     def refusal(self) -> str:
-        """Why the bus stores no events though it answers, or ""."""
+        """Why the bus answers but stores no events, or ""."""
         return next(iter(self._refusals.values()), "")
 
     def of(self, stream: str) -> str:
-        """Why one stream takes no messages; "" if it does."""
         return self._refusals.get(stream, "")
 
     def stored(self, stream: str, now_s: float) -> None:
-        """The stream has taken a message."""
         self._stored_at[stream] = now_s
         if self._refusals.pop(stream, ""):
             log.info("%s stores events again", stream)
 
     async def refused(self, stream: str, error: BaseException) -> None:
-        """Note that the stream refused a message. A lost connection, or a server that stood still for a while, is no
-        refusal: so ask a server that answers once more."""
+        """Note a refused message. A lost connection or a pause is no refusal, so a server that answers is tried once
+        more."""
         if stream in self._refusals or not await self._answers():
             return
         try:
@@ -94,11 +91,11 @@ class Storing:
             log.error("%s: %s", stream, said)
 
     def reset(self) -> None:
-        """Forget the refusals of the server before, once another one (or the same one, restarted) is connected."""
+        """Forget the refusals of the previous or restarted server."""
         self._refusals.clear()
 
     async def watch(self, connected: Callable[[], bool]) -> None:
-        """For ever: ask those that refuse, and those that are watched and quiet."""
+        """Keep checking streams that refuse, and watched ones that are quiet."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._check_every_s)
@@ -125,7 +122,7 @@ class _Reader:
     filters: tuple[str, ...]
     handler: Handler
     patient: bool = False
-    stood_at: tuple[int, int] | None = None  # its last delivery: its number, and that of the event in its stream
+    stood_at: tuple[int, int] | None = None  # last delivery: its number, and the event's in the stream
     rebind: asyncio.Event = field(default_factory=asyncio.Event)
     bound: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -133,14 +130,12 @@ class _Reader:
 
 
 class NatsBus:
-    """A client that reconnects for ever and whose subscriptions outlive the server's restarts, emptied or not.
+    """Reconnects for ever; subscriptions survive restarts of the server, even an emptied one.
 
-    After each reconnect the streams are made again where they are missing, then every durable reader is bound anew:
-    a pull that was waiting on the old connection would wait in vain. A client that may not make streams
-    (`makes_streams`) waits for one that does. `inbox`: what the subjects of its answers begin with. A stream that
-    stores nothing is reported by `refusal` and asked again until it stores (`Storing`); with `asks_first` also
-    before anything has been refused. The stream of usage is not waited for and its refusals are not reported: a fleet
-    of an older version has none, and routers keep on disk what it does not take.
+    After a reconnect it restores missing streams and rebinds every durable reader, as old pulls would wait in vain.
+    Without `makes_streams` it waits for another client's. `inbox`: prefix of reply subjects. A stream that stores
+    nothing shows in `refusal` and is checked until it stores (`Storing`); with `asks_first` even before a refusal. The
+    usage stream is neither awaited nor reported: older fleets lack it, and routers keep refused usage on disk.
     """
 
     def __init__(
@@ -159,8 +154,8 @@ class NatsBus:
         self._js = self._nc.jetstream()
         self._tasks: list[asyncio.Task[None]] = []
         self._in_flight: set[asyncio.Timeout] = set()
-        self._back = asyncio.Event()  # the server is back, or a stream of it is gone
-        self._readers: dict[str, _Reader] = {}  # by durable name
+        self._back = asyncio.Event()  # the server is back, or lost a stream
+        self._readers: dict[str, _Reader] = {}
         self._pings: set[asyncio.Task[None]] = set()
         self._storing = Storing(
             self._store_check, self._answers, REFUSED, (names.COMMANDS_STREAM,) if asks_first else ()
@@ -176,7 +171,7 @@ class NatsBus:
         return bool(self._nc.is_connected)
 
     async def connect(self) -> None:
-        """Connect and make the streams. Retries until the server answers; cancel to give up."""
+        """Connect and make the streams. Retries until cancelled."""
         while True:
             try:
                 self._nc = await nats.connect(
@@ -191,7 +186,7 @@ class NatsBus:
                     reconnected_cb=self._on_back,
                     connect_timeout=2,
                     inbox_prefix=self._inbox,
-                    skip_subject_validation=True,  # they are made by `subjects` alone
+                    skip_subject_validation=True,  # only `subjects` makes them
                 )
                 break
             except REFUSED as error:
@@ -203,7 +198,7 @@ class NatsBus:
         self._tasks += [asyncio.create_task(self._repair()), asyncio.create_task(watching)]
 
     async def _on_lost(self) -> None:
-        """Publishes that wait for an answer of the lost connection fail now instead of at their timeout."""
+        """Fail the lost connection's publishes now, not at their timeout."""
         now = asyncio.get_running_loop().time()
         for scope in tuple(self._in_flight):
             scope.reschedule(now)
@@ -223,7 +218,7 @@ class NatsBus:
                 reader.rebind.set()
 
     async def _ensure_streams(self) -> None:
-        """Waits until the streams exist. A stream whose settings cannot be changed is used as it is."""
+        """Wait for the streams; one with unchangeable settings is used as it is."""
         for config in stream_configs(self._replicas):
             while True:
                 try:
@@ -265,7 +260,7 @@ class NatsBus:
                 await self._nc.publish(subject, raw)
         except NoStreamResponseError as error:
             if stream != names.USAGE_STREAM or self._makes_streams:
-                self._back.set()  # the stream is gone though the server is not: make it again
+                self._back.set()  # the stream is gone: make it again
             raise BusUnavailable(f"{subject}: no stream takes it") from error
         except REFUSED as error:
             if stream and stream != names.USAGE_STREAM and isinstance(error, NOT_STORED):
@@ -273,7 +268,7 @@ class NatsBus:
             raise BusUnavailable(f"{subject}: {error!r}") from error
 
     async def _store(self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float) -> None:
-        """Publish to a stream and wait until it has stored the message. Raises what REFUSED names."""
+        """Publish and wait until stored. Raises REFUSED."""
         async with asyncio.timeout(timeout_s) as scope:
             self._in_flight.add(scope)
             try:
@@ -286,12 +281,11 @@ class NatsBus:
         await self._store(stream, names.check(stream, self._name), b"", {CHECK_HEADER: "1"}, ANSWER_S)
 
     async def _answers(self) -> bool:
-        """Whether the server, from which nothing has come for a while, answers a ping in time."""
         return await self._answered(self._nc.flush(timeout=PING_LEFT_S), ANSWER_S)
 
     async def _answered(self, flush: Coroutine[Any, Any, None], within_s: float) -> bool:
-        """Whether the server answers what is flushed in time. A flush that is given up would break the client when its
-        answer comes after all: this one is left to end."""
+        """Return whether the server answers a flush in time. A late answer to a cancelled flush would break the client,
+        so the flush is left to end."""
         ping = asyncio.create_task(flush)
         self._pings.add(ping)
         ping.add_done_callback(self._pinged)
@@ -349,7 +343,7 @@ class NatsBus:
         return None if is_check else self.counts.read(msg.subject, msg.data)
 
     async def _read(self, own: _Reader) -> None:
-        """Bind, read until the connection has been lost and found, and again, until released."""
+        """Bind and read until released, anew after each reconnect."""
         while not own.released:
             own.rebind.clear()
             try:
@@ -361,7 +355,7 @@ class NatsBus:
                 continue
             own.bound.set()
             if own.released:
-                own.rebind.set()  # it was, while this bound
+                own.rebind.set()
             try:
                 await self._read_bound(reader, own)
             except Exception as error:
@@ -380,7 +374,7 @@ class NatsBus:
         return await self._js.pull_subscribe_bind(durable=own.durable, stream=stream)
 
     async def _read_bound(self, reader: JetStreamContext.PullSubscription, own: _Reader) -> None:
-        """One message per pull: none waits in this process while its time to be acknowledged runs out."""
+        """Pull one message at a time, lest others wait here while their acknowledgement times out."""
         rebind = own.rebind
         waiter = asyncio.create_task(rebind.wait())
         pull: asyncio.Task[list[Msg]] | None = None
@@ -408,7 +402,7 @@ class NatsBus:
             own.stood_at = now.consumer, place
             return
         own.stood_at = now.consumer, now.stream
-        # Others that share the reader's name have had the deliveries between; the rest was there and is no more.
+        # Events between that the reader's other processes did not get were discarded.
         num_lost = (now.stream - place) - (now.consumer - number)
         if num_lost > 0:
             self.counts.num_overflowed += num_lost
@@ -427,7 +421,7 @@ class NatsBus:
             await msg.ack()
 
     async def _failed(self, msg: Msg, patient: bool) -> None:
-        """Have the event delivered again, until its last delivery, which a patient reader has none of."""
+        """Redeliver the event, up to its last delivery; patient readers have none."""
         is_last = not patient and msg.metadata.num_delivered >= MAX_DELIVER
         self.counts.num_given_up += is_last
         if is_last:
@@ -438,31 +432,32 @@ class NatsBus:
     async def close(self) -> None:
         readers = [reader.task for reader in self._readers.values() if reader.task is not None]
         await _cancel(*self._tasks, *readers)
-        if self._nc.options:  # else it never connected, and there is nothing to close
+        if self._nc.options:  # else it never connected
             with contextlib.suppress(*REFUSED):
                 await asyncio.wait_for(self._nc.drain() if self.connected else self._nc.close(), CLOSE_S)
-        await _cancel(*self._pings)  # after the connection: an answer to a ping that is given up would break it
+        await _cancel(*self._pings)  # after the connection, as a late answer would break it
 
 
 async def arrive(client: Client) -> None:
-    """Wait until the server has what this client has sent. Raises what `Client.flush` raises.
+    """Wait until the server has all that this client has sent. Raises as `Client.flush`.
 
-    One flush does not say so: its ping goes to the socket at once and overtakes what waits for the client's writer.
-    When the answer is there the writer has run, and the ping of a second flush comes after all of it."""
+    One flush is not enough: its ping overtakes data waiting for the client's writer. The writer has run before the
+    answer, so a second flush follows all data.
+    """
     for _ in range(2):
         await client.flush(timeout=PING_LEFT_S)
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks until they are over. `asyncio.wait_for` of Python 3.11, used by the client, swallows cancellations
-    that come in the moment of its answer; a task that goes on would be waited for until the process is killed."""
+    """Cancel until over: in Python 3.11 `asyncio.wait_for`, used by the client, swallows a cancellation at the moment
+    of its answer, and the task would run on."""
     pending = set(tasks)
     while pending:
         for task in pending:
             task.cancel()
         done, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
         for task in done:
-            _ = task.cancelled() or task.exception()  # an error on the way out is not reported
+            _ = task.cancelled() or task.exception()
 
 
 async def _log_error(error: Exception) -> None:

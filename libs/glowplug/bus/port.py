@@ -1,4 +1,4 @@
-"""What a service needs of a bus, and how every bus reads what comes."""
+"""Define the services' bus, and how every bus reads messages."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,29 +10,28 @@ from glowplug.events.envelope import MalformedEvent
 from glowplug.events.subjects import is_subject_of
 
 log = logging.getLogger(__name__)
-MAX_DELIVER = 5  # times that a durable reader is given an event before it is given up
+MAX_DELIVER = 5  # deliveries to a durable reader
 
 Handler = Callable[[Event], Awaitable[None]]
 
 
 class BusUnavailable(Exception):
-    """The bus cannot take the event now. The caller's next tick asks again (level-triggered)."""
+    """The bus cannot take the event now; the caller's next tick tries again (level-triggered)."""
 
 
 @dataclass(slots=True)
 class BusCounts:
-    """What a bus client has lived through. `pending`: durable reader -> events kept for it at its last delivery."""
+    """Counts of a bus client. `pending`: durable reader -> events waiting at its last delivery."""
 
     num_reconnects: int = 0
     num_redelivered: int = 0
     num_malformed: int = 0
-    num_given_up: int = 0  # durable events whose handler raised at every delivery
-    num_overflowed: int = 0  # events of the usage stream that it discarded before their reader had them
+    num_given_up: int = 0  # durable events whose handler always raised
+    num_overflowed: int = 0  # usage events discarded unread
     pending: dict[str, int] = field(default_factory=dict)
 
     def read(self, subject: str, raw: bytes) -> Event | None:
-        """The event in a message; None, counted and logged, for one that is malformed or came on the subject of
-        another."""
+        """Return the event, or None, counted and logged, if it is malformed or on the wrong subject."""
         try:
             event = decode(raw)
         except MalformedEvent as error:
@@ -48,28 +47,27 @@ class BusCounts:
 
 
 class Bus(Protocol):
-    """Delivers events at least once, in order per subject. Handlers must be idempotent.
+    """At-least-once delivery, in order per subject. Handlers must be idempotent.
 
-    A handler that raises has its durable event delivered again, at most `max_deliver` times; then it is given up and
-    counted.
+    If a handler raises, a durable event is delivered again, at most MAX_DELIVER times, then given up and counted.
     """
 
     async def publish(self, event: Event) -> None:
-        """Facts and commands are stored before this returns; telemetry is fire and forget. Raises BusUnavailable."""
+        """Return once facts and commands are stored; telemetry is fire and forget. Raises BusUnavailable."""
         ...
 
     async def subscribe(
         self, filters: Sequence[str], handler: Handler, *, durable: str = "", patient: bool = False
     ) -> None:
-        """Deliver matching events one at a time. With `durable`, from where that name last acknowledged
-        (a new name starts at the end for facts, at the beginning for commands); without, core subjects only.
-        A `patient` durable reader starts at the oldest event that is kept, is never given an event for the last time,
-        and its place is kept while it is away. All filters of one call are of one plane (evt, tel or cmd)."""
+        """Deliver matching events one at a time. `durable` resumes at that name's last acknowledgement (new names: the
+        end for facts, the beginning for commands); otherwise core subjects only. A `patient` durable reader starts at
+        the oldest event, is redelivered without limit, and its place is kept. All filters belong to one plane (evt, tel
+        or cmd)."""
         ...
 
     async def release(self, durable: str) -> None:
-        """Read no more under that name: what is in hand is finished, what comes waits for the next reader of it, in
-        whichever process. Releasing what is not read is no error."""
+        """Stop reading under that name, if it is read: the current event is finished, later ones wait for its next
+        reader in any process."""
         ...
 
     @property
@@ -77,7 +75,7 @@ class Bus(Protocol):
 
     @property
     def refusal(self) -> str:
-        """Why the bus stores no facts and commands though it answers, or "". Such a publish fails at once."""
+        """Why the bus answers but stores no facts and commands, or "". Publishing them then fails at once."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What JetStream keeps of ours: three streams, and how a durable reader stands in them."""
+"""Configure the three JetStream streams and their durable readers."""
 
 from collections.abc import Sequence
 
@@ -7,22 +7,22 @@ from nats.js import api
 from glowplug.bus.port import MAX_DELIVER
 from glowplug.events import subjects
 
-ACK_WAIT_S = 4.0  # a command held by a reader that was killed waits this long for the next one
+ACK_WAIT_S = 4.0  # for a command held by a killed reader
 MAX_ACK_PENDING = 256
 COMMANDS_MAX_AGE_S = 60.0
 FACTS_MAX_AGE_S = 24 * 3600.0
 DUPLICATE_WINDOW_S = 60.0
 FACTS_MAX_BYTES = 256 * 1024 * 1024
 COMMANDS_MAX_BYTES = 64 * 1024 * 1024
-USAGE_MAX_AGE_S = 7 * 24 * 3600.0  # for as long a console may be away
-# Records of about 450 bytes. The server reserves the bytes of all streams, and once more those of the one it is asked
-# for, of its max_file_store (1 GB in deploy/docker/nats.conf).
+USAGE_MAX_AGE_S = 7 * 24 * 3600.0  # longest absence of a console
+# Records take about 450 bytes. The server reserves all streams' bytes, and those of the requested one again, from
+# max_file_store (1 GB in deploy/docker/nats.conf).
 USAGE_MAX_BYTES = 256 * 1024 * 1024
 CONSUMER_INACTIVE_S = 3600.0
 
 
 def stream_configs(replicas: int) -> list[api.StreamConfig]:
-    """Facts, commands, usage. Old facts and usage are discarded; commands expire, since a late one is a wrong one."""
+    """Facts, commands, usage. Old facts and usage are discarded; commands expire, as late ones are wrong."""
     return [
         api.StreamConfig(
             name=name,
@@ -44,16 +44,14 @@ def stream_configs(replicas: int) -> list[api.StreamConfig]:
 
 
 def stream_of(filters: Sequence[str]) -> str:
-    """The stream that holds what `filters` match."""
     return subjects.stream_of(filters[0])
 
 
 def consumer_config(durable: str, filters: Sequence[str], *, patient: bool = False) -> api.ConsumerConfig:
-    """A new reader of commands starts at the beginning (they may be for it), one of facts at the end unless it is
-    `patient`. A patient reader is given an event until it acknowledges it, and keeps its place however long it is
-    away."""
+    """New readers start at the beginning for commands (which may be theirs) or if `patient`, else at the end. Patient
+    readers get an event until they acknowledge it, and keep their place."""
     is_commands = stream_of(filters) == subjects.COMMANDS_STREAM
-    # One filter, and the name, stand in the subject of the call that makes the reader: there the server checks them.
+    # The server checks permissions on the subject of this call, which names the reader and its only filter.
     wanted = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}
     return api.ConsumerConfig(
         name=durable,

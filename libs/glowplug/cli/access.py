@@ -1,8 +1,7 @@
-"""`glowplug tenants` and `glowplug keys`: who may use a fleet, and what each of them may use.
+"""`glowplug tenants` and `glowplug keys`: who may use a fleet, and its limits.
 
-The autoscaler owns both tables and is asked with the admin token. A key is shown once, by the command that makes it:
-alone on stdout, so that KEY=$(glowplug keys create ...) holds it. What the key opens is printed on stderr.
-"""
+The autoscaler owns both tables, behind the admin token. A new key is alone on stdout, so that KEY=$(glowplug keys
+create ...) holds it; its rights go to stderr."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -55,7 +54,6 @@ QueuedOption = Annotated[int | None, _limit("--queued", "Requests held at once")
 
 
 def _given(**limits: int | None) -> dict[str, int]:
-    """The limits that were typed."""
     return {name: value for name, value in limits.items() if value is not None}
 
 
@@ -95,7 +93,7 @@ def put_tenant(
 
 
 def _changed(known: Mapping[str, Any], model: str, limits: Mapping[str, int]) -> Row:
-    """What PUT takes for a tenant like `known` ({}: none), with these limits set, at one model where it is named."""
+    """Return the body of PUT for a tenant like `known` ({}: none), with these limits, for one model if named."""
     body = {name: known[name] for name in ("limits", "model_limits", "priority", "weight") if name in known}
     if model:
         at_models = body.get("model_limits", {})
@@ -129,7 +127,6 @@ def remove_tenant(
 
 
 def tenant_row(row: Row) -> tuple[object, ...]:
-    """One tenant as `glowplug tenants list` shows it."""
     limits = [_limits_text(row["limits"])] if any(row["limits"].values()) else []
     limits += [f"{model}: {_limits_text(at_model)}" for model, at_model in row["model_limits"].items()]
     where = row["source"] or "REST"
@@ -186,7 +183,7 @@ def create_key(
 
 
 def _split(text: str, option: str) -> list[str]:
-    """The words between commas. Raises CliError where there is none."""
+    """Raises CliError if there are none."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise CliError(f"{option} names nothing", WRONG_USAGE)
@@ -200,13 +197,11 @@ def _surface(word: str) -> str:
 
 
 def _opens(row: Row) -> str:
-    """'data at chat and org/*, until 2027-01-30'."""
     until = f", until {_day(row['expires_at'])}" if row["expires_at"] else ""
     return f"{listed(row['surfaces'])} at {listed(row['models'])}{until}"
 
 
 def _show_new(row: Row, as_json: bool, what: str) -> None:
-    """The key alone on stdout, and `what` it is on stderr; or the row with the key as JSON."""
     if as_json:
         say_json(row)
         return
@@ -316,7 +311,6 @@ def hash_key(as_json: JsonOption = False) -> None:
 
 
 def key_row(row: Row) -> tuple[object, ...]:
-    """One key as `glowplug keys list` shows it."""
     opened: Sequence[Sequence[str]] = (row["models"], row["surfaces"])
     models, surfaces = (", ".join(names) for names in opened)
     priority, ends = row["priority"] or "of its tenant", _day(row["expires_at"])
@@ -324,18 +318,17 @@ def key_row(row: Row) -> tuple[object, ...]:
 
 
 def _key(fleet: FleetClient, method: str, key: str, path: str = "", **given: Any) -> Row:
-    """The row that the call about one key answers with. Raises CliError."""
+    """Raises CliError."""
     row: Row = fleet.call(method, "autoscaler", f"/v1/keys/{segment(id_of(key))}{path}", **given)
     return row
 
 
 def id_of(key: str) -> str:
-    """The id in a prefix, or in a whole key, whose secret is sent to nobody."""
+    """Accept a prefix or a whole key, whose secret is never sent."""
     return key_id_of(key) or key.removeprefix("gp-")
 
 
 def _day(at: float) -> str:
-    """'2027-01-30' of epoch seconds, in UTC; '-' for 0, and for a time that no calendar has."""
     try:
         return time.strftime("%Y-%m-%d", time.gmtime(at)) if at else "-"
     except (ValueError, OverflowError, OSError):

@@ -1,9 +1,8 @@
-"""`glowplug backup` and `restore`: what a fleet cannot make again by itself, in one file.
+"""`glowplug backup` and `restore`: the state that a fleet cannot rebuild, in one file.
 
-The archive is a gzipped tar with a manifest that states its format and the digest of every member: `manifest.json`
-first, then `models.jsonl`, `cordons.jsonl`, `tenants.jsonl` and `keys.jsonl` (rows as the store holds them, one per
-line) and `files/<name>`, the model files. Nothing of it is secret by itself (of a key it holds the digest), but an
-address of weights may carry a password. What a restore does to a fleet is worked out before anything is done."""
+A gzipped tar: `manifest.json` with format and digests, `models.jsonl`, `cordons.jsonl`, `tenants.jsonl` and
+`keys.jsonl` (rows of the store) and `files/<name>`, the model files. It holds digests of keys and no secrets, but an
+address of weights may carry a password."""
 
 import gzip
 import hashlib
@@ -42,20 +41,18 @@ from glowplug.state.rows import read_rows, shown
 FORMAT, FORMAT_VERSION = "glowplug-backup", 2  # format 1 has neither tenants nor keys
 MANIFEST, MODELS, CORDON_LINES, FILES = "manifest.json", "models.jsonl", "cordons.jsonl", "files/"
 TENANT_LINES, KEY_LINES = "tenants.jsonl", "keys.jsonl"
-MAX_BYTES = 256 << 20  # packed or unpacked: a fleet of 10,000 models has 20 MiB
-_FILE_NAME = re.compile(r"(?!\.)[^/\\]{1,200}\.ya?ml")  # of a model file: one name, not hidden, printable
-# What an operator changes beside the declaration: `glowplug pin`, `drain`.
-_BY_VERB = ("pinned",)  # and `kept_at`, which no declaration has
-_OF_TENANT = ("limits", "model_limits", "priority", "weight")  # what PUT takes of one
+MAX_BYTES = 256 << 20  # packed or unpacked; a fleet of 10,000 models has 20 MiB
+_FILE_NAME = re.compile(r"(?!\.)[^/\\]{1,200}\.ya?ml")
+_BY_VERB = ("pinned",)  # and `kept_at`, which is never declared
+_OF_TENANT = ("limits", "model_limits", "priority", "weight")
 _OF_KEY = ("tenant", "name", "models", "surfaces", "limits", "priority", "expires_at")
 ANSWER_S = 5.0
-IN_FORCE_S = 30.0  # until the autoscaler has read the files: it looks every second
+IN_FORCE_S = 30.0  # the autoscaler reads its files every second
 POLL_S = 0.2
 
 
 class BadArchive(CliError):
-    """The file is no backup, or not a whole one, or of a format this version does not know. One line, whatever names
-    the file holds."""
+    """Damaged, no backup, or of an unknown format. The message is one line, whatever the names in the file."""
 
     def __init__(self, message: str) -> None:
         super().__init__(in_line(message))
@@ -63,15 +60,15 @@ class BadArchive(CliError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """What a fleet cannot make again by itself. `files` by name; `made_at` epoch seconds."""
+    """`files` by name; `made_at` epoch seconds."""
 
     made_at: float
     models: Mapping[str, Model] = field(default_factory=dict)
-    cordons: tuple[str, ...] = ()  # nodes an operator took out of placement
+    cordons: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     keys: Mapping[str, ApiKey] = field(default_factory=dict)
-    made_by: str = __version__  # version of glowplug
+    made_by: str = __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +79,6 @@ class _Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Manifest:
-    """What manifest.json says, of a format that this version knows."""
-
     format: str
     format_version: int
     made_by: str
@@ -92,7 +87,7 @@ class _Manifest:
 
 
 def pack(backup: Backup) -> bytes:
-    """The archive; the same backup gives the same bytes."""
+    """Return the archive, byte for byte the same for the same backup."""
     members = {
         MODELS: b"".join(to_json(model) + b"\n" for _, model in sorted(backup.models.items())),
         CORDON_LINES: b"".join(to_json(Cordon(node_id, True)) + b"\n" for node_id in sorted(backup.cordons)),
@@ -118,7 +113,7 @@ def pack(backup: Backup) -> bytes:
 
 
 def write(path: Path, raw: bytes) -> None:
-    """Whole or not at all, readable by its owner only. Raises CliError."""
+    """Write atomically, readable by the owner only. Raises CliError."""
     try:
         fd, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
         try:
@@ -135,7 +130,7 @@ def write(path: Path, raw: bytes) -> None:
 
 
 def read(path: Path) -> Backup:
-    """The backup in a file. Raises BadArchive saying what is wrong with it; nothing is unpacked to disk."""
+    """Read a backup; nothing is unpacked to disk. Raises BadArchive with the fault."""
     raw = _packed(path)
     try:
         members = _members(raw)
@@ -149,12 +144,11 @@ def read(path: Path) -> Backup:
     return _decoded(path, manifest, members)
 
 
-# What reading a damaged gzip or tar raises: beside their own errors those of the numbers and names in their headers.
+# Errors of a damaged gzip or tar: their own, and those of numbers and names in the headers.
 _NO_TAR = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, ArithmeticError, LookupError)
 
 
 def _packed(path: Path) -> bytes:
-    """The file as it is, of a bounded size. Raises CliError."""
     try:
         if not path.is_file():
             raise BadArchive(f"{path} is no file")
@@ -176,7 +170,7 @@ def _members(raw: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
         for entry in tar:
             path = PurePosixPath(entry.name)
-            # A sparse file is as large as it says, whatever the archive holds of it.
+            # A sparse file claims any size, whatever the archive holds.
             if not entry.isreg() or entry.issparse() or path.is_absolute() or ".." in path.parts:
                 raise BadArchive(f"member {entry.name[:SAID]!r} is not one that `glowplug backup` writes")
             if entry.name in found:
@@ -187,7 +181,7 @@ def _members(raw: bytes) -> dict[str, bytes]:
 
 
 def _manifest(raw: bytes) -> _Manifest:
-    """Raises BadArchive. What a newer format says beside its version is not looked at."""
+    """Raises BadArchive. Of a newer format only the version is read."""
     try:
         stated = from_json(raw, dict[str, Any], max_bytes=MAX_BYTES)
         if (name := stated.get("format")) != FORMAT and name is not None:
@@ -196,7 +190,7 @@ def _manifest(raw: bytes) -> _Manifest:
         if name == FORMAT and isinstance(version, int) and version > FORMAT_VERSION:
             raise _newer(version, stated.get("made_by"))
         manifest = from_json(raw, _Manifest, max_bytes=MAX_BYTES)
-        if manifest.format_version > FORMAT_VERSION:  # a number as text is one too
+        if manifest.format_version > FORMAT_VERSION:
             raise _newer(manifest.format_version, manifest.made_by)
         return manifest
     except MalformedEvent as error:
@@ -246,17 +240,17 @@ def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> B
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`conflicts` are things that are there and different; with any of them nothing is done unless asked to replace."""
+    """The steps of a restore. `conflicts` differ from the backup: without --replace nothing is done."""
 
-    files: Mapping[str, str]  # name -> text, to be written
+    files: Mapping[str, str]
     deploy: tuple[Mapping[str, Any], ...]  # bodies of PUT /v1/models/{name}
     verbs: tuple[tuple[str, str], ...]  # (verb, model name): pin, "pin --at asleep", unpin, drain, load
     cordons: tuple[str, ...]
-    unchanged: tuple[str, ...]  # names of models that are as in the backup
+    unchanged: tuple[str, ...]
     conflicts: tuple[str, ...]
     tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # bodies of PUT /v1/tenants/{name}
     keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # bodies of PUT /v1/keys/{key_id}
-    lacking: tuple[str, ...] = ()  # files of tenants that this fleet has not read, and no backup holds
+    lacking: tuple[str, ...] = ()  # missing here and in the backup
 
     @property
     def is_nothing(self) -> bool:
@@ -265,18 +259,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessShown:
-    """The tenants (by name) and keys (by id) that the autoscaler shows."""
-
     tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def body(model: Model | Mapping[str, Any]) -> dict[str, Any]:
-    """A model as its owner would write it: what PUT /v1/models takes, from a row of the store or of REST."""
+    """Return the body of PUT /v1/models for a row of the store or of REST."""
     row: dict[str, Any] = dict(msgspec.to_builtins(model)) if isinstance(model, Model) else dict(model)
     shown = {name: row[name] for name in ModelFile.model_fields if name in row}
     shown["aliases"] = list(shown["aliases"])
-    if row.get("base"):  # an adapter, whose other fields are its base's
+    if row.get("base"):
         shown = {name: value for name, value in shown.items() if name not in OF_BASE} | {"adapter": row["weights"]}
     return shown
 
@@ -288,8 +280,9 @@ def plan(
     draining: frozenset[str],
     access: AccessShown | None = None,
 ) -> Plan:
-    """From the rows the autoscaler shows (by key), the files of its folder (None: not on this machine), the nodes that
-    drain already, and the tenants and keys that are there."""
+    """Plan a restore.
+
+    `models`: rows of the autoscaler by key; `files`: of its folder (None: not on this machine); `draining`: nodes."""
     write = {name: text for name, text in sorted(backup.files.items()) if files is not None and files.get(name) != text}
     conflicts = [f"model file {name} is there with other content" for name in write if name in (files or {})]
     deploy: list[dict[str, Any]] = []
@@ -297,7 +290,7 @@ def plan(
     unchanged: list[str] = []
     for key, model in sorted(backup.models.items()):
         row, wanted = models.get(key), body(model)
-        from_file = Path(model.source).name in write  # its file, once written, is read by the autoscaler itself
+        from_file = Path(model.source).name in write  # the autoscaler reads the file once written
         same = row is not None and _declared(body(row)) == _declared(wanted)
         if row is not None and not same:
             conflicts.append(f"model {model.name} is there and declared otherwise")
@@ -324,8 +317,8 @@ def plan(
 def _access(
     backup: Backup, shown: AccessShown
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], list[str], tuple[str, ...]]:
-    """Bodies of the tenants and of the keys to be put, what is there and differs, and the files that are to be put in
-    place by hand: rows of a file are only changed there. A key that the fleet has revoked stays so."""
+    """Return bodies of tenants and of keys, conflicts, and files to be put in place by hand: their rows change only
+    there."""
     tenants: dict[str, dict[str, Any]] = {}
     keys: dict[str, dict[str, Any]] = {}
     conflicts: list[str] = []
@@ -354,7 +347,6 @@ def _access(
 
 
 def source_of(row: Model | Tenant) -> dict[str, str]:
-    """The parameter of a PUT that restores what a custom resource declares, so that it goes on owning it."""
     return {"source": row.source} if row.source.startswith(OF_KUBERNETES) else {}
 
 
@@ -367,7 +359,6 @@ def _declared(shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verbs(model: Model, row: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """What an operator had asked for and the declaration does not say."""
     now = row or {"pinned": False, "suspended": False}
     found = []
     if (model.pinned, model.kept_at.value) != (bool(now["pinned"]), now.get("kept_at", "")):
@@ -425,8 +416,6 @@ def restore(
 
 
 def _taken(fleet: FleetClient) -> tuple[Backup, list[str]]:
-    """The backup of a fleet, its tables read in one transaction, and a line for each row that cannot be read. Raises
-    CliError."""
     if not fleet.redis_url:
         raise CliError("the address of the store (Valkey or Redis) is not known: set GLOWPLUG_REDIS_URL")
     kinds: dict[str, type[Any]] = {"models": Model, CORDONS: Cordon, TENANTS: Tenant, KEYS: ApiKey}
@@ -458,7 +447,6 @@ def _taken(fleet: FleetClient) -> tuple[Backup, list[str]]:
 
 
 def _access_shown(fleet: FleetClient) -> AccessShown:
-    """Raises CliError."""
     return AccessShown(
         tenants={row["name"]: row for row in fleet.rows("autoscaler", "/v1/tenants")},
         keys={row["key_id"]: row for row in fleet.rows("autoscaler", "/v1/keys")},
@@ -466,7 +454,6 @@ def _access_shown(fleet: FleetClient) -> AccessShown:
 
 
 def _model_files(fleet: FleetClient) -> dict[str, str] | None:
-    """The model files of a fleet of this machine, by name; None for one elsewhere."""
     if not fleet.document:
         return None
     folder = Path(fleet.document["models_dir"])
@@ -484,7 +471,6 @@ def _counted(kept: Backup) -> str:
 
 
 def _steps(todo: Plan) -> list[str]:
-    """One line per thing that is (or would be) done."""
     lines = [f"tenant {name}" for name in todo.tenants]
     lines += [f"key {prefix_of(key_id)} of tenant {body['tenant']}" for key_id, body in todo.keys.items()]
     lines += [f"file {name}" for name in todo.files]
@@ -498,8 +484,10 @@ def _steps(todo: Plan) -> list[str]:
 
 
 def _carry_out(fleet: FleetClient, todo: Plan, kept: Backup, nodes: frozenset[str]) -> None:
-    """Tenants and keys first, so that no model is open to more people than before; files, models, what operators had
-    asked for, nodes. Every step may be done again."""
+    """Carry out the plan; every step can be repeated.
+
+    Tenants and keys first, so that no model opens to more people than before; then files, models, operators' verbs,
+    nodes."""
     sources = {model.name: source_of(model) for model in kept.models.values()}
     for name, body in todo.tenants.items():
         source = source_of(kept.tenants[name])
@@ -524,7 +512,7 @@ def _carry_out(fleet: FleetClient, todo: Plan, kept: Backup, nodes: frozenset[st
 
 
 def _wait(fleet: FleetClient, keys: frozenset[str]) -> None:
-    """Until every model is deployed. Raises CliError naming what is missing, with the reason the autoscaler gives."""
+    """Raises CliError with the missing models and the autoscaler's reason."""
     deadline = time.monotonic() + IN_FORCE_S
     while True:
         answer: dict[str, Any] = fleet.get("autoscaler", "/v1/models")

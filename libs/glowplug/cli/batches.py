@@ -1,4 +1,4 @@
-"""`glowplug batches`: files of requests that the fleet answers later. The data port is asked, with the API key."""
+"""`glowplug batches`: files of requests to be answered later, by the data port with the API key."""
 
 import os
 import secrets
@@ -18,7 +18,7 @@ from glowplug.cli.terminal import WRONG_USAGE, CliError, age, emit, pairs, say, 
 HEADERS: Final = ("batch", "status", "done", "failed", "endpoint", "created", "metadata")
 OVER: Final = frozenset(("completed", "failed", "expired", "cancelled"))
 POLL_S: Final = 0.5
-BULK_TIMEOUT_S: Final = 600.0  # a whole file is stored before its upload is answered
+BULK_TIMEOUT_S: Final = 600.0  # an upload is answered once the whole file is stored
 PIECE_BYTES: Final = 1 << 20
 
 batches = typer.Typer(
@@ -71,7 +71,7 @@ def _note(text: str) -> tuple[str, str]:
 
 
 def _upload(fleet: FleetClient, file: Path) -> Row:
-    """Send a file as OpenAI's API takes it: a form whose last field it is."""
+    """Send a multipart form as OpenAI's API expects, the file last."""
     boundary = secrets.token_hex(16)
     name = "".join("_" if letter in '"\r\n\\' else letter for letter in file.name)
     part = f"--{boundary}\r\nContent-Disposition: form-data; name="
@@ -148,7 +148,7 @@ def batch_output(
     fleet = replace(fleet, timeout_s=BULK_TIMEOUT_S)
     path = f"/v1/files/{segment(file_id)}/content"
     if file is None and sys.stdout.isatty():
-        say(fleet.get_text("data", path), nl=False)  # without what a terminal would obey
+        say(fleet.get_text("data", path), nl=False)
     elif file is None:
         fleet.save("data", path, sys.stdout.buffer)
     else:
@@ -156,7 +156,6 @@ def batch_output(
 
 
 def _save(fleet: FleetClient, path: str, file: Path) -> None:
-    """Write a file that is there once it is whole."""
     part = file.with_name(f"{file.name}.part")
     try:
         with part.open("wb") as opened:
@@ -169,7 +168,6 @@ def _save(fleet: FleetClient, path: str, file: Path) -> None:
 
 
 def batch_row(row: Row) -> tuple[object, ...]:
-    """One batch as `glowplug batches list` shows it."""
     counts: dict[str, Any] = row["request_counts"]
     notes = ", ".join(f"{key}={value}" for key, value in (row["metadata"] or {}).items())
     done, created = f"{counts['completed']} of {counts['total']}", f"{age(time.time() - row['created_at'])} ago"

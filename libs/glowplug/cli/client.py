@@ -1,4 +1,4 @@
-"""The way to a running fleet: its addresses and tokens, and calls that fail with one clear line."""
+"""Client of a running fleet: addresses, tokens, and calls that fail with one clear line."""
 
 import json
 import json as json_text
@@ -16,16 +16,16 @@ from glowplug.cli import contexts
 from glowplug.cli.terminal import CliError, NoFleet
 from glowplug.runtime.supervisor.statedir import FLEET_FILE, read_fleet
 
-# One call to a service: the standard library's client, since others take longer to import than the call takes.
+# The standard library's HTTP client: others take longer to import than the call takes.
 
 
 class NoAnswer(Exception):
-    """There is no whole answer; the text says why."""
+    """No complete answer; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`retry_after` as the service sent it, in seconds; "" without."""
+    """`retry_after`: seconds as sent; "" without."""
 
     status: int
     body: bytes
@@ -47,9 +47,10 @@ def request(
     content: Iterable[bytes] | None = None,
     into: IO[bytes] | None = None,
 ) -> Answer:
-    """Whatever the service answers, errors too. `params` go into the query, but for None; `json` is the body, or else
-    `content`, whose length and type `headers` say. The body of an answer that is no error goes `into` a file, if one is
-    given. Raises NoAnswer, also where no answer goes on within `timeout_s`."""
+    """Return any answer, errors too.
+
+    `params` of None are left out; the body is `json`, or `content` with length and type in `headers`. A successful
+    body goes `into` a file, if given. Raises NoAnswer, also after a silence of `timeout_s`."""
     query = urlencode({name: value for name, value in (params or {}).items() if value is not None})
     body = content if json is None else json_text.dumps(json).encode()
     sent = dict(headers) | ({} if json is None else {"Content-Type": "application/json"})
@@ -79,7 +80,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class FleetClient:
-    """`urls` by service ("data" is the OpenAI API). `document` is fleet.json; empty when the environment names it."""
+    """`urls` by service ("data": the OpenAI API). `document`: fleet.json, or empty for a fleet elsewhere."""
 
     urls: dict[str, str]
     admin_token: str = ""
@@ -92,13 +93,11 @@ class FleetClient:
 
     @classmethod
     def elsewhere(cls, urls: Mapping[str, str], **given: str) -> "FleetClient":
-        """A fleet that was not started here. Each token and the addresses of bus and store are as `given`, by the name
-        of the field; what is not given or empty comes from the environment."""
+        """Return a fleet not started here. Tokens and addresses of bus and store default to the environment."""
         values: Row = {name: given.get(name) or os.environ.get(f"GLOWPLUG_{name.upper()}", "") for name in SECRETS}
         return cls({name: url.rstrip("/") for name, url in urls.items()}, **values)
 
     def also(self, service: str, url: str) -> "FleetClient":
-        """This fleet, with the address of one more service."""
         return replace(self, urls={**self.urls, service: url.rstrip("/")})
 
     def models(self) -> list[Row]:
@@ -108,42 +107,41 @@ class FleetClient:
         return self.rows("placer", "/v1/nodes")
 
     def instances(self, *, model: str = "", gone: bool = False) -> list[Row]:
-        """Newest first; with `gone` those too that have stopped or failed."""
         return self.rows("placer", "/v1/instances", model=model, gone=str(gone).lower())
 
     def key_of(self, model: str) -> str:
-        """The key of a model that is named by name, alias or key; the text itself where there is no such model."""
+        """Accept a name, alias or key; return unknown ones unchanged."""
         try:
             return str(self.get("autoscaler", f"/v1/models/{segment(model)}")["key"])
         except CliError:
             return model
 
     def rows(self, service: str, path: str, **params: Any) -> list[Row]:
-        """The rows of a list. Raises CliError."""
+        """Raises CliError."""
         data: list[Row] = self.get(service, path, **params)["data"]
         return data
 
     def get(self, service: str, path: str, **params: Any) -> Any:
-        """Decoded JSON of a GET. Raises CliError."""
+        """Raises CliError."""
         return self.call("GET", service, path, params={k: v for k, v in params.items() if v not in ("", None)})
 
     def get_text(self, service: str, path: str, **params: Any) -> str:
-        """A GET whose answer is plain text. Raises CliError."""
+        """Raises CliError."""
         return self._ask("GET", service, path, params=params).text
 
     def save(self, service: str, path: str, into: IO[bytes]) -> None:
-        """Write what a GET answers to a file. Raises CliError."""
+        """Raises CliError."""
         self._ask("GET", service, path, into=into)
 
     def call(self, method: str, service: str, path: str, **kwargs: Any) -> Any:
-        """Decoded JSON of any call. Raises CliError with the message the service gave."""
+        """Return decoded JSON. Raises CliError with the service's message."""
         try:
             return json.loads(self._ask(method, service, path, **kwargs).body)
         except ValueError as error:
             raise CliError(f"{service} did not answer {path} with JSON") from error
 
     def through_console(self, method: str, path: str, **kwargs: Any) -> Any:
-        """Decoded JSON of a call that the console passes on with the admin token. Raises CliError."""
+        """Call through the console, which passes it on with the admin token. Raises CliError."""
         key = self.console_key or self.api_key
         headers = bearer(self.admin_token) | ({"X-Glowplug-Console-Key": key} if key else {})
         return self.call(method, "console", path, headers=headers, **kwargs)
@@ -167,29 +165,25 @@ class FleetClient:
         return self.urls[service]
 
     def headers(self, service: str) -> dict[str, str]:
-        """What a service asks for: the data port and the console their keys, the others the admin token."""
         if service == "data":
             return self.data_headers()
         token = (self.console_key or self.api_key) if service == "console" else self.admin_token
         return bearer(token)
 
     def data_headers(self) -> dict[str, str]:
-        """Headers of the OpenAI API."""
         return bearer(self.api_key)
 
 
 def bearer(token: str) -> dict[str, str]:
-    """The header that carries a token or key; none for ""."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def segment(text: str) -> str:
-    """A model name or id as part of a path (slashes stay: names may have them)."""
+    """Slashes stay: names may have them."""
     return quote(text, safe="/")
 
 
 def error_message(url: str, status: int, body: bytes, retry_after: str) -> str:
-    """What went wrong, in the service's own message when its answer has our error shape."""
     try:
         error = json.loads(body)["error"]
         message = f"{error['message']} ({error['code'] or error['type']})"
@@ -199,9 +193,10 @@ def error_message(url: str, status: int, body: bytes, retry_after: str) -> str:
 
 
 def connect(state_dir: Path | None = None) -> FleetClient:
-    """The fleet of `state_dir` or of the place that `contexts.chosen` finds; where none runs in a folder that was given
-    or is here, the one that GLOWPLUG_*_URL name, which also goes before the current context. Raises NoFleet; CliError
-    for a fleet.json that no supervisor of this version wrote."""
+    """Return the fleet of `state_dir` or of `contexts.chosen`; if none runs there, that of GLOWPLUG_*_URL, which also
+    precede the current context.
+
+    Raises NoFleet; CliError for a fleet.json of another version."""
     named = {service: url for service in SERVICES if (url := os.environ.get(f"GLOWPLUG_{service.upper()}_URL"))}
     is_named = bool(named) and all(urlsplit(url).scheme for url in named.values())
     where = contexts.chosen(state_dir, by_context=not is_named)
@@ -220,7 +215,7 @@ def _started_here(folder: Path, document: Row) -> FleetClient:
     texts: dict[str, Any] = {name: document.get(name) for name in ("admin_token", "api_key", "nats_url")}
     texts |= {name: document.get(name, "") for name in ("console_key", "redis_url")}
     given = {name: os.environ.get(f"GLOWPLUG_{name.upper()}", "") for name in ("admin_token", "api_key", "console_key")}
-    texts |= {name: text for name, text in given.items() if text}  # a key of one's own in place of the fleet's
+    texts |= {name: text for name, text in given.items() if text}
     urls = document.get("urls")
     if not isinstance(urls, dict) or not all(isinstance(text, str) for text in (*urls.values(), *texts.values())):
         raise CliError(f"{folder / FLEET_FILE} was written by another version: `glowplug down`, then `glowplug up`")

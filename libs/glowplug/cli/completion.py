@@ -1,7 +1,6 @@
-"""What a shell offers behind TAB: the names of models, nodes, GPUs, instances, tenants and keys of the running fleet.
+"""Shell completion: names of models, nodes, GPUs, instances, tenants and keys of the running fleet.
 
-A person waits for it at the keyboard, so the module of the command is not imported, each call to the fleet gets 0.1 s,
-and whatever goes wrong is no offer."""
+A person waits, so the command's module is not imported, each call to the fleet gets 0.1 s, and errors mean no offer."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from glowplug.cli import contexts as known
 from glowplug.cli.client import FleetClient, connect
 from glowplug.cli.terminal import CliError, in_line
 
-CALL_S: Final = 0.1  # no word needs more than three calls
+CALL_S: Final = 0.1  # at most three calls per word
 Names = Callable[[FleetClient], Iterable[str]]
 
 
@@ -50,7 +49,7 @@ def _keys(fleet: FleetClient) -> Iterable[str]:
 _OF_A_MODEL: Final = (
     "undeploy", "pull", "load", "unload", "wake", "sleep", "pin", "unpin", "drain", "forecast", "run", "chat",
 )  # fmt: skip
-WORDS: Final[dict[str, tuple[Names, ...]]] = {  # verb -> what its argument names
+WORDS: Final[dict[str, tuple[Names, ...]]] = {
     **dict.fromkeys(_OF_A_MODEL, (_models,)),
     **dict.fromkeys(("cordon", "uncordon"), (_nodes,)),
     **dict.fromkeys(("ps", "requests", "tap"), ()),
@@ -61,7 +60,7 @@ _OPTIONS: Final[dict[str, tuple[Names, ...]]] = {"--model": (_models,), "-m": (_
 
 
 def stand_in(verb: str) -> Callable[..., None]:
-    """A command that does nothing but complete the arguments of `verb`, which is one of WORDS."""
+    """Return a command that only completes the arguments of `verb`, one of WORDS."""
 
     def offered(ctx: typer.Context, incomplete: str) -> list[str]:
         words = ("", *(ctx.params.get("words") or ()))
@@ -75,7 +74,6 @@ def stand_in(verb: str) -> Callable[..., None]:
 
 
 def _found(folder: Path | None, kinds: Iterable[Names], incomplete: str) -> list[str]:
-    """The names of these kinds that begin so; none without a fleet that answers in time."""
     found: set[str] = set()
     try:
         fleet = replace(connect(folder), timeout_s=CALL_S)
@@ -97,7 +95,6 @@ def key_ids(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def contexts(incomplete: str) -> list[str]:
-    """The names of contexts."""
     try:
         return [name for name in sorted(known.read().named) if name.startswith(incomplete)]
     except CliError:

@@ -1,4 +1,4 @@
-"""`glowplug context`: which fleet commands use from a folder without `.glowplug`, and fleets elsewhere by address."""
+"""`glowplug context`: the fleet of commands in folders without `.glowplug`, and fleets elsewhere by address."""
 
 from pathlib import Path
 from typing import Annotated
@@ -96,6 +96,6 @@ def add(
     if name in known.named:
         raise CliError(f"there is a context {name} already: `glowplug context rm {name}` removes it")
     added = contexts.Context(name=contexts.checked_name(name), urls=urls, env_file=file)
-    added.values()  # a file that others can read is refused now
+    added.values()
     contexts.write(known.with_context(added))
     say(f"context {name} is added, and commands now use it")

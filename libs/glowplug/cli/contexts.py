@@ -1,8 +1,8 @@
-"""Where a command finds its fleet from any folder: the contexts that `glowplug up` and `glowplug context` keep.
+"""Contexts, by which commands find their fleet from any folder.
 
-`context.json` lies in $XDG_CONFIG_HOME/glowplug, else in ~/.config/glowplug, and only its owner can read it. A context
-is a fleet of this machine, by its state folder, or one elsewhere, by the addresses of its services; the tokens of the
-latter are in a file beside (lines as `glowplug env` prints them) or in the environment, never in `context.json`."""
+`context.json` is in $XDG_CONFIG_HOME/glowplug, else ~/.config/glowplug, private to its owner. A context is a local
+fleet, by its state folder, or one elsewhere, by addresses; the latter's tokens are in a file (lines of `glowplug
+env`) or in the environment."""
 
 import json
 import os
@@ -23,8 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def address(option: str, url: str) -> str:
-    """The address that was given with `option`, without a slash at its end. Raises CliError where it is none of http
-    or https with a host."""
+    """Return the value of `option` without a final slash. Raises CliError unless it is http or https with a host."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -36,8 +35,8 @@ def address(option: str, url: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """A fleet by `state_dir`, or by `urls` of its services and the `env_file` with its tokens. `name` is "" for a
-    folder that no context stands for."""
+    """A fleet by `state_dir`, or by `urls` and the `env_file` with its tokens. `name`: "" for a folder without a
+    context."""
 
     name: str = ""
     state_dir: str = ""
@@ -45,8 +44,8 @@ class Context:
     env_file: str = ""
 
     def values(self) -> dict[str, str]:
-        """What the file with the tokens says: `admin_token` of its GLOWPLUG_ADMIN_TOKEN, and so on. Raises CliError
-        for a file that others can read."""
+        """Return tokens by name: `admin_token` of GLOWPLUG_ADMIN_TOKEN, and so on. Raises CliError for a file that
+        others can read."""
         if not self.env_file:
             return {}
         told = read_env(Path(self.env_file), f"{self.env_file} of context {self.name}")
@@ -54,8 +53,7 @@ class Context:
 
 
 def read_env(path: Path, what: str) -> dict[str, str]:
-    """The variables in a private file of lines as `glowplug env` prints them. `what` names it in errors. Raises
-    CliError, also for a file that others can read."""
+    """Read lines of `glowplug env`; `what` names the file in errors. Raises CliError, also if others can read it."""
     try:
         if path.stat().st_mode & OTHERS:
             raise CliError(f"others can read {path}, which holds tokens: chmod 600 {path}")
@@ -70,19 +68,16 @@ def read_env(path: Path, what: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """All contexts by name, and the name of the one that commands use; "" where none is chosen."""
-
     current: str = ""
     named: Mapping[str, Context] = field(default_factory=dict)
 
     def get(self, name: str) -> Context:
-        """Raises CliError naming those there are."""
+        """Raises CliError for an unknown name."""
         if name not in self.named:
             raise CliError(f"there is no context {name!r}; there are: {', '.join(sorted(self.named)) or 'none'}")
         return self.named[name]
 
     def with_context(self, added: Context) -> "Contexts":
-        """These, with one more that commands use from now on."""
         return Contexts(added.name, {**self.named, added.name: added})
 
     def without(self, name: str) -> "Contexts":
@@ -92,7 +87,7 @@ class Contexts:
 
 
 def path() -> Path:
-    """Where the contexts are kept. Raises CliError for a user without a home."""
+    """Raises CliError for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "glowplug", "context.json")
     except RuntimeError as error:
@@ -100,7 +95,7 @@ def path() -> Path:
 
 
 def read() -> Contexts:
-    """Raises CliError for a file that is not of this version."""
+    """Raises CliError for a file of another version."""
     try:
         stored: dict[str, Any] = json.loads(path().read_text("utf-8"))
         named = {name: Context(name=name, **fields) for name, fields in stored["contexts"].items()}
@@ -117,7 +112,7 @@ def read() -> Contexts:
 
 
 def write(contexts: Contexts) -> None:
-    """Raises CliError where the folder cannot be written."""
+    """Raises CliError if the folder is not writable."""
     stored = {
         name: {key: value for key, value in asdict(one).items() if value and key != "name"}
         for name, one in sorted(contexts.named.items())
@@ -131,15 +126,15 @@ def write(contexts: Contexts) -> None:
 
 
 def checked_name(name: str) -> str:
-    """`name`. Raises CliError for one that no shell takes as it stands."""
+    """Raises CliError for a name that a shell would need quoted."""
     if not _NAME.fullmatch(name):
         raise CliError(f"{name!r} is no name of a context: letters, digits, '.', '_' and '-', at most 63")
     return name
 
 
 def record(state_dir: Path) -> str:
-    """Make the fleet of `state_dir` the one that commands use; returns the name of its context, which is that of the
-    folder around it, with a number where another fleet has the name."""
+    """Make the fleet of `state_dir` current; return its context's name: that of the parent folder, numbered if
+    taken."""
     contexts = read()
     known = [name for name, one in contexts.named.items() if one.state_dir == str(state_dir)]
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", state_dir.parent.name).strip("-._")[:50] or "fleet"
@@ -154,8 +149,8 @@ def record(state_dir: Path) -> str:
 
 
 def chosen(state_dir: Path | None, *, by_context: bool = True) -> Context:
-    """Where a command looks for its fleet: in `state_dir` or GLOWPLUG_STATE_DIR where that is given, in `.glowplug`
-    where this folder has one, else in the current context (with `by_context`), else in `.glowplug` all the same."""
+    """Find the fleet: `state_dir` or GLOWPLUG_STATE_DIR, else `.glowplug` here if present, else the current context
+    (with `by_context`), else `.glowplug`."""
     given = state_dir or os.environ.get("GLOWPLUG_STATE_DIR") or ""
     if not given and by_context and not DEFAULT_STATE_DIR.is_dir():
         contexts = read()

@@ -1,4 +1,4 @@
-"""`glowplug demo`: the whole story without a person, on a fresh fleet, with a table of where the time went."""
+"""`glowplug demo`: an unattended tour on a fresh fleet, with a table of times."""
 
 import asyncio
 import shutil
@@ -37,7 +37,7 @@ HEADERS = ("step", "model", "engine", "result", "ttft", "queue", *PHASES, "prefi
 
 @dataclass
 class Row:
-    """One request of the story; times in seconds, None where there was none."""
+    """One request; seconds, None if missing."""
 
     step: str
     model: str
@@ -113,7 +113,6 @@ def demo(
 
 
 def explanation(engine: str) -> str:
-    """What the columns mean, and what the numbers are worth."""
     text = (
         "ttft: request sent to first text. queue: held by the router. decide, room (waits for GPU memory), fetch,\n"
         "launch, load, warmup: phases of the start it waited for; they overlap. prefill: from dispatch to first text."
@@ -124,7 +123,6 @@ def explanation(engine: str) -> str:
 
 
 def write_models(models_dir: Path, engine: str) -> None:
-    """The sample models with a keep-alive short enough to watch them go to sleep."""
     models_dir.mkdir(parents=True)
     for file in sample_files(engine):
         document = plain_yaml.load(file.read_text("utf-8"))
@@ -133,7 +131,7 @@ def write_models(models_dir: Path, engine: str) -> None:
 
 
 async def story(fleet: Fleet, shown: Output) -> list[Row]:
-    """The steps in order. A failed request is a row with an error; the story goes on."""
+    """A failed request is a row with an error; the story continues."""
     urls, engine = fleet.plan.urls(), fleet.settings.engine
     data = urls["data"]
     key = fleet.document()["api_key"]
@@ -166,7 +164,6 @@ async def ask(client: httpx.AsyncClient, step: str, model: str, engine: str) -> 
 
 
 async def idle(placer_url: str, client: httpx.AsyncClient, engine: str) -> Row:
-    """Wait until no instance is left that serves, and say what lies dormant where the policies keep that."""
     started = time.monotonic()
     left: Sequence[Any] = ()
     while time.monotonic() - started < IDLE_TIMEOUT_S:

@@ -1,4 +1,4 @@
-"""The logs of a whole fleet, merged by its console: for fleets elsewhere, and for a search over all services."""
+"""Logs of a whole fleet, merged by its console: for fleets elsewhere, and for a search over all services."""
 
 import time
 from collections.abc import Iterator
@@ -13,12 +13,11 @@ SERVICES: Final = ("router", "autoscaler", "placer", "predictor", "prefetcher", 
 
 
 def is_process(name: str) -> bool:
-    """Whether a name is that of a service, or of one of its processes as they are usually called."""
     return any(name == one or name.startswith(f"{one}-") for one in SERVICES)
 
 
 def lines_of(fleet: FleetClient, asked: Row, follow: bool) -> Iterator[Row]:
-    """Lines as the console's API has them, oldest first; with `follow` for ever. Raises CliError."""
+    """Yield lines of the console's API, oldest first; with `follow` for ever. Raises CliError."""
     cursors: Row = {}
     while True:
         page = fleet.through_console("POST", PATH, json={**asked, "cursors": cursors})
@@ -30,7 +29,6 @@ def lines_of(fleet: FleetClient, asked: Row, follow: bool) -> Iterator[Row]:
 
 
 def shown(line: Row) -> str:
-    """A line for people: time, level, source, text and ids."""
     at = datetime.fromtimestamp(line["at"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     fields = [f"{name}={value}" for name, value in line["fields"].items() if name != "exception"]
     whole = " ".join((at, f"[{line['level']:<7}]", f"{line['source']} |", line["text"], *fields))

@@ -1,4 +1,4 @@
-"""`glowplug forecast`: what was expected of a model against what came, and what is expected next."""
+"""`glowplug forecast`: a model's forecasts against actual load, and those of windows to come."""
 
 import math
 import time
@@ -52,12 +52,10 @@ def forecast(
 
 
 def horizons(points: Iterable[Row], window_s: float, now_s: float) -> list[int]:
-    """How many windows ahead closed windows were forecast from."""
     return sorted({row.get("ahead", 1) for row in points if row["target_at"] + window_s <= now_s})
 
 
 def summary(key: str, answer: Row, points: list[Row], window_s: float, now_s: float) -> dict[str, object]:
-    """What stands above the table."""
     found: dict[str, object] = {"model": key, "policy": answer["policy"], "window": f"{window_s:g} s"}
     horizon_s = answer.get("horizons", {}).get(key, 0.0)
     if horizon_s:
@@ -78,7 +76,6 @@ def summary(key: str, answer: Row, points: list[Row], window_s: float, now_s: fl
 
 
 def capacity(takes: Row | None) -> dict[str, object]:
-    """What one instance takes, and how that is known."""
     if takes is None or not takes["rates_from"]:
         return {"one instance takes": "not known yet: no instance has been busy for long enough"}
     rates = f"{takes['prompt_per_s']:.0f} prompt and {takes['response_per_s']:.0f} response tokens/s"
@@ -89,10 +86,10 @@ def capacity(takes: Row | None) -> dict[str, object]:
 def rows(
     points: Iterable[Row], windows: list[Row], window_s: float, metric: str, limit: int, now_s: float, ahead: int = 1
 ) -> list[Cells]:
-    """Closed windows with what was expected of them so many windows ahead, the open one with what it has so far, and
-    those to come, with the newest forecast of each; oldest first."""
+    """Return closed windows with forecasts made `ahead` windows before, the open one so far, and later ones with their
+    newest forecast; oldest first."""
     here, expected = math.floor(now_s / window_s), dict[int, Row]()
-    for row in points:  # the newest of each window is the last
+    for row in points:
         number = round(row["target_at"] / window_s)
         if number >= here or row.get("ahead", 1) == ahead:
             expected[number] = row
@@ -128,5 +125,5 @@ def _measured(window: Row, window_s: float, metric: str) -> float:
 
 
 def _shown(value: Any) -> str:
-    """Three digits, or all of them before the point."""
+    """Three digits, or all before the point."""
     return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

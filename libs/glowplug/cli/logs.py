@@ -1,4 +1,4 @@
-"""`glowplug logs`: of the whole fleet, of a service, or of the engines of a model."""
+"""`glowplug logs`: of the whole fleet, of a service, or of a model's engines."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from glowplug.cli.terminal import CliError, say
 
 POLL_S = 0.3
 GONE = ("stopped", "failed")
-Line = tuple[str, str]  # who wrote it, and what
+Line = tuple[str, str]
 
 
 def logs(
@@ -58,7 +58,7 @@ def logs(
 
 
 def _service_log(fleet: FleetClient, name: str) -> Path | None:
-    """The log file of one process; a service's name alone means its first process."""
+    """A service's name means its first process."""
     names = [p["name"] for p in fleet.document.get("processes", [])]
     for candidate in (name, f"{name}-1"):
         if candidate in names:
@@ -72,7 +72,7 @@ def _of_file(path: Path, lines: int, follow: bool) -> Iterator[Line]:
     offset, rest, is_first = 0, b"", True
     while True:
         size = path.stat().st_size if path.exists() else 0
-        if size < offset:  # it was rotated
+        if size < offset:
             offset, rest = 0, b""
         if size > offset:
             with path.open("rb") as file:
@@ -90,7 +90,7 @@ def _of_file(path: Path, lines: int, follow: bool) -> Iterator[Line]:
 
 
 def _of_engines(fleet: FleetClient, name: str, lines: int, follow: bool) -> Iterator[Line]:
-    """Raises CliError where the fleet has neither such a model nor such an instance."""
+    """Raises CliError for an unknown model or instance."""
     shown: dict[str, list[str]] = {}
     found = _instances_of(fleet, name)
     if not found:
@@ -108,7 +108,7 @@ def _of_engines(fleet: FleetClient, name: str, lines: int, follow: bool) -> Iter
 
 
 def _fresh(known: list[str], now: list[str]) -> list[str]:
-    """The lines of `now` that come after what was shown: the longest overlap of its end with our beginning."""
+    """Return lines after those shown, by the longest overlap."""
     for overlap in range(min(len(known), len(now)), 0, -1):
         if known[-overlap:] == now[:overlap]:
             return now[overlap:]
@@ -116,7 +116,6 @@ def _fresh(known: list[str], now: list[str]) -> list[str]:
 
 
 def _instances_of(fleet: FleetClient, name: str) -> list[Row]:
-    """Newest first; living ones before those that are gone."""
     key = fleet.key_of(name)
     rows = [row for row in fleet.instances(gone=True) if name == row["instance_id"] or row["model_key"] == key]
     return sorted(rows, key=lambda row: (row["state"] in GONE, -row["created_at"]))

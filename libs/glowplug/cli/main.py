@@ -1,7 +1,7 @@
 """`glowplug`: one command per verb, one line per error.
 
-Other packages add verbs as entry points of `glowplug.commands` (domain/extensions.py); the first line of the function's
-docstring is shown in the listing."""
+Other packages add verbs as entry points of `glowplug.commands` (domain/extensions.py); the first line of the
+function's docstring is listed."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from glowplug.domain.errors import BadRequest
 from glowplug.runtime.entry import importing
 from glowplug.runtime.supervisor.errors import FleetError
 
-_VERBS: dict[str, str] = {  # module of this package, with the verb it has -> what `glowplug --help` says of it
+_VERBS: dict[str, str] = {
     "up.up": "Start the local fleet.",
     "up.down": "Stop the local fleet and wait until nothing of it is left.",
     "up.status": "Show the processes of the local fleet: ready, restarts, memory.",
@@ -63,7 +63,7 @@ _VERBS: dict[str, str] = {  # module of this package, with the verb it has -> wh
 
 
 class Verb(TyperCommand):
-    """A command that takes `-o json`, as earlier versions had it, for `--json`."""
+    """A command that accepts `-o json` of earlier versions for `--json`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any("--json" in option.opts for option in self.params):
@@ -72,7 +72,7 @@ class Verb(TyperCommand):
 
 
 def without_output(args: Sequence[str]) -> list[str]:
-    """`args` with --json for `-o json`, and without `-o table`; what follows `--` stays."""
+    """Replace `-o json` by --json, drop `-o table`; words after `--` stay."""
     end = args.index("--") if "--" in args else len(args)
     line = "".join(f"{word}\0" for word in args[:end])
     line = _OUTPUT.sub(lambda match: "--json\0" if match[1] == "json" else "", line)
@@ -83,17 +83,14 @@ _OUTPUT = re.compile(r"(?<![^\0])(?:-o|--output)[\0=]?(json|table)\0")
 
 
 def _own() -> dict[str, str]:
-    """Verb of ours -> module of this package."""
     return {path.rpartition(".")[2]: path.rpartition(".")[0] for path in _VERBS}
 
 
 def _added() -> list[str]:
-    """Verbs of other packages."""
     return [name for name in extensions.names("commands") if name not in _own()]
 
 
 def _function(verb: str) -> Any:
-    """The function or group behind a verb."""
     if module := _own().get(verb):
         return getattr(import_module(f"glowplug.cli.{module}"), verb)
     try:
@@ -108,7 +105,6 @@ def _text(verb: str) -> str:
 
 
 def _app(commands: Mapping[str, Any], **settings: Any) -> typer.Typer:
-    """The command with these verbs: a function or a group for each name. `settings`: of the parser of each."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(_options)
     for name, found in commands.items():
@@ -121,14 +117,12 @@ def _app(commands: Mapping[str, Any], **settings: Any) -> typer.Typer:
 
 
 def app_of(verb: str = "") -> typer.Typer:
-    """The command with all of its verbs; for one that is given, with that alone: the modules of all take more than a
-    second to import."""
+    """Return the command with one verb, or with all, whose modules take more than a second to import."""
     every = [*_own(), *_added()]
     return _app({name: _function(name) for name in ([verb] if verb in every else every)})
 
 
 def listing() -> typer.Typer:
-    """The command as its help shows it: with the names of all verbs, none of which does anything here but `version`."""
     return _app(dict.fromkeys([*_own(), *_added()], _nothing))
 
 
@@ -137,18 +131,17 @@ def _nothing() -> None:
 
 
 def _asked_for(arguments: Sequence[str]) -> str:
-    """The verb that will run; "" where none will: it is unknown, or an option stands before it, which is --help,
-    --version or wrong."""
+    """Return the verb to run; "" for an unknown one, or an option before it: --help, --version or a wrong one."""
     first = next((word for word in arguments if word != "--"), "")
     return first if first and not first.startswith("-") and (first in _own() or first in _added()) else ""
 
 
 def _completing(line: str) -> typer.Typer:
-    """The command as far as the shell needs it to go on with the line that is typed so far."""
+    """Return as much of the command as completion of this line needs."""
     words = line.split()[1:]
     verb = _asked_for(words)
     if verb and (line[-1].isspace() or not words[-1].startswith("-")):
-        from glowplug.cli import completion  # help needs none of it
+        from glowplug.cli import completion
 
         if verb in completion.WORDS:
             return _app({verb: completion.stand_in(verb)}, ignore_unknown_options=True)
@@ -177,7 +170,6 @@ def version() -> None:
 
 
 def main() -> None:
-    """The console script."""
     try:
         with importing():
             if "_GLOWPLUG_COMPLETE" in os.environ:
@@ -191,7 +183,7 @@ def main() -> None:
     except (CliError, FleetError) as error:
         say(f"glowplug: {error}", err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of our output has gone: `glowplug tap | head`
+    except BrokenPipeError:  # the reader of our output is gone: `glowplug tap | head`
         sys.stderr.close()
         sys.exit(0)
 

@@ -1,6 +1,5 @@
-"""`glowplug node`: one node of a fleet, its agent and its prefetcher, kept alive until it is told to stop.
-
-It runs in the foreground, so that systemd, Slurm or a terminal own it; SIGTERM drains its engines before it ends."""
+"""`glowplug node`: run a node's agent and prefetcher in the foreground, for systemd, Slurm or a terminal; SIGTERM
+drains the engines first."""
 
 import asyncio
 import os
@@ -31,8 +30,8 @@ from glowplug.state.address import Sentinels
 
 CONNECT_S: Final = 3.0
 AGENT_PORT: Final = 8050
-DRAIN_S: Final = 5.0  # an agent's own `drain_s`, where the environment names no other
-GRACE_S: Final = 15.0  # beyond that, for its engines to end
+DRAIN_S: Final = 5.0
+GRACE_S: Final = 15.0
 _NODE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -69,7 +68,7 @@ def node(
         sweep(state.path)
         environment = os.environ | told | _own(node_id, state.path, advertise)
         code = asyncio.run(_run(environment, port, output))
-        if "GLOWPLUG_SHM_DIR" not in os.environ:  # host memory is not kept for a node that may not come back
+        if "GLOWPLUG_SHM_DIR" not in os.environ:
             shutil.rmtree(environment["GLOWPLUG_SHM_DIR"], ignore_errors=True)
     finally:
         output.close()
@@ -78,7 +77,6 @@ def node(
 
 
 def _own(node_id: str, folder: Path, advertise: str) -> dict[str, str]:
-    """What both processes get of the node."""
     own = {MARK: str(folder), "GLOWPLUG_NODE_ID": node_id, "GLOWPLUG_STATE_DIR": str(folder)}
     if "GLOWPLUG_SHM_DIR" not in os.environ:
         own["GLOWPLUG_SHM_DIR"] = str(default_shm_dir(folder))
@@ -88,7 +86,7 @@ def _own(node_id: str, folder: Path, advertise: str) -> dict[str, str]:
 
 
 def _unreachable(told: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for the bus and for the store, where no server of theirs takes a connection from here."""
+    """Yield a sentence for the bus and for the store, if no server of theirs accepts a connection."""
     for what, name in (("the bus", "GLOWPLUG_NATS_URL"), ("the store", "GLOWPLUG_REDIS_URL")):
         tried = dict(_tried(told[name]))
         if tried and all(tried.values()):
@@ -97,7 +95,6 @@ def _unreachable(told: Mapping[str, str]) -> Iterator[str]:
 
 
 def _tried(url: str) -> Iterator[tuple[str, str]]:
-    """(host and port, why it cannot be connected to or "") of each server that an address names."""
     under = Sentinels.of(url)
     for host, port in under.hosts if under else ((one.hostname, one.port) for one in map(urlsplit, url.split(","))):
         if host and port:
@@ -109,7 +106,7 @@ def _tried(url: str) -> Iterator[tuple[str, str]]:
 
 
 async def _run(environment: Mapping[str, str], port: int, output: Output) -> int:
-    """Keep both alive until a signal comes; then end the agent, with its engines, before the prefetcher."""
+    """Keep both alive until a signal; then end the agent, with its engines, before the prefetcher."""
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stopping.set)

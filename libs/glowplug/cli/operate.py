@@ -1,6 +1,4 @@
-"""Commands that change what is there: deploy and undeploy models, cordon nodes; and what a service that is started by
-hand needs to join. What moves a model between its rungs is in verbs.py.
-"""
+"""Deploy and undeploy models, cordon nodes, print the environment of a service started by hand."""
 
 import os
 import shlex
@@ -21,7 +19,7 @@ from glowplug.weights.files import NoAnswer
 from glowplug.weights.source import local_path
 
 SERVICES = tuple(user for user in USERS if user != READER)
-NODE = "node"  # an agent and a prefetcher
+NODE = "node"
 
 
 def deploy(
@@ -40,7 +38,7 @@ def deploy(
 
 
 def _bodies(path: Path) -> list[dict[str, Any]]:
-    """The documents of one file, checked here so that the message names the file; weight paths made absolute."""
+    """Read documents, checked here so that errors name the file; paths of weights become absolute."""
     try:
         checked = model_files.load(path, measure)
         documents = [d for d in plain_yaml.load_all(path.read_text("utf-8")) if d is not None]
@@ -56,7 +54,7 @@ def _bodies(path: Path) -> list[dict[str, Any]]:
         elif model.weights.uri:
             document["weights"] = msgspec.to_builtins(model.weights)
             if local_path(model.weights.uri) is None:
-                document["weights_bytes"] = model.weights_bytes  # asked once, here
+                document["weights_bytes"] = model.weights_bytes
     return documents
 
 
@@ -93,8 +91,8 @@ def env(
 
 
 def exports(fleet: FleetClient, service: str) -> dict[str, str]:
-    """Addresses and tokens for one service, or for both of a node: then bus and store are the agent's, and those of
-    its prefetcher begin with PREFETCHER_. What is not known is left out."""
+    """Return addresses and tokens for one service, or for a node: then bus and store are the agent's, and its
+    prefetcher's begin with PREFETCHER_. Unknown ones are left out."""
     values = {f"GLOWPLUG_{name.upper()}_URL": url for name, url in fleet.urls.items()}
     values |= _servers(fleet, "agent" if service == NODE else service)
     if service == NODE:

@@ -1,8 +1,7 @@
-"""`glowplug pull`: bring weights to where engines read them, and show how far they are.
+"""`glowplug pull`: bring weights to their engines, with progress.
 
-With a fleet that is the host memory of a node, filled by its prefetcher; without one it is the cache of the Hugging
-Face hub on this machine, for weights that come from there.
-"""
+With a fleet: into a node's host memory, by its prefetcher. Without: weights of the Hugging Face hub into its cache
+here."""
 
 import asyncio
 import sys
@@ -30,15 +29,14 @@ from glowplug.weights.source import SourceInterrupted, is_read, local_path, reda
 from glowplug.weights.sources.hub import HubSnapshot, HubSource
 from glowplug.weights.split_gguf import NotJoinable, part_names
 
-# Filling the cache of the Hugging Face hub on this machine, by the library that owns it.
-
 TENSORS = (".safetensors", ".gguf")
 
 
 def fill_cache(source: HubSource, snapshot: HubSnapshot, report: Callable[[int], None]) -> Path:
-    """Download what the cache lacks of `snapshot`; `report` is given the bytes as they come. Returns the snapshot's
-    folder. Blocking; what has come stays when it is interrupted, and tensors come last: a snapshot without them is not
-    taken for whole. Raises WeightsUnavailable and SourceInterrupted."""
+    """Download the missing files of `snapshot` and return its folder; `report` gets bytes as they arrive. Blocks.
+
+    An interrupted download keeps its files; tensors come last, since a snapshot without them is not taken for whole.
+    Raises WeightsUnavailable and SourceInterrupted."""
     hub: Any = import_module("huggingface_hub")
     folder = source.folder(snapshot.commit)
     for file in sorted(snapshot.files, key=lambda file: (file.name.lower().endswith(TENSORS), file.name)):
@@ -48,7 +46,7 @@ def fill_cache(source: HubSource, snapshot: HubSnapshot, report: Callable[[int],
             came = hub.hf_hub_download(
                 source.address.repo,
                 file.name,
-                revision=source.address.revision,  # by its name, so that the cache remembers which commit it was
+                revision=source.address.revision,  # by name, so that the cache maps it to its commit
                 cache_dir=source.cache_dir,
                 endpoint=source.endpoint,
                 token=source.token() or False,
@@ -62,8 +60,6 @@ def fill_cache(source: HubSource, snapshot: HubSnapshot, report: Callable[[int],
 
 
 def _bar(report: Callable[[int], None]) -> type[Any]:
-    """What the library takes for a progress bar of one file."""
-
     class Bar:
         def __init__(self, *_: Any, initial: float = 0, **__: Any) -> None:
             self.update(initial)
@@ -81,10 +77,10 @@ def _bar(report: Callable[[int], None]) -> type[Any]:
             """Nothing to close."""
 
         def update_transfer(self, num_bytes: float | None = 1) -> None:
-            """Bytes of the network; those of the file are what counts."""
+            """Ignore network bytes: bytes of the file count."""
 
         def set_postfix_str(self, *_: Any, **__: Any) -> None:
-            """Its rate is shown elsewhere."""
+            """Ignore: the rate is shown elsewhere."""
 
         set_transfer_postfix_str = set_postfix_str
 
@@ -92,17 +88,17 @@ def _bar(report: Callable[[int], None]) -> type[Any]:
 
 
 POLL_S = 0.2
-LOST_S = 5.0  # a fetch that is neither there nor ended for so long has been given up
+LOST_S = 5.0
 INTERRUPTED = 130
 HEADERS = ("weights", "where", "bytes", "seconds", "from")
 ASKED_HEADERS = ("weights", "where", "stage")
-STEP = 10  # percent: how far a fetch comes between two of the lines that a pipe or file gets
-Show = Callable[[int, int], None]  # bytes that are there, bytes of all (0: not known)
+STEP = 10
+Show = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Weights to bring. `model_key` and `engine` are "" for those of an address."""
+    """`model_key` and `engine` are "" for an address."""
 
     weights: WeightsRef
     model_key: str = ""
@@ -150,7 +146,6 @@ def pull(
 
 
 def _wanted(what: str, fleet: FleetClient | None, none: NoFleet | None) -> list[Wanted]:
-    """What the argument names: an address, a file of models, an existing path of weights, or a deployed model."""
     path = Path(what).expanduser()
     try:
         if path.suffix in (".yaml", ".yml") and path.is_file():
@@ -172,11 +167,7 @@ def _wanted(what: str, fleet: FleetClient | None, none: NoFleet | None) -> list[
     return [Wanted(weights, model["key"], model["engine"])]
 
 
-# onto a node of a fleet
-
-
 def _nodes(rows: Sequence[Row], wanted: Wanted, named: Sequence[str]) -> list[Row]:
-    """The nodes that are named; else the one that has most reason to get them. Raises CliError."""
     by_id = {row["node_id"]: row for row in rows}
     if unknown := [name for name in named if name not in by_id]:
         raise CliError(f"there is no node {unknown[0]!r}; there are: {', '.join(sorted(by_id)) or 'none'}")
@@ -195,7 +186,6 @@ def _nodes(rows: Sequence[Row], wanted: Wanted, named: Sequence[str]) -> list[Ro
 
 
 def _ask(fleet: FleetClient, node: Row, wanted: Wanted) -> tuple[FleetClient, str, Row]:
-    """The fleet with the prefetcher of one node, that service's name there, and the fetch as it has been taken."""
     service = f"prefetcher of {node['node_id']}"
     at = fleet.also(service, node["prefetcher_url"])
     body = {"weights": msgspec.to_builtins(wanted.weights), "model_key": wanted.model_key}
@@ -203,7 +193,6 @@ def _ask(fleet: FleetClient, node: Row, wanted: Wanted) -> tuple[FleetClient, st
 
 
 def _asked_of(fleet: FleetClient, node: Row, wanted: Wanted) -> Row:
-    """Asks the prefetcher of one node, and leaves the rest to it. Raises CliError where the prefetcher refuses."""
     _, _, row = _ask(fleet, node, wanted)
     if row["stage"] == "failed":
         raise CliError(f"{row['message']} ({row['code']})")
@@ -212,7 +201,7 @@ def _asked_of(fleet: FleetClient, node: Row, wanted: Wanted) -> Row:
 
 
 def _onto(fleet: FleetClient, node: Row, wanted: Wanted, as_json: bool) -> Row:
-    """Asks the prefetcher of one node, and waits until the weights are there. Raises CliError."""
+    """Wait until the weights are there. Raises CliError."""
     node_id = node["node_id"]
     started = time.monotonic()
     at, service, row = _ask(fleet, node, wanted)
@@ -236,7 +225,7 @@ def _onto(fleet: FleetClient, node: Row, wanted: Wanted, as_json: bool) -> Row:
 def _follow(
     ask: Callable[[], Row], show: Show, sleep: Callable[[float], None] = time.sleep, lost_s: float = LOST_S
 ) -> Row:
-    """Polls until the weights are complete. Raises CliError with the reason of a fetch that failed or is given up."""
+    """Raises CliError with the reason of a fetch that failed or was given up."""
     num_lost = 0
     while True:
         row = ask()
@@ -252,11 +241,8 @@ def _follow(
         sleep(POLL_S)
 
 
-# without a fleet
-
-
 def _without_fleet(wanted: Wanted, as_json: bool, none: NoFleet) -> Row:
-    """The hub's cache for what comes from the hub; what else there is to say of others. Raises CliError."""
+    """Raises CliError for weights from elsewhere than the hub."""
     uri = wanted.weights.uri
     if local_path(uri) is not None:
         raise CliError(f"{wanted.shown} is on this machine already, and {none}", none.exit_code)
@@ -277,7 +263,6 @@ def _without_fleet(wanted: Wanted, as_json: bool, none: NoFleet) -> Row:
 
 
 def _together(rows: Sequence[Row]) -> Row:
-    """What is said of weights in several parts."""
     totals = {field: sum(row[field] for row in rows) for field in ("num_bytes", "seconds")}
     return totals | {"source": "cache" if all(row["source"] == "cache" for row in rows) else "hf"}
 
@@ -320,7 +305,7 @@ async def _resolved(source: HubSource) -> Any:
 
 @contextmanager
 def bar(title: str, as_json: bool) -> Iterator[Show]:
-    """A bar of bytes on stderr where that is a terminal; else a line for each STEP percent. Silent for JSON."""
+    """Show a bar on a terminal's stderr, else a line for each STEP percent. Silent for JSON."""
     if as_json:
         yield lambda done, total: None
         return

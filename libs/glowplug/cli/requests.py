@@ -1,4 +1,4 @@
-"""`glowplug requests`: the requests of all routers, as the console remembers them."""
+"""`glowplug requests`: requests of all routers, from the console."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -24,13 +24,11 @@ HEADERS = (
     "tokens",
     "instance",
 )
-WORDS = {"dispatched": "sent", "left": "client left"}  # others are what they are called; the console says the same
+WORDS = {"dispatched": "sent", "left": "client left"}
 CLIENT_LEFT = 499
 
 
 class Kind(StrEnum):
-    """Which requests: one of their states, or a group of these."""
-
     LIVE = "live"
     ENDED = "ended"
     HELD = "held"
@@ -69,7 +67,7 @@ def requests(
 
 
 def request_row(row: Row, now: float) -> tuple[object, ...]:
-    """One request as `glowplug requests` shows it. `now`: of the console, in seconds since the epoch."""
+    """`now`: the console's epoch seconds."""
     is_live = not row["status"]
     waited_s = max(0.0, now - row["arrived_at"])
     tokens = f"{'' if row['tokens_exact'] else '~'}{row['response_tokens']}" if row["response_tokens"] else "-"
@@ -90,7 +88,6 @@ def request_row(row: Row, now: float) -> tuple[object, ...]:
 
 
 def _result(row: Row) -> str:
-    """Where it stands in the queue, or how it was answered."""
     if row["state"] == "held":
         return f"number {row['position']} in the queue" + (f", about {row['eta_s']:.1f} s" if row["eta_s"] else "")
     if not row["status"]:

@@ -1,4 +1,4 @@
-"""How commands ask the sources of weights: as the environment says, like a prefetcher of this machine."""
+"""Access of commands to sources of weights, with a prefetcher's settings from the environment."""
 
 from pydantic import ValidationError
 
@@ -9,7 +9,7 @@ from glowplug.weights.source import SourceInfo, SourceOptions
 
 
 def source_options() -> SourceOptions:
-    """Raises CliError naming a setting that is wrong."""
+    """Raises CliError for a wrong setting."""
     try:
         return SourceSettings().source_options()
     except ValidationError as error:
@@ -17,5 +17,5 @@ def source_options() -> SourceOptions:
 
 
 def measure(uri: str) -> SourceInfo:
-    """What the source of `uri` holds. Raises WeightsUnavailable and NoAnswer."""
+    """Raises WeightsUnavailable and NoAnswer."""
     return measured(uri, source_options())

@@ -1,4 +1,4 @@
-"""Chats on the command line: `run` and its conversation, each answer streamed, and where its time went."""
+"""`run` and `chat`: stream answers, and show where their time went."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print on s
 
 @dataclass
 class Answer:
-    """What came back. `timings_s` is Server-Timing in seconds: queue, phases of the start it waited for, router."""
+    """`timings_s`: Server-Timing in seconds: queue, phases of the awaited start, router."""
 
     text: str = ""
     ttft_s: float | None = None
@@ -42,7 +42,7 @@ class Answer:
 async def streamed(
     client: httpx.AsyncClient, model: str, messages: Sequence[Message], answer: Answer, max_tokens: int | None = None
 ) -> AsyncIterator[str]:
-    """Pieces of the answer as they come; `answer` fills up beside. Raises CliError when the request fails."""
+    """Yield pieces of the answer, and fill `answer`. Raises CliError if the request fails."""
     body: dict[str, object] = {"model": model, "messages": list(messages), "stream": True}
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
@@ -75,7 +75,6 @@ async def streamed(
 
 
 def _piece(line: str) -> str:
-    """The text in one SSE line. Raises CliError for an error event."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return ""
     event = json.loads(line.removeprefix("data: "))
@@ -152,7 +151,6 @@ async def _answer(
 
 
 def timing_line(answer: Answer) -> str:
-    """'first token 0.412 s, whole 1.9 s; queue 0.002 ...'."""
     first = "no token" if answer.ttft_s is None else f"first token {answer.ttft_s:.3f} s"
     parts = ", ".join(f"{name} {value:.3f}" for name, value in answer.timings_s.items())
     label = " (EMULATED engine)" if answer.emulated else ""

@@ -1,5 +1,5 @@
-"""`glowplug tap` and `glowplug record`: the bus, live and decoded, or written down for the simulator; and the events
-of a simulated run's folder."""
+"""`glowplug tap` and `glowplug record`: events of the bus, live or recorded for the simulator, or of a simulated
+run."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, sight, 
 from glowplug.events.subjects import EVERYTHING, facts_of, parse
 from glowplug.runtime.privileges import inbox_of
 
-Take = Callable[[str, bytes], bool]  # subject and bytes of an event; whether that was enough
+Take = Callable[[str, bytes], bool]  # of an event's subject and bytes; True ends the listening
 CONNECT_TIMEOUT_S = 3
 
 
@@ -93,7 +93,6 @@ def tap(
 
 
 def decoded(data: bytes) -> Row:
-    """An event as JSON has it, of this version or another; {} for what is none."""
     try:
         return from_json(data, dict[str, Any])
     except MalformedEvent:
@@ -101,7 +100,6 @@ def decoded(data: bytes) -> Row:
 
 
 def wants(wanted: EventFilter, subject: str, event: Row, raw: bytes) -> bool:
-    """Whether to show an event; False for one of a subject that is none of ours."""
     try:
         seen = sight(subject, str(event.get("issuer") or ""), event.get("data") or {})
     except ValueError:
@@ -164,7 +162,6 @@ def record(
 
 
 def present(fleet: FleetClient) -> list[Row]:
-    """Models and nodes as they are now, as the facts that would report them."""
     now = time.time()
     facts = [("model.deployed", row["key"], row["key"], {"model": row}) for row in fleet.models()]
     facts += [("node.beat", "_", row["node_id"], {"node": row}) for row in fleet.nodes()]
@@ -182,8 +179,8 @@ def present(fleet: FleetClient) -> list[Row]:
 
 
 def listen(fleet: FleetClient, name: str, planes: Sequence[str], take: Take, seconds: float = 0) -> None:
-    """Call `take` with every event of the planes until it has enough, `seconds` (0: without end) have passed, the bus
-    is gone, or a person (Ctrl-C) or a service manager (SIGTERM) ends it. Raises CliError where no bus answers."""
+    """Call `take` with every event until it returns True, `seconds` (0: no limit) have passed, the bus is gone, or
+    Ctrl-C or SIGTERM. Raises CliError without a bus."""
     if not fleet.nats_url:
         raise CliError("the address of the bus (NATS) is not known: set GLOWPLUG_NATS_URL")
     with contextlib.suppress(KeyboardInterrupt):

@@ -89,7 +89,6 @@ def up(
 
 
 async def banner(fleet: Fleet, *, is_given: bool) -> str:
-    """What to click and a curl line that works. `is_given`: an option or the environment named the state folder."""
     took_s = time.time() - fleet.started_at
     urls, document = fleet.plan.urls(), fleet.document()
     models = await wait_for_models(urls, document["api_key"])
@@ -126,8 +125,6 @@ async def banner(fleet: Fleet, *, is_given: bool) -> str:
 
 
 def _recorded(state_dir: Path) -> list[str]:
-    """Makes the fleet the one that commands use from any folder, and says so. Where that cannot be kept, the fleet runs
-    all the same."""
     try:
         return [f"  other folders find this fleet as context {contexts.record(state_dir)}: glowplug context"]
     except CliError as error:
@@ -135,7 +132,7 @@ def _recorded(state_dir: Path) -> list[str]:
 
 
 def folder_of(state_dir: Path | None) -> Path:
-    """The state folder that `down` is for. Raises CliError for a fleet that was started elsewhere."""
+    """Raises CliError for a fleet started elsewhere."""
     where = contexts.chosen(state_dir)
     if where.urls:
         raise CliError(f"context {where.name} is a fleet that runs elsewhere, and {ELSEWHERE}")
@@ -143,21 +140,18 @@ def folder_of(state_dir: Path | None) -> Path:
 
 
 def _where(state_dir: Path) -> list[str]:
-    """How other terminals find this fleet when it is not where `glowplug` looks by itself."""
     is_found = Path(contexts.chosen(None, by_context=False).state_dir) == state_dir.absolute()
     return [] if is_found else [f"  first: export GLOWPLUG_STATE_DIR={state_dir}"]
 
 
 def on_path(bin_dir: Path) -> list[str]:
-    """How a terminal finds the command itself where its path does not lead there."""
     if which("glowplug") is not None or not (bin_dir / "activate").is_file():
         return []
     return [f"  `glowplug` is not on the path here: source {bin_dir / 'activate'}, or type {bin_dir / 'glowplug'}"]
 
 
 async def wait_for_models(urls: Mapping[str, str], api_key: str = "") -> list[str]:
-    """Names the data port lists, once the model files have been read and it lists all they declare; those there are
-    after a while."""
+    """Return names at the data port, once it lists all models of the files, or after MODELS_WAIT_S."""
     deadline = time.monotonic() + MODELS_WAIT_S
     names: list[str] = []
     async with httpx.AsyncClient(trust_env=False, headers=bearer(api_key), timeout=2) as client:
@@ -173,7 +167,6 @@ async def wait_for_models(urls: Mapping[str, str], api_key: str = "") -> list[st
 
 
 def _up_detached(settings: FleetSettings, state_dir: Path | None) -> None:
-    """Start `up` in a session of its own and show what it says until it is ready or gone."""
     running = read_fleet(settings.state_dir)
     if running is not None:
         raise AlreadyRunning(f"a fleet already runs in {settings.state_dir} (pid {running['pid']}): `glowplug down`")
@@ -218,7 +211,7 @@ def down(state_dir: StateDirOption = None) -> None:
 
 
 def _sweep_left_over(settings: FleetSettings) -> None:
-    """No supervisor lives: end what a killed one may have left. Engines outlive everything else."""
+    """End the remains of a killed supervisor: engines outlive everything else."""
     if not settings.state_dir.is_dir():
         say(f"no fleet runs in {settings.state_dir}")
         return
@@ -269,7 +262,7 @@ def status(state_dir: StateDirOption = None, as_json: JsonOption = False) -> Non
 
 
 async def _with_readiness(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ask each service now: what fleet.json says of a process that has just hung is old."""
+    """Ask each service now: fleet.json may be older than a hang."""
 
     async def asked(process: dict[str, Any]) -> dict[str, Any]:
         if process["url"] and process["state"] == "ready" and await http_status(f"{process['url']}/ready") != 200:

@@ -1,4 +1,4 @@
-"""`glowplug usage`: what tenants, keys and models used, from the console's ledger."""
+"""`glowplug usage`: usage by tenant, key and model, from the console's ledger."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,7 +9,7 @@ from glowplug.cli.client import Row, connect
 from glowplug.cli.options import JsonOption, StateDirOption
 from glowplug.cli.terminal import emit, say
 
-SUMS = {  # as the console names them -> as a table shows them
+SUMS = {
     "num_requests": "requests",
     "num_failed": "failed",
     "prompt_tokens": "prompt",
@@ -19,8 +19,6 @@ SUMS = {  # as the console names them -> as a table shows them
 
 
 class Part(StrEnum):
-    """What usage is summed by."""
-
     TENANT = "tenant"
     MODEL = "model"
     KEY = "key"

@@ -27,13 +27,13 @@ WaitOption = Annotated[bool, typer.Option("--wait", help="Return when it is done
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.0, help="Longest time for --wait, in seconds.")]
 NodeOption = Annotated[str, typer.Option("--node", help="Only on this node.")]
 
-Reached = Callable[[FleetClient, Row], bool]  # whether the row of a model shows that the verb is done
-Owner = tuple[str, str, Mapping[str, str]]  # of a verb: its service, the verb there, and its fields
+Reached = Callable[[FleetClient, Row], bool]
+Owner = tuple[str, str, Mapping[str, str]]  # service, verb there, its fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One command as it was typed. `done`: what is said once the owner has taken it; `rung` "": none was named."""
+    """One command as typed. `done`: printed once the owner has accepted; `rung` "": none."""
 
     model: str
     verb: str
@@ -101,7 +101,7 @@ def unload(
         def is_gone(f: FleetClient, row: Row) -> bool:
             return not _in_host_memory(node)(f, row)
 
-        # the placer may refuse, and then nothing is drained; its drop waits until no instance reads the weights
+        # placer first: if it refuses, nothing is drained; its drop waits until no instance reads the weights
         _carry_out(fleet, asked, ("placer", "drop", {"node": node}), is_gone, then=instances)
     else:
         body = {"from": rung.value} if rung else {}
@@ -131,8 +131,6 @@ def pin(
 
 
 def _plain(name: str, done: str, text: str, reached: Reached) -> Callable[..., None]:
-    """The command of a verb without a rung. `text` is its help."""
-
     def command(
         model: ModelArgument,
         dry_run: DryRunOption = False,
@@ -151,7 +149,7 @@ def _plain(name: str, done: str, text: str, reached: Reached) -> Callable[..., N
 
 
 def _carry_out(fleet: FleetClient, asked: Asked, owner: Owner, reached: Reached, then: tuple[Owner, ...] = ()) -> None:
-    """Say the cost, ask the owner (and those of `then`, unless it refuses), and wait for it where that was asked."""
+    """Print the cost, ask the owner (and those of `then`, unless it refuses), and wait if asked to."""
     cost = _cost(fleet, asked)
     if asked.dry_run:
         if "error" in cost:
@@ -180,7 +178,7 @@ def _carry_out(fleet: FleetClient, asked: Asked, owner: Owner, reached: Reached,
 
 
 def _cost(fleet: FleetClient, asked: Asked) -> Row:
-    """What the placer says; {"error": why} where it cannot, so that the verb is carried out all the same."""
+    """Return the placer's cost, or {"error": why}, so that the verb is carried out all the same."""
     path = f"/v1/models/{segment(asked.model)}/cost"
     try:
         found: Row = fleet.get("placer", path, verb=asked.verb, rung=asked.rung, node=asked.node)
@@ -190,7 +188,7 @@ def _cost(fleet: FleetClient, asked: Asked) -> Row:
 
 
 def _waited(fleet: FleetClient, asked: Asked, before: float, reached: Reached) -> float:
-    """Seconds until it was done. Raises CliError when that takes too long."""
+    """Return seconds until it was done. Raises CliError after the timeout."""
     while True:
         row = fleet.get("autoscaler", f"/v1/models/{segment(asked.model)}")
         took = time.monotonic() - before
@@ -205,7 +203,6 @@ def _waited(fleet: FleetClient, asked: Asked, before: float, reached: Reached) -
 
 
 def described(cost: Row) -> str:
-    """A cost as one line: what it takes, why that is expected, and who would have to leave."""
     if not cost["is_possible_now"]:
         return f"it has to wait: {cost['reason']}"
     if not (cost["seconds"] or cost["leaving"] or cost["freed_host_bytes"]):
@@ -251,14 +248,11 @@ _AT_LEAST: Final = {
 
 
 def _at(row: Row, rung: Rung | None) -> list[Any]:
-    """The instances of a model that stand there; of None: all."""
     states = _STATES[rung] if rung else tuple(chain.from_iterable(_STATES.values()))
     return [one for one in row["instances"] if one["state"] in states]
 
 
 def _stands(rung: Rung, node: str) -> Reached:
-    """Whether an instance stands at that rung for good: none that is still to be put away."""
-
     def reached(_: FleetClient, row: Row) -> bool:
         here = {one["state"] for one in row["instances"] if node in ("", one["node_id"])}
         is_on_its_way = here.isdisjoint(_STATES[rung]) and row.get("is_being_put_away", False)
@@ -268,8 +262,6 @@ def _stands(rung: Rung, node: str) -> Reached:
 
 
 def _in_host_memory(node: str) -> Reached:
-    """Whether its weights lie in the host memory of that node, "" of any."""
-
     def reached(fleet: FleetClient, row: Row) -> bool:
         return any(
             row["key"] in cached["model_keys"]

@@ -1,4 +1,4 @@
-"""What there is now: models, instances (`ps`), nodes, and all of them live (`top`)."""
+"""Present models, instances (`ps`), nodes, and all of them live (`top`)."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ MODEL_HEADERS = ("model", "engine", "state", "waiting", "running", "memory", "wh
 INSTANCE_HEADERS = ("instance", "model", "engine", "state", "gpu", "memory", "at once", "age", "start", "url")
 NODE_HEADERS = ("gpu", "kind", "used", "total", "holders", "cached weights", "engines", "state", "seen")
 KIND_WORDS = {"host": "host memory", "cuda": "CUDA", "emulated": "emulated"}
-WORDS = STATE_WORDS | {"waiting": "waiting for room"}  # of states, as the console shows them
+WORDS = STATE_WORDS | {"waiting": "waiting for room"}
 BAR = 24  # characters
 Cells = tuple[object, ...]
 
@@ -34,7 +34,6 @@ def models(state_dir: StateDirOption = None, as_json: JsonOption = False) -> Non
 
 
 def model_row(row: Row) -> Cells:
-    """One model as `glowplug models` shows it."""
     note = row["config_error"] or row.get("warning", "") or row["last_failure"]
     marks = [word for field, word in (("pinned", "pinned"), ("suspended", "drained")) if row[field]]
     if row.get("pinned_at", "") in ("asleep", "host"):
@@ -52,13 +51,11 @@ def model_row(row: Row) -> Cells:
 
 
 def state_word(state: str) -> str:
-    """The state of a model or an instance, in the words of the console."""
     return WORDS.get(state, state)
 
 
 def standing(row: Row) -> str:
-    """What a model is, in the words of the console."""
-    return state_word(row.get("model_state") or row["state"])  # an earlier autoscaler says the second alone
+    return state_word(row.get("model_state") or row["state"])  # an earlier autoscaler has the second alone
 
 
 def ps(
@@ -80,7 +77,6 @@ def ps(
 
 
 def instance_row(row: Row) -> Cells:
-    """One instance as `glowplug ps` shows it; what is emulated says so."""
     start = f"{row['ready_at'] - row['created_at']:.2f} s" if row["ready_at"] and row["created_at"] else "-"
     engine = f"{row['engine']} (emulated)" if row["emulated"] and row["engine"] != "emulated" else row["engine"]
     return (
@@ -98,7 +94,6 @@ def instance_row(row: Row) -> Cells:
 
 
 def reason(row: Row) -> str:
-    """Why an instance is in its state: the first line, without the log of its engine."""
     return next(iter(row.get("reason", "").splitlines()), "-")
 
 
@@ -108,7 +103,7 @@ def nodes(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None
     fleet = connect(state_dir)
     value = fleet.nodes()
     used: set[str] = set()
-    with contextlib.suppress(CliError):  # the nodes are there to see without the models
+    with contextlib.suppress(CliError):  # nodes are shown without models, too
         used = {row["engine"] for row in fleet.models()}
     rows = [row for node in value for row in node_rows(node, used)]
     if not as_json:
@@ -119,18 +114,18 @@ def nodes(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None
 def _cordoned_away(fleet: FleetClient) -> list[str]:
     try:
         cordons = fleet.rows("placer", "/v1/cordons")
-    except CliError:  # a placer of an earlier version does not list them
+    except CliError:
         return []
     return [cordon["node_id"] for cordon in cordons if not cordon["is_alive"]]
 
 
 def away_row(node_id: str) -> Cells:
-    """A node that is not there and would come back cordoned, as `glowplug nodes` shows it."""
+    """A cordoned node that is away."""
     return (node_id, *("-" for _ in NODE_HEADERS[1:-2]), "away, cordoned", "-")
 
 
 def engines_text(able: Sequence[str], used: Collection[str]) -> str:
-    """Those that models use, then those that could start there too: a node that can emulate is not an emulated one."""
+    """List engines in use, then others that could start: a node that can emulate is not an emulated one."""
     here = [engine for engine in able if engine in used]
     others = ", ".join(engine for engine in able if engine not in used)
     if not here:
@@ -139,7 +134,7 @@ def engines_text(able: Sequence[str], used: Collection[str]) -> str:
 
 
 def node_rows(node: Row, used: Collection[str] = ()) -> list[Cells]:
-    """One row per GPU of a node, as `glowplug nodes` shows it. `used`: engines of the models that are deployed."""
+    """Return a row per GPU. `used`: engines of deployed models."""
     return [
         (
             gpu["gpu_id"],
@@ -157,7 +152,6 @@ def node_rows(node: Row, used: Collection[str] = ()) -> list[Cells]:
 
 
 def _weights(node: Row) -> str:
-    """How many sets of weights a node has, in host memory and on disk."""
     cached, on_disk = node["cached"], node.get("on_disk", ())
     text = f"{len(cached)} ({show_bytes(sum(c['num_bytes'] for c in cached))})" if cached else "-"
     return f"{text}, {len(on_disk)} on disk" if on_disk else text
@@ -168,7 +162,7 @@ def _grants(gpu: Row) -> list[Row]:
 
 
 def _shared(gpu: Row) -> list[Row]:
-    """Weights that several instances read, which stand in no grant."""
+    """Return weights read by several instances, which are in no grant."""
     return [weights for weights in gpu.get("shared", ()) if len(weights["holders"]) > 1]
 
 
@@ -177,7 +171,6 @@ def _used_bytes(gpu: Row) -> int:
 
 
 def _holders(gpu: Row) -> str:
-    """Who holds its bytes, and what they hold together."""
     once = [f"{show_bytes(one['num_bytes'])} of weights once for {len(one['holders'])}" for one in _shared(gpu)]
     names = ", ".join(sorted({grant["holder"] for grant in _grants(gpu)}))
     return f"{names} ({', '.join(once)})" if once else names
@@ -206,7 +199,6 @@ def top(
 
 
 def screen(value: Row, hint: str = "") -> str:
-    """One screen of `glowplug top`; `hint` stands beside the time."""
     bars = []
     for gpu in (gpu for node in value["nodes"] for gpu in node["gpus"]):
         used, total = _used_bytes(gpu), gpu["total_bytes"]

@@ -13,12 +13,12 @@ from glowplug.cli.options import JsonOption, RunOption, StateDirOption
 from glowplug.cli.terminal import WRONG_USAGE, CliError, clock, in_line, pairs, say, say_json, seconds, table
 from glowplug.domain.units import show_bytes
 
-MAX_REQUESTS = 10_000  # as many as the router gives at once
+MAX_REQUESTS = 10_000  # the router's limit
 FILTERS = ("request", "instance", "gpu", "node")
 ABOUT = ("model_key", "instance_id", "node_id", "gpu_id", "request_id")
 KNOWN = "is not a request, model, instance, GPU or node"
 EVENTS = "events.jsonl"
-GOES = {"draining": "leaves", "swapped_out": "-"}  # states in which a holder of memory is not asked to leave
+GOES = {"draining": "leaves", "swapped_out": "-"}  # states of holders that need not leave
 
 
 def why(
@@ -57,8 +57,7 @@ def why(
 
 
 def _decisions_of_run(run: Path, subject: str, request: Row | None, limit: int) -> list[Row]:
-    """Newest first. A request is explained by the decisions about it and about the instance that served it. Raises
-    CliError for something the run knows nothing of."""
+    """Newest first, for a request also those about its instance. Raises CliError for a subject unknown to the run."""
     names = {subject, (request or {}).get("instance_id", "")} - {""}
     fields = ("request_id", "instance_id") if request else ("decision_id", *ABOUT)
     found = [row for row in lines_of(run, "decisions.jsonl") if any(row.get(name) in names for name in fields)]
@@ -68,7 +67,6 @@ def _decisions_of_run(run: Path, subject: str, request: Row | None, limit: int) 
 
 
 def _names(data: Row) -> set[str]:
-    """What an event names: models, instances, nodes and GPUs."""
     known: set[str] = set()
     for holder in ("model", "node", "instance"):
         inner = data.get(holder) or {}
@@ -78,7 +76,7 @@ def _names(data: Row) -> set[str]:
 
 
 def request_of(fleet: FleetClient, subject: str) -> Row | None:
-    """The router's record of a request, when `subject` is the id of one."""
+    """Return the router's record if `subject` is a request's id."""
     try:
         rows = fleet.rows("router", "/v1/requests", limit=MAX_REQUESTS)
     except CliError:
@@ -87,7 +85,7 @@ def request_of(fleet: FleetClient, subject: str) -> Row | None:
 
 
 def _kind(fleet: FleetClient, subject: str) -> str:
-    """What a subject is of which nothing was decided: a model without a request yet, an idle GPU. Raises CliError."""
+    """Classify a subject without decisions: a model without a request, an idle GPU. Raises CliError."""
     nodes = fleet.nodes()
     kinds = {gpu["gpu_id"]: "GPU" for node in nodes for gpu in node["gpus"]}
     kinds |= {node["node_id"]: "node" for node in nodes}
@@ -98,7 +96,6 @@ def _kind(fleet: FleetClient, subject: str) -> str:
 
 
 def _prices(fleet: FleetClient, subject: str) -> Row | None:
-    """What the holders of a GPU's memory are worth, where `subject` is one."""
     if not any(gpu["gpu_id"] == subject for node in fleet.nodes() for gpu in node["gpus"]):
         return None
     found: Row = fleet.get("placer", f"/v1/gpus/{subject}/worth")
@@ -106,7 +103,6 @@ def _prices(fleet: FleetClient, subject: str) -> Row | None:
 
 
 def price_list(prices: Row) -> str:
-    """Who lies on a GPU, the first to go first, and the sentence that says how to read it."""
     free, total = show_bytes(prices["free_bytes"]), show_bytes(prices["total_bytes"])
     head = f"{prices['gpu_id']}: {free} of {total} are free"
     if not prices["holders"]:
@@ -131,13 +127,12 @@ def price_list(prices: Row) -> str:
 
 
 def _held(one: Row) -> str:
-    """What an instance holds of a GPU, as `glowplug ps` has it, and how much of that others read there too."""
-    shared = one.get("shared_bytes", 0)  # a placer of an earlier version counts what is shared to nobody
+    shared = one.get("shared_bytes", 0)  # a placer of an earlier version counts no shared bytes
     return show_bytes(one["num_bytes"]) + (f" ({show_bytes(shared)} shared)" if shared else "")
 
 
 def decisions_about(fleet: FleetClient, subject: str, request: Row | None, limit: int) -> list[Row]:
-    """Newest first. A request is explained by the decisions about the instance that served it."""
+    """Newest first. A request is explained by the decisions about its instance."""
 
     def about(name: str, value: str) -> list[Row]:
         return fleet.rows("placer", "/v1/decisions", **{name: value})
@@ -152,7 +147,7 @@ def decisions_about(fleet: FleetClient, subject: str, request: Row | None, limit
             with suppress(CliError):
                 rows = [fleet.get("placer", f"/v1/decisions/{segment(subject)}")]
         rows = rows or about("model", fleet.key_of(subject))
-        if not rows and "/" in subject:  # a GPU of which nothing was decided: show who is on it
+        if not rows and "/" in subject:  # a GPU without decisions: show its instances
             known = fleet.instances()
             there = [r["instance_id"] for r in known if any(w["gpu_id"] == subject for w in r["workers"])]
             rows = [row for instance_id in there for row in about("instance", instance_id)]
@@ -171,7 +166,7 @@ def _without_decision(request: Row) -> str:
 
 
 def _readable(values: Row) -> Row:
-    """Bytes, seconds and moments as people read them; what is empty stays out."""
+    """Format bytes, seconds and times; omit empty values."""
     shown: Row = {}
     for key, value in values.items():
         if value in ("", None):
@@ -189,7 +184,7 @@ def _readable(values: Row) -> Row:
 
 
 def _score(rival: Row) -> str:
-    """A rival's score in its unit (see Rival): a size, a time, a moment, or a number of something."""
+    """Format a score in its unit (see Rival)."""
     score, unit = rival["score"], rival.get("unit", "")
     first, _, rest = unit.partition(" ")
     if first == "bytes":
@@ -202,7 +197,6 @@ def _score(rival: Row) -> str:
 
 
 def decision_text(decision: Row) -> str:
-    """One decision as a person reads it."""
     when = clock(decision["made_at"])
     about = {key: decision[key] for key in (*ABOUT, "chosen", "cause_id") if decision.get(key)}
     decided = f"{decision['service']} decided to {decision['kind']} by {decision['policy']}: {decision['reason']}"
@@ -216,7 +210,7 @@ def decision_text(decision: Row) -> str:
 
 
 def lines_of(run: Path, name: str) -> Iterator[Row]:
-    """The rows of one file of a simulated run's folder. Raises CliError."""
+    """Read a file of a simulated run's folder. Raises CliError."""
     path = run / name
     try:
         if not (run / "setup.json").is_file():

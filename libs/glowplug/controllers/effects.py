@@ -1,4 +1,4 @@
-"""The effects that a controller asks its shell for. Data only; the shell executes, the simulator schedules."""
+"""Effects that a controller asks of its shell. Data only; the shell executes, the simulator schedules."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Send one fact or command. `cause` gives it its cause id and trace; the shell adds id, time, issuer, epoch."""
+    """Send one fact or command. `cause` gives cause id and trace; the shell adds id, time, issuer, epoch."""
 
     payload: Any
     cause: Event | None = None
@@ -45,4 +45,4 @@ class Record:
     cause: Event | None = None
 
 
-Effect = Any  # Publish | Save | Remove | Record | an effect of one service's own (see its controller)
+Effect = Any  # Publish | Save | Remove | Record | a service's own (see its controller)

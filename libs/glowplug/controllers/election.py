@@ -1,10 +1,10 @@
-"""Leader election, the deciding part: when to ask the store for the lease, and what its answer means.
+"""Leader election, the deciding part: when to ask the store for the lease, and how to take its answer.
 
     standby ── the lease is free ──▶ leader ── lost, or not renewed in time ──▶ standby
 
-Times are seconds of a clock that never stops or jumps, not even while the process is paused: a leader that wakes up
-after its lease has run out notices that before it does anything else. Each new term has a new epoch, so that commands
-of an earlier leader are refused (ADR 10).
+Times are seconds of a clock that never stops or jumps, not even while the process is paused: a waking leader first
+notices that its lease has run out. Each term has a new epoch, so that an earlier leader's commands are refused
+(ADR 10).
 """
 
 import math
@@ -12,72 +12,62 @@ from enum import StrEnum
 
 from glowplug.domain.lease import Lease
 
-MARGIN = 0.1  # share of a lease left unused: the store's clock and this process's differ
+MARGIN = 0.1  # unused share of a lease: the store's clock and this process's differ
 RENEWALS = 3  # tries in one lease
 RETRIES = 10
 SHORTEST_WAIT_S = 0.02
 
 
 class Ask(StrEnum):
-    """The question to the store."""
-
-    SEE = "see"  # which process leads
-    TAKE = "take"  # the lease, if it is free; the answer has a new epoch
-    KEEP = "keep"  # the lease, if this process still has it
+    SEE = "see"
+    TAKE = "take"
+    KEEP = "keep"
 
 
 class Change(StrEnum):
-    """The change that an answer, or passing time, brings about."""
-
     NONE = "none"
     LEAD = "lead"
     STEP_DOWN = "step_down"
 
 
 class Election:
-    """One candidate for one lease of `lease_s`. `holder` names this very process: no other has or had this name."""
+    """One candidate for one lease of `lease_s`. `holder` is unique to this process, past ones included."""
 
     def __init__(self, holder: str, lease_s: float) -> None:
         self.holder, self._lease_s = holder, lease_s
-        self.epoch = 0  # of this process while it leads; 0: it does not lead
+        self.epoch = 0  # 0: it does not lead
         self.lease = Lease()  # the store's last answer
         self._valid_until = self._next_at = self._looked_at = -math.inf
-        self._free_at = math.inf  # when the lease last seen runs out
-        self._unknown_since: float | None = None  # since when the store has lacked epochs that this process knows
-        self.highest_epoch = 0  # of any leader that an answer has named
+        self._free_at = math.inf
+        self._unknown_since: float | None = None  # since then the store has lacked epochs known to this process
+        self.highest_epoch = 0
 
     @property
     def leads(self) -> bool:
-        """Return whether the last answer made this process leader. `may_act` says whether the lease still holds."""
+        """The last answer made this process leader. `may_act` tells whether the lease still holds."""
         return self.epoch > 0
 
     def may_act(self, now: float) -> bool:
-        """Return whether the leader's decisions may be carried out at this moment."""
         return self.leads and now < self._valid_until
 
     def seen(self, now: float) -> Lease:
-        """Who leads, as last seen: none where that was this process, whose lease has run out since."""
         is_over = self.lease.holder == self.holder and not self.may_act(now)
         return Lease(newest_epoch=self.highest_epoch) if is_over else self.lease
 
     def wait_s(self, now: float) -> float:
-        """Seconds until there is something to do."""
         until = min(self._next_at, self._valid_until) if self.leads else self._next_at
         return max(until - now, SHORTEST_WAIT_S)
 
     def passed(self, now: float) -> Change:
-        """Step down if the lease has run out by now."""
         return self._step_down() if self.leads and not self.may_act(now) else Change.NONE
 
     def ask(self, now: float) -> Ask:
-        """The question to ask now."""
         if self.leads:
             return Ask.KEEP
         is_fresh = now - self._looked_at <= 2 * self._lease_s / RENEWALS  # not asleep since
         return Ask.TAKE if is_fresh and now >= self._free_at else Ask.SEE
 
     def answered(self, asked: Ask, lease: Lease, asked_at: float, now: float) -> Change:
-        """Take the store's answer to the question asked at `asked_at`."""
         self.lease = lease
         is_mine = lease.holder == self.holder
         if asked is Ask.KEEP:
@@ -94,7 +84,6 @@ class Election:
         return Change.NONE
 
     def failed(self, now: float) -> Change:
-        """Ask again soon because the store did not answer."""
         self._next_at = now + self._lease_s / RETRIES
         return self.passed(now)
 
@@ -105,8 +94,8 @@ class Election:
         return now < self._valid_until
 
     def _look_again(self, lease: Lease, now: float) -> None:
-        """Work out when the lease will be free. A store that knows no epoch, or older ones than this process, is new or
-        was emptied: a leader whose lease was lost with everything else has a lease's time to write it again."""
+        """Compute when the lease will be free. A store with no or older epochs is new or was emptied: a leader that
+        lost its lease with it has a lease's time to write it again."""
         self._looked_at = now
         if not lease.holder and (lease.newest_epoch == 0 or lease.newest_epoch < self.highest_epoch):
             self._unknown_since = now if self._unknown_since is None else self._unknown_since

@@ -6,26 +6,23 @@ from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.lease import Leader
 from glowplug.events.envelope import Event
 
-LEADERS = "leaders"  # table: service -> Leader, written by each new leader
+LEADERS = "leaders"  # table: service -> Leader
 COMMANDERS = ("autoscaler", "placer")  # services that send commands; epochs are counted per service
 
 
 def service_of(issuer: str) -> str:
-    """The service that a service id belongs to: "placer" of "placer-1", "placer-7d9-x2" and "glowplug-placer-0"; else
-    the first part of the id."""
+    """Return the service of an id: "placer" of "placer-1", "placer-7d9-x2" and "glowplug-placer-0"; else its first
+    part."""
     parts = issuer.split("-")
     return next((part for part in parts if part in COMMANDERS), parts[0])
 
 
 class Fence:
-    """Highest epoch seen per issuing service and kind of receiver."""
-
     def __init__(self, seen: dict[str, int] | None = None) -> None:
         self.seen = dict(seen or {})
         self._leading: dict[str, int] = {}  # service -> epoch of its leader, which may have sent nothing yet
 
     def raise_to(self, leaders: Mapping[str, Leader]) -> None:
-        """Take the table `leaders`, and refuse the commands of earlier leaders from now on."""
         for service, leader in leaders.items():
             self._leading[service] = max(leader.epoch, self._leading.get(service, 0))
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from glowplug.domain.model import Model, Rung
 
-POLICY: Final = "operator"  # the rule of a decision that a person made
+POLICY: Final = "operator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class Undeploy:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Start one instance now and lift a suspension; it stays for the model's keep-alive. Below READY the instance is
-    put away once started, asleep or prewarmed, and no serving instance leaves for it. `node_id`: on that node alone."""
+    """Start one instance now and lift a suspension; it stays for the model's keep-alive. Below READY it is put away
+    once started, asleep or prewarmed, and evicts no serving instance. `node_id`: on that node alone."""
 
     model_key: str
     to: Rung = Rung.READY
@@ -56,7 +56,7 @@ class Suspend:
 @dataclass(frozen=True, slots=True)
 class Pin:
     """Keep one copy at that rung at least, or no longer. READY: never evicted, never below one instance; asleep: one
-    engine sleeps while none serves; host: weights stay in host memory where they lie, and lie on one node at least."""
+    engine sleeps while none serves; host: weights stay in host memory, of one node at least."""
 
     model_key: str
     pinned: bool

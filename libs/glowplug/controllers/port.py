@@ -1,4 +1,4 @@
-"""The interface of every controller, so that one shell and one simulator run them all."""
+"""The interface of every controller, for one shell and one simulator."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -15,8 +15,8 @@ class Controller(Protocol):
 
     @property
     def handlers(self) -> Handlers:
-        """Handlers by the class of an event's payload, or of a stimulus of the service's own; Tick among them. A test
-        compares them with what the package's reads.py subscribes to."""
+        """Handlers by class of an event's payload, or of a stimulus of the service's own; Tick among them. A test
+        compares them with the subscriptions in reads.py."""
         ...
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
@@ -24,22 +24,22 @@ class Controller(Protocol):
         ...
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Take a whole table as the store has it. Older revisions than those known are ignored."""
+        """Take a whole table from the store. Older revisions than those known are ignored."""
         ...
 
 
 class Elected(Controller, Protocol):
-    """A controller of a service whose processes elect a leader. A standby makes it anew at each reading of the tables,
-    as a leader does when its term begins, so that the one way to take up the tables is in use all the time."""
+    """A controller of a service with leader election. A standby makes it anew at each reading of the tables, like a
+    leader at the begin of its term, so that one way to take up the tables is in use all the time."""
 
     def inherit(self, earlier: Any, now_s: float) -> None:
-        """Take over from an `earlier` controller what no table (or an emptied one) holds, before `restore`."""
+        """Take over the state of an `earlier` controller that no table (or an emptied one) has, before `restore`."""
         ...
 
 
 def dispatch(handlers: Handlers, stimulus: Any, now_s: float) -> list[Effect]:
-    """Hand `stimulus` to the handler of its class. An event goes by the class of its payload, and has no effect where
-    none handles it. Raises TypeError for another stimulus without a handler."""
+    """Hand `stimulus` to the handler of its class, an event by its payload's class; an unhandled event has no effect.
+    Raises TypeError for another stimulus without a handler."""
     if isinstance(stimulus, Event):
         handler = handlers.get(type(stimulus.data))
         return handler(stimulus, now_s) if handler else []

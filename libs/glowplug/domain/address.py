@@ -1,4 +1,4 @@
-"""Addresses as text: where a process listens, and the address by which others reach it."""
+"""Format addresses: where processes listen and are reached."""
 
 import zlib
 from dataclasses import dataclass
@@ -9,41 +9,41 @@ HIGHEST_PORT = 65535
 
 
 def reachable(host: str) -> str:
-    """Return the host by which a process of the same machine reaches a listener on `host`: a wildcard is no
-    destination."""
+    """Return the local host for a listener on `host`: a wildcard is no destination."""
     return _LOOPBACK_OF.get(host, host)
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether a listener on `host` listens on every address of its machine."""
     return host in _LOOPBACK_OF
 
 
 def http_url(host: str, port: int) -> str:
-    """`http://host:port`, with the brackets that an IPv6 address needs."""
+    """`http://host:port`, IPv6 in brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def advertised(url: str, host: str) -> str:
-    """Return `url` as others know it: its port at `host`; unchanged when either is empty."""
+    """Replace the host of `url`, unless either is empty."""
     return http_url(host, urlsplit(url).port or 80) if host and url else url
 
 
 def host_and_port(host: str, port: object) -> str:
-    """`host:port`, with the brackets that an IPv6 address needs. `port` may be a range."""
+    """`host:port`, IPv6 in brackets. `port` may be a range."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_host_and_port(text: str) -> tuple[str, str]:
-    """Split a text made by `host_and_port`; ("", "") for any other text."""
+    """Inverse of `host_and_port`; ("", "") for other text."""
     host, colon, port = text.rpartition(":")
     return (host.strip("[]"), port) if colon and host and port else ("", "")
 
 
 def rendezvous(stages_at: str, pipeline: str) -> str:
-    """`host:port` where the stages of a pipeline find one another: a port of the range in `stages_at`
-    ("host:first-last"), the same each time for one pipeline; "" where the node offers none. Two pipelines may draw the
-    same port: the later start then fails, and its next try is another pipeline."""
+    """`host:port` where a pipeline's stages meet: a fixed port per pipeline in `stages_at` ("host:first-last"); "" if
+    none.
+
+    On a collision the later start fails, and its retry is another pipeline.
+    """
     host, ports = split_host_and_port(stages_at)
     try:
         known = PortRange.parse(ports)
@@ -56,14 +56,14 @@ def rendezvous(stages_at: str, pipeline: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """Ports `first` to `last`, both included."""
+    """`first` to `last`, inclusive."""
 
     first: int
     last: int
 
     @classmethod
     def parse(cls, text: str) -> "PortRange | None":
-        """Parse "20000-20199"; "" gives None. Raises ValueError with the expected form."""
+        """Parse "20000-20199"; "" gives None. Raises ValueError naming the form."""
         if not text:
             return None
         first, dash, last = text.strip().partition("-")

@@ -1,12 +1,12 @@
-"""Files that clients store and batches of requests that they have answered later.
+"""Describe clients' files and batches of requests to be answered later.
 
     validating ──▶ in_progress ──▶ finalizing ──▶ completed
         │  │           │  │             └───────▶ expired       (the window ended first; lines without a result say so)
         │  └▶ cancelling ◀┘ ──────────────────▶ cancelled       (lines with a result keep it)
         └───▶ failed                                            (the input cannot be used: no line was sent)
 
-A batch's row is written by the router that runs it (services/router/batches/runner.py), under a fence. What a client
-asks of a batch that is not over, to begin and to cancel, is a row of its own in `BATCHES_OPEN`.
+Only the router that runs a batch (services/router/batches/runner.py) writes its row, under a fence. A client's request
+to begin or cancel it is a row of its own in `BATCHES_OPEN`.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-FILES, BATCHES, BATCHES_OPEN = "files", "batches", "batches_open"  # the tables, by file id and by batch id
+FILES, BATCHES, BATCHES_OPEN = "files", "batches", "batches_open"  # tables, by file id and batch id
 
 
 class BatchStatus(StrEnum):
     """The states of a batch, as OpenAI's API names them."""
 
-    VALIDATING = "validating"  # its input is read, or it waits for others of its tenant
+    VALIDATING = "validating"  # input is read, or waits for the tenant's others
     FAILED = "failed"
     IN_PROGRESS = "in_progress"
-    FINALIZING = "finalizing"  # its output is written
+    FINALIZING = "finalizing"
     COMPLETED = "completed"
     EXPIRED = "expired"
     CANCELLING = "cancelling"
@@ -38,15 +38,13 @@ _OVER: Final = (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, 
 
 
 class Purpose(StrEnum):
-    """What a file is for."""
-
     BATCH = "batch"
     BATCH_OUTPUT = "batch_output"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """One file of a tenant. Times are epoch seconds, 0: never. Its bytes stand in the object store under its id."""
+    """A tenant's file. Epoch seconds, 0: never. Its bytes are in the object store under its id."""
 
     file_id: str
     tenant: str
@@ -59,7 +57,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineError:
-    """One thing that is wrong with an input. `line` counts from 1; 0: it is no single line."""
+    """A fault in an input. `line` counts from 1; 0: no single line."""
 
     code: str
     message: str
@@ -69,7 +67,7 @@ class LineError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts that one holder of the lease has stored: `num` of them, numbered from 0, named with its `epoch`."""
+    """Parts stored by one lease holder, numbered from 0, named by its `epoch`."""
 
     epoch: int
     num: int
@@ -77,16 +75,16 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch. Times are epoch seconds, 0: not yet. A result is part of the batch once its part is counted here."""
+    """Epoch seconds, 0: not yet. A result belongs to the batch once its part is counted here."""
 
     batch_id: str
     tenant: str
-    key_id: str  # whose key sends the lines; "": the tenant needs none
+    key_id: str  # key of its lines; "": not required
     endpoint: str
     input_file_id: str
     created_at: float
-    expires_at: float  # the end of its completion window
-    output_expires_s: float = 0.0  # for which its output is kept; 0: for ever
+    expires_at: float  # end of the completion window
+    output_expires_s: float = 0.0  # lifetime of the output; 0: for ever
     metadata: Mapping[str, str] = field(default_factory=dict)
     status: BatchStatus = BatchStatus.VALIDATING
     errors: tuple[LineError, ...] = ()
@@ -94,7 +92,7 @@ class Batch:
     num_completed: int = 0
     num_failed: int = 0
     parts: tuple[Parts, ...] = ()
-    ends_as: BatchStatus = BatchStatus.COMPLETED  # of one that is being finalized
+    ends_as: BatchStatus = BatchStatus.COMPLETED  # after finalizing
     output_file_id: str = ""
     error_file_id: str = ""
     in_progress_at: float = 0.0
@@ -105,7 +103,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBatch:
-    """A batch that is not over, and since when its end has been asked for; 0: nobody has."""
+    """A batch that is not over, and when its end was requested; 0: never."""
 
     batch_id: str
     tenant: str

@@ -1,4 +1,4 @@
-"""Bounds of numbers, checked wherever a type is made: from a model file, REST, a scenario or the wire."""
+"""Bound numbers wherever a type is made: model file, REST, scenario or wire."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -7,23 +7,22 @@ from typing import Any
 
 
 class OutOfBounds(ValueError):
-    """A field has an impossible value. `problem` does not repeat its name."""
+    """A field has an impossible value. `problem` omits its name."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field, self.problem = field, problem
 
     def __reduce__(self) -> tuple[type["OutOfBounds"], tuple[str, str]]:
-        """Pickle the error as the arguments it was made with."""
+        """Pickle by constructor arguments."""
         return type(self), (self.field, self.problem)
 
 
 def check_bounds(
     owner: Any, *, above_0: Collection[str] = (), most: Mapping[str, float] = MappingProxyType({}), **least: float
 ) -> None:
-    """Check every number of a dataclass: none is NaN, each is above 0 if named in `above_0`, else at least its `least`
-    (0 where none is given), and at most its `most` where there is one. Raises OutOfBounds naming the first bad
-    field."""
+    """Check the numbers of a dataclass: no NaN; above 0 if in `above_0`, else at least `least` (default 0); at most
+    `most`. Raises OutOfBounds for the first bad field."""
     for field in fields(owner):
         value = getattr(owner, field.name)
         if not isinstance(value, int | float) or isinstance(value, bool):

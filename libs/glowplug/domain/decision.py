@@ -1,4 +1,4 @@
-"""The record of one decision: what was decided, by which policy, on which inputs, against which rivals."""
+"""Record decisions: outcome, policy, inputs and rivals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,11 +6,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """One option that was considered. `why` says what it lacked, or why it won.
-
-    `unit` follows the score: one that begins with "bytes" or "s" is a size or a time, one that begins with "at" a
-    moment in epoch seconds ("at last use"). '' is a plain number.
-    """
+    """An option. `why`: the reason it lost or won. `unit` of the score: "bytes..." a size, "s..." a time, "at..." a
+    moment in epoch seconds ("at last use"), '' a plain number."""
 
     name: str
     score: float
@@ -20,14 +17,13 @@ class Rival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """One decision of one controller, kept so that `glowplug why` can explain it. `inputs` holds numbers and strings
-    only."""
+    """A controller's decision, for `glowplug why`. `inputs`: numbers and strings only."""
 
     decision_id: str
     kind: str  # scale | place | evict | refuse | drain | expire | prewarm
     policy: str  # "first_fit"
     service: str
-    reason: str  # one sentence a person can read
+    reason: str  # one readable sentence
     made_at: float
     model_key: str = ""
     instance_id: str = ""

@@ -1,5 +1,7 @@
-"""The key that one engine requires. Routers and agents share a secret; rows and facts carry only the `key_id`, which is
-useless without it, so that no key passes the bus, the store or the console."""
+"""Derive the key of an engine.
+
+Routers and agents share a secret; rows and facts carry only the `key_id`, so no key crosses the bus, store or console.
+"""
 
 import base64
 import hashlib
@@ -7,7 +9,7 @@ import hmac
 
 
 def engine_key(secret: str, key_id: str) -> str:
-    """The key of the engine with that `key_id`; "" (no key) where either is empty."""
+    """Return the engine's key, or "" (none) if either is empty."""
     if not secret or not key_id:
         return ""
     digest = hmac.digest(secret.encode(), b"glowplug engine " + key_id.encode(), hashlib.sha256)

@@ -1,8 +1,8 @@
-"""Typed errors. Each carries the OpenAI error code and HTTP status with which it is shown to a client."""
+"""Define typed errors, each with the OpenAI error code and HTTP status shown to clients."""
 
 
 class GlowplugError(Exception):
-    """Base of every error a user can see. `message` names the field or thing that is wrong."""
+    """Base of user-visible errors. `message` names the wrong field or thing."""
 
     status = 500
     type = "server_error"
@@ -17,44 +17,36 @@ class GlowplugError(Exception):
 
 
 class BadRequest(GlowplugError):
-    """The request is not understood (400)."""
-
     status, type, code = 400, "invalid_request_error", "bad_request"
 
 
 class InvalidModelFile(BadRequest):
-    """A model file lacks a field or has a wrong one; `message` names the field (400)."""
+    """A field is missing or wrong; `message` names it (400)."""
 
     code = "invalid_model_file"
 
 
 class EngineMisconfigured(BadRequest):
-    """A model's settings for its engine are wrong, so that every start of it would fail in the same way (400)."""
+    """Every start of the model would fail by its engine settings (400)."""
 
     code = "engine_misconfigured"
 
 
 class Unauthorized(GlowplugError):
-    """The API key or admin token is missing or wrong (401)."""
+    """API key or admin token missing or wrong (401)."""
 
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
 class RoleRequired(GlowplugError):
-    """Who asks is known, and has too small a role for it (403)."""
-
     status, type, code = 403, "permission_error", "role_required"
 
 
 class ModelNotFound(GlowplugError):
-    """No model has this name or alias (404)."""
-
     status, type, code = 404, "invalid_request_error", "model_not_found"
 
 
 class NotFound(GlowplugError):
-    """Nothing has this id (404)."""
-
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
@@ -65,76 +57,73 @@ class Conflict(GlowplugError):
 
 
 class TooLarge(GlowplugError):
-    """The request has more bytes than allowed (413)."""
-
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
 class Contended(GlowplugError):
-    """Capacity exists but is taken: the queue is full (429)."""
+    """Capacity is taken: the queue is full (429)."""
 
     status, type, code = 429, "rate_limit_error", "queue_full"
 
 
 class NoCapacity(GlowplugError):
-    """No instance can serve the model now: cold and refused, no capacity, or failed (503)."""
+    """Cold and refused, no capacity, or failed (503)."""
 
     status, type, code = 503, "service_unavailable", "no_capacity"
 
 
 class NotLeader(GlowplugError):
-    """This process does not lead its service: another one does, or none does now and the client should ask again
-    (503)."""
+    """Another process leads, or none does now: ask again (503)."""
 
     status, type, code = 503, "service_unavailable", "not_leader"
 
 
 class EngineFailed(GlowplugError):
-    """The engine answered badly or not at all, and no other instance could be tried (502)."""
+    """The engine answered badly or not at all, without another instance to try (502)."""
 
     status, type, code = 502, "server_error", "engine_failed"
 
 
 class EngineUnable(EngineFailed):
-    """This kind of engine cannot do what the request asks (502)."""
+    """This kind of engine cannot serve the request (502)."""
 
     code = "engine_unable"
 
 
 class WeightsDropped(EngineFailed):
-    """Weights were dropped while an engine was still reading them: another start reads them again (502)."""
+    """Weights were dropped while an engine read them; another start reads them again (502)."""
 
     code = "weights_dropped"
 
 
 class WeightsUnavailable(GlowplugError):
-    """A weight file is missing, corrupt or unreadable; it is never served."""
+    """Weights are missing, corrupt or unreadable, and never served."""
 
     status, type, code = 503, "service_unavailable", "weights_unavailable"
 
 
 class ChecksumMismatch(WeightsUnavailable):
-    """The bytes are not the ones that the model names; they are never served."""
+    """Bytes differ from the model's checksum, and are never served."""
 
     code = "weights_corrupt"
 
 
 class NoSpace(WeightsUnavailable):
-    """Host memory or disk cannot take the bytes."""
+    """Host memory or disk is full."""
 
     code = "no_space"
 
 
-WEIGHTS_CODES = frozenset({WeightsUnavailable.code, ChecksumMismatch.code, NoSpace.code})  # may concern one node
+WEIGHTS_CODES = frozenset({WeightsUnavailable.code, ChecksumMismatch.code, NoSpace.code})  # possibly of one node only
 
 
 class StaleEpoch(GlowplugError):
-    """A command came from a controller that has been replaced."""
+    """The command's controller has been replaced."""
 
     status, type, code = 409, "conflict", "stale_epoch"
 
 
 class OutOfMemory(GlowplugError):
-    """The ledger of a GPU cannot grant the requested bytes."""
+    """A GPU's ledger cannot grant the bytes."""
 
     status, type, code = 503, "service_unavailable", "out_of_memory"

@@ -1,10 +1,10 @@
-"""Policies, systems, engines, sources of weights and commands of other packages, found by entry points.
+"""Find policies, systems, engines, sources of weights and commands of other packages.
 
     [project.entry-points."glowplug.policies.eviction"]
     largest_first = "my_package:evict"
 
-A name of ours cannot be taken. Nothing is looked up before a name is asked for that is not ours, since reading the
-entry points of an environment takes some 20 ms. docs/extend/package.md shows a whole package.
+Built-in names come first; only others are looked up, as reading an environment's entry points takes some 20 ms.
+docs/extend/package.md shows a package.
 """
 
 import ast
@@ -21,23 +21,23 @@ GETS_IT = "pip install 'glowplug[lab]'; in a checkout, make install"
 
 
 def names(group: str) -> tuple[str, ...]:
-    """Names that other packages add to `glowplug.<group>`."""
+    """Names added to `glowplug.<group>`."""
     return tuple(_found(group))
 
 
 def load(group: str, name: str) -> Any:
-    """The object behind a name. Raises KeyError for a name that is not there, BadRequest where its import fails."""
+    """Import a name's object. Raises KeyError if unknown, BadRequest if the import fails."""
     point = _found(group)[name]
     try:
         return point.load()
-    except Exception as error:  # whatever somebody else's module does when it is imported
+    except Exception as error:  # any error of a foreign module
         package = point.dist.name if point.dist else "a package"
         kind = " ".join(reversed(group.split("."))).replace("policies", "policy").removesuffix("s")
         raise BadRequest(f"{kind} {name!r} of {package} cannot be imported: {error}", param=group) from error
 
 
 def about(group: str, name: str) -> str:
-    """The first line of the docstring of the function behind a name, read in its source: to import it may take long."""
+    """First docstring line of a function, from its source: an import may be slow."""
     point = _found(group)[name]
     spec = find_spec(point.module)
     body = ast.parse(Path(spec.origin).read_bytes()).body if spec and spec.origin else []
@@ -46,7 +46,7 @@ def about(group: str, name: str) -> str:
 
 
 def hint() -> str:
-    """The end of an error about an unknown name: where the laboratory's come from, while it is not installed."""
+    """End of an unknown-name error: points to the laboratory if it is not installed."""
     try:
         distribution(LABORATORY)
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its metadata, and the position of each tensor. Pure.
+"""Parse the header of a GGUF file: metadata and tensor positions. Pure.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian). Each count and
-length is bounded: reading takes a fraction of a second and a few megabytes, whatever the file claims.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian). All counts and
+lengths are bounded: reading takes a fraction of a second and a few megabytes for any file.
 """
 
 import struct
@@ -11,28 +11,28 @@ from typing import Final, NamedTuple
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _LIST = 8, 9
-_READ = ("general.a", "tokenizer.chat_template")  # prefixes of the keys whose texts are read; others are skipped
-_ALIGNMENT = 32  # of the tensors, unless general.alignment differs
+_READ = ("general.a", "tokenizer.chat_template")  # key prefixes of texts to read
+_ALIGNMENT = 32  # unless general.alignment differs
 
-# Bounds of what is read. The largest existing models stay below a tenth of each.
+# The largest existing models stay below a tenth of each.
 MAX_HEADER_BYTES: Final = 256 << 20
 MAX_KEY_BYTES: Final = 1 << 16  # as in the format
-MAX_TEXT_BYTES: Final = 4 << 20  # of a value that is read, such as a chat template
+MAX_TEXT_BYTES: Final = 4 << 20  # of a read text, such as a chat template
 MAX_VALUES: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 17
 MAX_DIMENSIONS: Final = 8
-MAX_STEPS: Final = 1 << 22  # texts in lists, which are skipped one by one
+MAX_STEPS: Final = 1 << 22  # skipped list texts
 MAX_ALIGNMENT: Final = 1 << 20
 
 Scalar = int | float | bool | str
 
 
 class InvalidGguf(ValueError):
-    """The file is not a GGUF file that Glowplug can read."""
+    """The file is no readable GGUF file."""
 
 
 class NeedMore(Exception):
-    """The header goes on past the bytes given; at least `num_bytes` of the file are needed."""
+    """The header needs at least `num_bytes` of the file."""
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__(f"{num_bytes} bytes of the file are needed")
@@ -40,7 +40,7 @@ class NeedMore(Exception):
 
 
 class Value(NamedTuple):
-    """One entry of the metadata, in bytes [first, end) of the file. `value`: "" for a skipped text, None for a list."""
+    """A metadata entry in bytes [first, end). `value`: "" for a skipped text, None for a list."""
 
     key: str
     value: Scalar | None
@@ -49,20 +49,19 @@ class Value(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One tensor. Its `offset` counts from the first tensor's data and is stored right after bytes [first, end) of the
-    file."""
+    """A tensor. `offset`, from the first tensor's data, is stored after bytes [first, end)."""
 
     name: str
     shape: tuple[int, ...]
-    kind: int  # GGML's number of its type
+    kind: int  # GGML's type number
     offset: int
     first: int
     end: int
 
 
 class GgufReader:
-    """Read the file that begins with `content` once, from its beginning up to `at`: all `values`, then all `tensors`.
-    Every method raises NeedMore where the content ends early, and InvalidGguf."""
+    """Read `content`, the file's beginning, once and up to `at`: all `values`, then all `tensors`. Methods raise
+    NeedMore if it is too short, and InvalidGguf."""
 
     def __init__(self, content: bytes | mmap) -> None:
         self._content, self.at, self._num_steps = content, 4, 0
@@ -77,7 +76,6 @@ class GgufReader:
                 raise InvalidGguf(f"it says that it has {num} {what}; at most {most} are read")
 
     def values(self) -> Iterator[Value]:
-        """Yield the metadata in the order of the file."""
         for _ in range(self._num_values):
             first, key = self.at, self._text(MAX_KEY_BYTES)
             (kind,) = self._take("I")
@@ -98,7 +96,6 @@ class GgufReader:
             yield Value(key, value, first, self.at)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors in the order of the file."""
         for _ in range(self._num_tensors):
             first, name = self.at, self._text(MAX_KEY_BYTES)
             (num_dimensions,) = self._take("I")
@@ -111,7 +108,7 @@ class GgufReader:
 
     @property
     def data_first(self) -> int:
-        """Position of the tensors' data, once all tensors are read: padded where there are any."""
+        """Padded if there are tensors; call after reading them."""
         return padded(self.at, self.alignment) if self._num_tensors else self.at
 
     def _take(self, form: str) -> tuple[int, ...]:
@@ -120,7 +117,6 @@ class GgufReader:
         return struct.unpack_from(form, self._content, begin)
 
     def _step(self, num_bytes: int) -> int:
-        """Skip so many bytes; returns where they begin."""
         begin, end = self.at, self.at + num_bytes
         if end > MAX_HEADER_BYTES:
             raise InvalidGguf("no GGUF has such a header")
@@ -130,7 +126,6 @@ class GgufReader:
         return begin
 
     def _skip_text(self) -> int:
-        """Skip a text; returns where it begins."""
         (num_bytes,) = self._take("Q")
         return self._step(num_bytes)
 

@@ -1,4 +1,4 @@
-"""Nodes, GPUs and links as the control plane sees them."""
+"""Describe nodes, GPUs and links to the control plane."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class GpuRole(StrEnum):
-    """The use of a GPU (WarmServe, Fig. 5): IDLE -> UNIVERSAL -> DEDICATED (-> grace) -> IDLE."""
+    """WarmServe, Fig. 5: IDLE -> UNIVERSAL -> DEDICATED (-> grace) -> IDLE."""
 
     IDLE = "idle"
     UNIVERSAL = "universal"
@@ -14,56 +14,53 @@ class GpuRole(StrEnum):
 
 
 class GrantOwner(StrEnum):
-    """The purpose for which bytes of a GPU's ledger are held."""
-
     WEIGHTS = "weights"
     KV = "kv"
     PREWARM = "prewarm"
     RESERVATION = "reservation"
-    SLEEPER = "sleeper"  # what a sleeping engine keeps
+    SLEEPER = "sleeper"  # kept by a sleeping engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Bytes of one GPU held for one owner. `holder` is the instance (or replica) id."""
+    """`holder`: instance or replica id."""
 
     holder: str
     owner: GrantOwner
     num_bytes: int
 
 
-WEIGHT_OWNERS = frozenset({GrantOwner.WEIGHTS, GrantOwner.PREWARM})  # of a running engine, and of a replica
+WEIGHT_OWNERS = frozenset({GrantOwner.WEIGHTS, GrantOwner.PREWARM})  # of engine and replica
 
 
-SHARED = "shared"  # a key of `bytes_by_owner` beside the owners: weights that several holders read
+SHARED = "shared"  # in `bytes_by_owner`: weights with several readers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeights:
-    """Bytes of weights that all `holders` on one GPU read in the same pages. They count once: in the grant of a single
-    holder, or here alone where there are several."""
+    """Weights read by all `holders` on one GPU in the same pages. They count once: in a single holder's grant, or here
+    if several."""
 
-    key: str  # of the engine and the weights: Model.share_key
+    key: str  # Model.share_key
     num_bytes: int
-    holders: tuple[str, ...]  # in the order they came
+    holders: tuple[str, ...]  # oldest first
 
     @property
     def counts(self) -> bool:
-        """Whether its bytes are in no grant."""
         return len(self.holders) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One accelerator; on a laptop a budget of host memory (`kind="host"`), or bytes only counted (`"emulated"`)."""
+    """One accelerator; also a budget of host memory (`kind="host"`) or mere bookkeeping (`"emulated"`)."""
 
-    gpu_id: str  # unique in the fleet: "<node_id>/<index>"
+    gpu_id: str  # "<node_id>/<index>"
     total_bytes: int
     kind: str = "host"  # host | cuda | emulated
     role: GpuRole = GpuRole.IDLE
     grants: tuple[Grant, ...] = ()
-    sleepers: tuple[Grant, ...] = ()  # what sleeping engines keep; counts as free, since starts may take it
-    shared: tuple[SharedWeights, ...] = ()  # weights that several engines may read in the same pages
+    sleepers: tuple[Grant, ...] = ()  # of sleeping engines; count as free
+    shared: tuple[SharedWeights, ...] = ()
 
     @property
     def all_grants(self) -> tuple[Grant, ...]:
@@ -81,7 +78,6 @@ class Gpu:
 
     @property
     def bytes_by_owner(self) -> dict[str, int]:
-        """Bytes held for each owner, sleepers included; `shared` for weights that several holders read."""
         held: dict[str, int] = {}
         for grant in self.all_grants:
             held[grant.owner.value] = held.get(grant.owner.value, 0) + grant.num_bytes
@@ -96,16 +92,14 @@ class Gpu:
 
     @property
     def lacking_bytes(self) -> int:
-        """Bytes that sleepers have to give up so that every grant can be used."""
+        """Bytes for sleepers to give up so that all grants fit."""
         return max(0, sum(grant.num_bytes for grant in self.sleepers) - self.free_bytes)
 
     def shares(self, key: str) -> SharedWeights | None:
-        """The shared weights with that key, or None."""
         return next((weights for weights in self.shared if weights.key == key), None)
 
     def freed_by(self, holders: Collection[str]) -> int:
-        """Bytes that come free once all these holders have gone: what each holds alone, and what they share with no
-        other holder. What sleepers keep is free already."""
+        """Bytes freed when all these holders go. Weights shared with others stay; sleepers' bytes are free already."""
         freed = sum(grant.num_bytes for grant in self.grants if grant.holder in holders)
         for weights in self.shared:
             if weights.counts and all(holder in holders for holder in weights.holders):
@@ -113,8 +107,7 @@ class Gpu:
         return freed
 
     def seen_by(self, key: str) -> "Gpu":
-        """This GPU as one more instance with weights of that key sees it: the weights it would share count as free, so
-        no eviction frees them."""
+        """View for one more instance with weights of that key: shared ones count as free, so no eviction frees them."""
         mine = self.shares(key)
         if mine is None:
             return self
@@ -131,33 +124,31 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A path on which bytes come into a node, with its present transfers."""
-
     link_id: str  # "<node_id>/nic"
     bytes_per_s: float
     bytes_in_flight: int = 0
     num_transfers: int = 0
-    is_measured: bool = False  # bytes_per_s was measured; else it is declared, or 0 where unknown
+    is_measured: bool = False  # else declared; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedWeights:
-    """One weight blob in a node's host memory (prefetcher's cache), or a whole copy of it on the node's disk."""
+    """One weight blob in host memory (prefetcher's cache), or its whole copy on disk."""
 
     digest: str
     num_bytes: int
     model_keys: tuple[str, ...] = ()
     last_used_at: float = 0.0
-    stage_bytes: tuple[int, ...] = ()  # bytes of each stage of 2, then of 3, then of 4; (): unknown
+    stage_bytes: tuple[int, ...] = ()  # of each stage of 2, then of 3, then of 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A server with an agent and a prefetcher. Alive while its lease in the store is."""
+    """A server with agent and prefetcher, alive while its lease is."""
 
     node_id: str
     gpus: tuple[Gpu, ...]
-    engines: tuple[str, ...]  # engine drivers the agent can start, e.g. ("llamacpp", "emulated")
+    engines: tuple[str, ...]  # startable, e.g. ("llamacpp", "emulated")
     agent_url: str
     prefetcher_url: str = ""
     host_cache_bytes: int = 0
@@ -166,14 +157,13 @@ class Node:
     draining: bool = False
     heartbeat_at: float = 0.0
     revision: int = 0
-    abilities: tuple[str, ...] = ()  # abilities of its engines besides serving: "<engine>:<ability>"
-    stages_at: str = ""  # "host:first-last", ports for the first stages of pipelines; "": none
-    on_disk: tuple[CachedWeights, ...] = ()  # whole copies on its disk, from which a fetch reads
-    disk_bytes_per_s: float = 0.0  # measured on reads and writes of whole copies; 0: none yet
+    abilities: tuple[str, ...] = ()  # "<engine>:<ability>"
+    stages_at: str = ""  # "host:first-last", for first stages of pipelines; "": none
+    on_disk: tuple[CachedWeights, ...] = ()  # whole copies
+    disk_bytes_per_s: float = 0.0  # measured on whole copies; 0: not yet
 
     def can(self, engine: str, ability: str) -> bool:
-        """Return whether that engine has an ability here: "prewarm" (hold weights without KV, drop them at once),
-        "swap" (sleep and wake), "stages" (serve as one stage of a pipeline), "stream" (load weights while they arrive,
-        and import beside that), "first_layers" (hold only the first layers when prewarmed), "share" (read weights where
-        the node keeps them)."""
+        """Abilities: "prewarm" (hold weights without KV, drop at once), "swap" (sleep and wake), "stages" (serve in a
+        pipeline), "stream" (load arriving weights, importing meanwhile), "first_layers" (prewarm only these), "share"
+        (read weights where the node keeps them)."""
         return f"{engine}:{ability}" in self.abilities

@@ -1,13 +1,12 @@
-"""The leadership of one kind of service, as the store records it."""
+"""Record the leadership of one kind of service."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The leadership of one service. `holder` "": no process leads. `epoch` is the holder's; `newest_epoch` the highest
-    ever given for this service, 0 if the store knows none (it may have been emptied). `left_s` counts from the store's
-    answer."""
+    """Leadership of one service. `holder` "": none. `epoch`: the holder's; `newest_epoch`: the highest ever given, 0 if
+    unknown (an emptied store); `left_s` counts from the store's answer."""
 
     holder: str = ""
     epoch: int = 0
@@ -18,8 +17,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """One row of the table `leaders`: which process took the lead last, for services that fence by it and pages that
-    show it."""
+    """Row of table `leaders`: the last process to lead, for fencing and display."""
 
     service: str
     service_id: str

@@ -1,9 +1,9 @@
-"""Phrases for the sentences in which decisions give their reasons."""
+"""Phrase the reasons of decisions."""
 
 from collections.abc import Sequence
 
-STATE_WORDS = {"swapped_out": "asleep"}  # instance states shown to people under another name
-MOST_NAMED = 3  # names shown of a list; the others are counted
+STATE_WORDS = {"swapped_out": "asleep"}  # shown to people
+MOST_NAMED = 3  # of a list; others are counted
 
 
 def counted(num: int, noun: str) -> str:
@@ -12,7 +12,7 @@ def counted(num: int, noun: str) -> str:
 
 
 def doing(num: int, noun: str, verb: str) -> str:
-    """'no request waits', '1 request waits', '2 requests wait'. `verb` is in the third person: it loses its s."""
+    """'no request waits', '1 request waits', '2 requests wait'. `verb`: third person."""
     return f"{counted(num, noun)} {verb if num <= 1 else verb.removesuffix('s')}"
 
 

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write and read them."""
+"""Parse and show sizes and durations."""
 
 import re
 from functools import lru_cache
@@ -32,7 +32,7 @@ def parse_seconds(text: str) -> float:
 
 @lru_cache(maxsize=4096)
 def show_bytes(num_bytes: float) -> str:
-    """A size for people: '512 MiB', '1.5 GiB', '17 B'."""
+    """'512 MiB', '1.5 GiB', '17 B'."""
     for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= step:
             return f"{num_bytes / step:.1f} {unit}" if num_bytes < 10 * step else f"{num_bytes / step:.0f} {unit}"

@@ -1,30 +1,30 @@
-"""What one request used: who asked which model, and its tokens and seconds; no text of it."""
+"""Record a request's use of a model, without its text."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
-    """One request that an engine took, or whose client left while it was held. Times are epoch seconds. Prompt tokens
-    include those that the engine had cached."""
+    """A request taken by an engine, or whose client left in the queue. Epoch seconds. Prompt tokens include cached
+    ones."""
 
-    record_id: str  # made by the router, one a request; the request id may be the client's and come twice
+    record_id: str  # from the router; request ids, from clients, may repeat
     request_id: str
-    tenant: str  # "" where the data port asks for no key
+    tenant: str  # "": data port without keys
     key_id: str
     model_key: str
-    path: str  # of the data port
+    path: str  # on the data port
     arrived_at: float
     finished_at: float
     prompt_tokens: int
-    cached_tokens: int  # 0 where the engine does not say
+    cached_tokens: int  # 0: unknown
     response_tokens: int
-    tokens_exact: bool  # counted by the engine; else estimated by the router
-    held_s: float  # in the queue, a start that it waited for included
+    tokens_exact: bool  # by the engine, else estimated
+    held_s: float  # queued, including a start
     cold: bool
     instance_id: str
     status: int
     error_code: str = ""
     emulated: bool = False
-    gpu_s: float = 0.0  # GPU memory: of the start or wake that was for it, and its share of each moment it was served
-    gpu_known: bool = False  # whether the router knew the bytes that `gpu_s` takes
+    gpu_s: float = 0.0  # GPU memory: its start or wake, and its share while served
+    gpu_known: bool = False  # whether the bytes behind `gpu_s` are known

@@ -1,2 +1,2 @@
-"""Engines: `port` is the interface that agents use, `drivers` finds one by name, and `*_host` are the processes that
-some start. This file imports nothing, because engine processes pay for it at each cold start."""
+"""Engines: `port` is the agents' interface, `drivers` finds one by name. Imports nothing, since engine processes pay
+for it at each cold start."""

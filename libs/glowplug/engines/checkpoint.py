@@ -1,10 +1,9 @@
-"""A sleep for engines that have none: the CUDA driver moves a process' GPU memory to host memory, then it is frozen.
+"""A sleep for engines without one: the CUDA driver moves a process's GPU memory to host memory, then it is frozen.
 
-SwapServeLLM does this to whole containers. Here: lock each CUDA process of the engine, checkpoint it (the device memory
-is free then), and freeze all of its processes (freezer.py); to wake, thaw, restore, unlock. A thread of the target
-copies, so it is frozen after the checkpoint. What is known of the driver: x86-64 alone, no managed memory, and before
-driver 610 no memory shared between processes by CUDA's IPC, so no engine of several GPUs. Host memory must hold all
-that the engine had on its GPUs, KV cache included. Not measured yet (docs/gpu.md).
+SwapServeLLM does this to whole containers. Here: lock each CUDA process, checkpoint it, and freeze all processes
+(freezer.py), in this order since a thread of the target copies; to wake, thaw, restore, unlock. The driver's limits:
+x86-64, no managed memory, and before driver 610 no CUDA IPC, so no multi-GPU engine. Host memory must hold all of the
+engine's GPU memory. Not measured yet (docs/gpu.md).
 """
 
 import contextlib
@@ -13,16 +12,16 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
-LOCK_S = 5.0  # until what runs on the GPU has ended
+LOCK_S = 5.0
 _LEAST_CUDA = 12080
 
 
 class CheckpointFailed(RuntimeError):
-    """The engine could not be moved; the message says where it stands."""
+    """The engine could not be moved; the message gives its state."""
 
 
 class State(Enum):
-    """Where a process is. NONE: it does not use CUDA, or cannot be asked."""
+    """NONE: it does not use CUDA, or cannot be asked."""
 
     NONE = "none"
     RUNNING = "running"
@@ -32,8 +31,8 @@ class State(Enum):
 
 
 class Checkpoints:
-    """The driver's functions (cuda.bindings.driver, 12.8 and newer), for one process at a time. Each call blocks, for
-    seconds where gigabytes move, and raises CheckpointFailed."""
+    """The driver's functions (cuda.bindings.driver, 12.8 and newer). Calls block, for seconds where gigabytes move,
+    and raise CheckpointFailed."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -46,7 +45,6 @@ class Checkpoints:
         return State[name] if name in State.__members__ else State.FAILED
 
     def said(self, pid: int) -> str:
-        """What the driver says of its state, in its words."""
         return str(self._driver.cuCheckpointProcessGetState(pid)[0].name)
 
     def lock(self, pid: int) -> None:
@@ -70,14 +68,13 @@ class Checkpoints:
 
 
 def find(load: Callable[[str], Any] = importlib.import_module) -> tuple[Checkpoints | None, str]:
-    """What this machine has, else the reason why engines cannot be checkpointed here."""
     try:
         driver = load("cuda.bindings.driver")
         success = driver.CUresult.CUDA_SUCCESS
         if driver.cuInit(0)[0] != success or driver.cuDeviceGetCount() == (success, 0):
             return None, "the NVIDIA driver has no GPU"
         version = int(driver.cuDriverGetVersion()[1])
-    except (ImportError, RuntimeError, OSError) as error:  # no package, or no library of the driver
+    except (ImportError, RuntimeError, OSError) as error:
         return None, f"no CUDA driver can be asked: {error}"
     if version < _LEAST_CUDA:
         return None, f"the driver's CUDA is {version // 1000}.{version % 1000 // 10}: checkpoints came with 12.8"
@@ -87,9 +84,8 @@ def find(load: Callable[[str], Any] = importlib.import_module) -> tuple[Checkpoi
 
 
 def swap_out(checkpoints: Checkpoints, pids: Sequence[int]) -> list[int]:
-    """Move the GPU memory of these processes to host memory; returns those that had any. One that was broken off is
-    brought to its end. Raises CheckpointFailed: they run as before then, if the driver kept them in a good state, which
-    it does not promise."""
+    """Move GPU memory to host memory; return the processes that had any. Finishes an interrupted swap. Raises
+    CheckpointFailed: they run as before then, unless the driver left them in a bad state."""
     using = [pid for pid in pids if checkpoints.state(pid) is not State.NONE]
     if not using:
         said = ", ".join(dict.fromkeys(checkpoints.said(pid) for pid in pids)) or "it has none"
@@ -103,15 +99,15 @@ def swap_out(checkpoints: Checkpoints, pids: Sequence[int]) -> list[int]:
                 checkpoints.checkpoint(pid)
     except CheckpointFailed:
         for pid in using:
-            with contextlib.suppress(CheckpointFailed):  # the first failure is the reason that counts
+            with contextlib.suppress(CheckpointFailed):  # the first failure counts
                 _back(checkpoints, pid)
         raise
     return using
 
 
 def swap_in(checkpoints: Checkpoints, pids: Sequence[int], moved: Sequence[int] = ()) -> None:
-    """Give the processes their GPU memory back and let them run; what has none is left alone, unless it was `moved`
-    out. Raises CheckpointFailed: such a process cannot be used any more."""
+    """Restore GPU memory; skip processes without any, unless `moved` out. Raises CheckpointFailed: such a process is
+    unusable."""
     for pid in pids:
         if (state := checkpoints.state(pid)) is State.FAILED:
             raise CheckpointFailed(f"process {pid} is {state.value}")

@@ -1,8 +1,7 @@
-"""Any server by its command line: SGLang, TGI, a binary of one's own (SwapServeLLM: engine-agnostic hot swap).
+"""Any server by its command line: SGLang, TGI, a custom binary (SwapServeLLM: engine-agnostic hot swap).
 
-It is started and stopped as a process, and sleeps where its HTTP API can put it to sleep, or by a checkpoint of its GPU
-memory (checkpoint.py) on a device whose driver makes them. What is not declared of it
-it does not do: without `in_flight` a drain lasts as long as its grace.
+It sleeps by its HTTP API, or by a checkpoint of its GPU memory (checkpoint.py). Without `in_flight` a drain takes its
+whole grace.
 """
 
 import asyncio
@@ -23,9 +22,8 @@ from glowplug.engines.freezer import Freezer
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, LaunchRequest
 
-# The servers that a node may start by a command line, declared in a TOML file of the node (`GLOWPLUG_SERVERS`).
-#
-# A model file names one of them and no command, so whoever may deploy models cannot run what he likes on a node.
+# A node's servers, declared in a TOML file of the node (`GLOWPLUG_SERVERS`). A model file names one of them and no
+# command, so the right to deploy models is no right to run commands on a node.
 #
 #     [sglang]
 #     command = ["python", "-m", "sglang.launch_server", "--model-path", "{weights}", "--served-model-name", "{name}",
@@ -35,7 +33,7 @@ from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Lau
 #     in_flight = ["sglang:num_running_reqs", "sglang:num_queue_reqs"]
 #     swap = {sleep = {path = "/release_memory_occupation"}, wake = {path = "/resume_memory_occupation"}}
 #
-# `prewarm` is a pair like `swap`, for servers that give up their KV cache alone. `sleep = "checkpoint"` in the place of
+# `prewarm` is a pair like `swap`, for servers that give up only their KV cache. `sleep = "checkpoint"` instead of
 # `swap` lets the CUDA driver move the server's GPU memory to host memory (checkpoint.py).
 
 PLACES = ("weights", "name", "host", "port", "context_tokens", "max_concurrency", "kv_bytes", "gpu_index", "api_key")
@@ -47,8 +45,6 @@ class _Declared(BaseModel):
 
 
 class Call(_Declared):
-    """One request to the server; any answer below 400 is a success."""
-
     path: str = Field(pattern="^/")
     method: Literal["POST", "GET"] = "POST"
     body: dict[str, Any] = {}
@@ -60,17 +56,17 @@ class Pair(_Declared):
 
 
 class ServerCommand(_Declared):
-    """How one server is started, asked, and put to sleep. `{...}` in `command` and `env` is one of PLACES; arguments of
-    the model (`engine_args.args`) follow the command, as far as `args` allows their flags."""
+    """`{...}` in `command` and `env` is one of PLACES; the model's `engine_args.args` follow the command, if `args`
+    allows their flags."""
 
     command: tuple[str, ...] = Field(min_length=1)
     env: dict[str, str] = {}
-    args: tuple[str, ...] = ()  # flags that a model may add behind the command
+    args: tuple[str, ...] = ()
     health: str = Field(default="/health", pattern="^/")
     in_flight: tuple[str, ...] = ()  # samples of /metrics: requests running and waiting
     swap: Pair | None = None  # gives all of its GPU memory back
-    prewarm: Pair | None = None  # gives its KV cache back
-    sleep: Literal["checkpoint"] | None = None  # instead of `swap`, on GPUs alone
+    prewarm: Pair | None = None  # gives up its KV cache
+    sleep: Literal["checkpoint"] | None = None  # instead of `swap`, GPUs only
 
     @model_validator(mode="after")
     def _sleeps_in_one_way(self) -> "ServerCommand":
@@ -90,7 +86,7 @@ class ServerCommand(_Declared):
 
 
 def read_servers(path: Path) -> dict[str, ServerCommand]:
-    """The servers of that file by name. Raises EngineMisconfigured naming what is wrong with it."""
+    """Raises EngineMisconfigured."""
     try:
         tables = tomllib.loads(path.read_text())
         return {name: ServerCommand.model_validate(table) for name, table in tables.items()}
@@ -106,10 +102,10 @@ def read_servers(path: Path) -> dict[str, ServerCommand]:
 
 _ASLEEP = "asleep.json"  # in the run directory while it sleeps: {"becomes"}
 _ABILITIES = {"prewarmed": Ability.PREWARM, "swapped_out": Ability.SWAP}
-_PIDS = "pids"  # in that file: of a server that was checkpointed
-_MOVED = "moved"  # in that file: those of them whose GPU memory was moved out
+_PIDS = "pids"
+_MOVED = "moved"  # those whose GPU memory was moved out
 _CUDA = "cuda"
-_SERVER = "server"  # in a handle's data: the name of its server
+_SERVER = "server"
 _MAX_NAME_CHARS = 100
 _WAKE_POLL_S = 0.02
 
@@ -120,10 +116,10 @@ def _wrong_args(value: Any) -> str | None:
 
 
 class CommandDriver(HostedDriver):
-    """Runs servers that the node's file declares. `engine_args`: `server`, and `args` that follow its command."""
+    """Runs the servers declared on the node. `engine_args`: `server`, and `args` after its command."""
 
     name = "command"
-    capabilities = EngineCapabilities(cancels_unstreamed=False)  # not known of any server
+    capabilities = EngineCapabilities(cancels_unstreamed=False)
     arguments = EngineArguments(
         engine="command",
         known={
@@ -136,12 +132,11 @@ class CommandDriver(HostedDriver):
 
     @cached_property
     def servers(self) -> dict[str, ServerCommand]:
-        """By name. Raises EngineMisconfigured for a file that is wrong."""
+        """Raises EngineMisconfigured."""
         path = self._settings.servers_file
         return read_servers(Path(path)) if path else {}
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """What every one of its servers can do."""
         able = [self._abilities_of(server, gpu_kind) for server in self.servers.values()]
         return frozenset(set.intersection(*able)) if able else frozenset()
 
@@ -153,7 +148,6 @@ class CommandDriver(HostedDriver):
 
     @cached_property
     def checkpoints(self) -> tuple[Checkpoints | None, str]:
-        """What makes checkpoints on this machine, or why nothing does. On host memory none frees anything."""
         return checkpoint.find()
 
     def unavailable(self) -> str:
@@ -195,8 +189,8 @@ class CommandDriver(HostedDriver):
         return samples
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
-        """What it became is written down: a server is woken by the call that belongs to its sleep, and is not asked
-        twice for one, which not every server takes, when its agent restarts meanwhile."""
+        """Record the sleep on disk: the wake must match it, and a restarted agent must not repeat it, since some
+        servers fail then."""
         slept = rendezvous.read(Path(handle.run_dir), _ASLEEP)
         if slept is not None and slept["becomes"] == becomes and _PIDS not in slept:
             return
@@ -207,7 +201,7 @@ class CommandDriver(HostedDriver):
         rendezvous.write(Path(handle.run_dir), _ASLEEP, {"becomes": becomes})
 
     async def wake(self, handle: EngineHandle) -> None:
-        """Wake the server and wait until it is healthy; one that has not slept only has to be healthy."""
+        """Wait until the server is healthy; one that has not slept needs no more."""
         asleep = Path(handle.run_dir) / _ASLEEP
         slept = rendezvous.read(asleep.parent, _ASLEEP)
         if slept is not None and _PIDS in slept:
@@ -223,7 +217,7 @@ class CommandDriver(HostedDriver):
             await asyncio.sleep(_WAKE_POLL_S)
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
-        """As the port says; a frozen server cannot use a grace."""
+        """Skip the grace of a frozen server, which cannot use it."""
         slept = rendezvous.read(Path(handle.run_dir), _ASLEEP)
         pids = slept.get(_PIDS, ()) if slept is not None else ()
         freezer = Freezer(handle.instance_id, pids=pids) if pids else None
@@ -232,7 +226,7 @@ class CommandDriver(HostedDriver):
             freezer.forget()
 
     def _move_out(self, handle: EngineHandle) -> None:
-        """Written down before it begins, so that a wake undoes whatever was done. Blocking. Raises EngineFailed."""
+        """Record the sleep first, so that a wake undoes a half-done one. Blocking. Raises EngineFailed."""
         made, why = self.checkpoints
         if made is None:
             raise EngineFailed(f"{self.name} {handle.instance_id} cannot be checkpointed: {why}")
@@ -260,7 +254,7 @@ class CommandDriver(HostedDriver):
             raise EngineFailed(f"{self.name} {handle.instance_id} cannot be restored: {error}") from error
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
-        """No server declares it."""
+        """-1: no server declares it."""
         return -1
 
     async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
@@ -294,7 +288,7 @@ class CommandDriver(HostedDriver):
 
 
 def _check_args(server: ServerCommand, given: Sequence[str]) -> None:
-    """Raises EngineMisconfigured for a flag that the node does not leave to models."""
+    """Raises EngineMisconfigured for a flag that the node does not allow."""
     for argument in given:
         flag = argument.partition("=")[0]
         if argument.startswith("-") and flag not in server.args:

@@ -1,7 +1,7 @@
-"""The process in front of a server that is started by a command: `python -m glowplug.engines.command_host RUN_DIR`.
+"""The process in front of a command's server: `python -m glowplug.engines.command_host RUN_DIR`.
 
-It waits for the weights, starts the command in the process group that it leads itself, says ready once the server's
-health does, and ends when the server ends.
+It waits for the weights, starts the command in its own process group, reports READY once the server is healthy, and
+ends with it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class ServerEnded(RuntimeError):
 
 
 def free_port(host: str) -> int:
-    """One that nobody listens on at this moment."""
+    """Find a port that is free at this moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))
@@ -36,7 +36,6 @@ def free_port(host: str) -> int:
 
 
 def is_healthy(host: str, port: int, path: str) -> bool:
-    """Whether the server answers 200 there."""
     connection = http.client.HTTPConnection(host, port, timeout=_ASK_S)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
         connection.request("GET", path)
@@ -45,7 +44,7 @@ def is_healthy(host: str, port: int, path: str) -> bool:
 
 
 def serve(run_dir: Path, spec: dict[str, Any]) -> int:
-    """Start the server and wait for its end. Returns its exit status. Raises ServerEnded, TimeoutError and OSError."""
+    """Return the server's exit status. Raises ServerEnded, TimeoutError and OSError."""
     began = time.time()
     weights = rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"]
     load_at, port = time.time(), spec["port"] or free_port(spec["host"])
@@ -79,7 +78,6 @@ def serve(run_dir: Path, spec: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Run the server of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
     run_dir, spec = rendezvous.of_this_process()
     try:
         return serve(run_dir, spec)

@@ -1,7 +1,6 @@
-"""What a driver asks of an engine process of ours once it runs: a JSON line each way, on a socket in its run directory.
+"""A driver's requests to a running engine process: a JSON line each way, on a socket in its run directory.
 
-The directory belongs to the agent's user alone, so nobody else can ask; the engine's own port knows nothing of it.
-Standard library only, and no asyncio, since engine processes import it on their way up.
+Only the agent's user can enter it. Standard library only, and no asyncio, since engine processes import it on start.
 """
 
 import contextlib
@@ -15,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = "control.sock"
-_WHOLE_PATH = 100  # bytes that an address may have, less a little; longer directories are named by a descriptor
+_WHOLE_PATH = 100  # bytes, just below the limit; a descriptor names longer directories
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(run_dir: Path, answer: Answer) -> None:
-    """Answer each question with what `answer` returns, or {"error"} with what it raised; one at a time, in a thread of
-    its own, for as long as the process lives."""
+    """Answer requests by `answer`, or {"error"} where it raises; one at a time, in a daemon thread."""
     listener = listen(run_dir, SOCKET)
     threading.Thread(target=_accept, args=(listener, answer), name="control", daemon=True).start()
 
 
 def listen(run_dir: Path, name: str, backlog: int = 128) -> socket.socket:
-    """A socket of that name there, which listens. Raises OSError."""
+    """Return a listening socket of that name. Raises OSError."""
     with address(run_dir, name) as here, contextlib.ExitStack() as unless_it_listens:
         (run_dir / name).unlink(missing_ok=True)
         listener = unless_it_listens.enter_context(socket.socket(socket.AF_UNIX))
@@ -41,7 +39,7 @@ def listen(run_dir: Path, name: str, backlog: int = 128) -> socket.socket:
 def _accept(listener: socket.socket, answer: Answer) -> None:
     while True:
         connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError), connection.makefile("rwb") as lines:  # it may have given up
+        with connection, contextlib.suppress(OSError), connection.makefile("rwb") as lines:
             lines.write(json.dumps(_answered(answer, lines.readline())).encode() + b"\n")
 
 
@@ -54,7 +52,6 @@ def _answered(answer: Answer, line: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def address(run_dir: Path, name: str = SOCKET) -> Iterator[str]:
-    """What to bind or to connect to, inside the context."""
     path = str(run_dir / name)
     if len(os.fsencode(path)) <= _WHOLE_PATH or sys.platform != "linux":
         yield path

@@ -1,7 +1,6 @@
-"""What a driver declares of its engine: the arguments it takes and the weights it reads.
+"""A driver's declaration of its engine: accepted arguments and readable weights.
 
-Each driver holds one `EngineArguments` and one `EngineWeights`. A deployment is checked by them before anything starts
-(runtime/model_files.py), and the driver checks by the same ones when it launches.
+Deployments are checked by it before anything starts (runtime/model_files.py), and again at launch.
 """
 
 import difflib
@@ -16,15 +15,15 @@ from typing import Any
 from glowplug.domain.errors import EngineMisconfigured
 from glowplug.domain.model import Model
 
-_SHOWN_CHARS = 80  # of a wrong value, in the message
-MOST_WHOLE = (1 << 31) - 1  # engines keep such numbers in 32 bits
-MAX_NESTED = 16  # lists and mappings inside one another, of an argument that is passed on
+_SHOWN_CHARS = 80
+MOST_WHOLE = (1 << 31) - 1  # engines use 32 bits
+MAX_NESTED = 16  # depth of lists and mappings in a passed-on argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One engine argument. `allowed` continues the sentence "allowed is ...". `wrong` gives None for a value that is
-    allowed, otherwise what is wrong with it; '' when `allowed` says it all."""
+    """`allowed` continues the sentence "allowed is ...". `wrong` returns None for an allowed value, else the fault;
+    '' when `allowed` says it all."""
 
     meaning: str
     allowed: str
@@ -36,8 +35,6 @@ def _unless(is_allowed: Callable[[Any], bool]) -> Callable[[Any], str | None]:
 
 
 def whole(meaning: str, least: int = 0, most: int = MOST_WHOLE) -> Argument:
-    """A whole number within bounds, both inclusive."""
-
     def is_allowed(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
@@ -57,13 +54,10 @@ def number(meaning: str, most: float, *, above_zero: bool = False) -> Argument:
 
 
 def flag(meaning: str) -> Argument:
-    """true or false."""
     return Argument(meaning=meaning, allowed="true or false", wrong=_unless(lambda value: isinstance(value, bool)))
 
 
 def choice(meaning: str, options: Sequence[str]) -> Argument:
-    """One of these values."""
-
     def is_allowed(value: Any) -> bool:
         return isinstance(value, str) and value in options
 
@@ -71,7 +65,7 @@ def choice(meaning: str, options: Sequence[str]) -> Argument:
 
 
 def text(meaning: str, most_chars: int, wrong: Callable[[str], str | None] = lambda _: None) -> Argument:
-    """A text of one to `most_chars` characters; `wrong` says what else is wrong with it, None when nothing is."""
+    """A text of one to `most_chars` characters; `wrong` returns any other fault, None for none."""
 
     def what(value: Any) -> str | None:
         return wrong(value) if isinstance(value, str) and 0 < len(value) <= most_chars and "\0" not in value else ""
@@ -80,7 +74,7 @@ def text(meaning: str, most_chars: int, wrong: Callable[[str], str | None] = lam
 
 
 def plain(meaning: str) -> Argument:
-    """Whatever a command line or a JSON document can carry."""
+    """Any value that a command line or a JSON document can carry."""
     allowed = "text, a finite number, true, false, or a list or mapping of these"
     return Argument(meaning=meaning, allowed=allowed, wrong=_unless(_is_plain))
 
@@ -101,17 +95,17 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
-    """The `engine_args` of one engine. Dashes in a name count as underscores where names are passed on. `together`
-    raises EngineMisconfigured for values that are allowed each and not with one another."""
+    """The `engine_args` of one engine. Where names are passed on, dashes count as underscores. `together` raises
+    EngineMisconfigured for conflicting values."""
 
     engine: str
     known: Mapping[str, Argument] = field(default_factory=dict)
-    reserved: Mapping[str, str] = field(default_factory=dict)  # name -> what sets it instead
-    passed_on: Argument | None = None  # how values under every other name must be; None: there is no other name
+    reserved: Mapping[str, str] = field(default_factory=dict)  # name -> its other setter
+    passed_on: Argument | None = None  # checks values under all other names; None: no other names
     together: Callable[[Mapping[str, Any]], None] = lambda _: None
 
     def check(self, engine_args: Mapping[str, Any]) -> None:
-        """Raises EngineMisconfigured naming the first argument that is wrong, and what is allowed."""
+        """Raises EngineMisconfigured for the first wrong argument."""
         for name, value in engine_args.items():
             key = name.replace("-", "_") if self.passed_on else name
             if key in self.reserved:
@@ -151,8 +145,6 @@ def _shown(value: Any) -> str:
 
 
 class WeightsForm(StrEnum):
-    """Whether weights are one file or a directory of files."""
-
     FILE = "file"
     DIRECTORY = "directory"
     ANY = "any"
@@ -172,17 +164,16 @@ def _as_declared(model: Model, _: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWeights:
-    """The weights an engine reads. `kind` continues the sentence "the engine reads ...".
+    """`kind` continues the sentence "the engine reads ...".
 
-    `unreadable` looks at weights that lie on this machine: '' or why the engine cannot read them; it raises OSError
-    when the file system does not let it. `check` holds the other fields of the model against them, and raises
-    EngineMisconfigured. `num_slots`: how many requests one instance runs at once, at most its `max_concurrency`.
+    `unreadable`: '' or the reason why the engine cannot read local weights; raises OSError. `check` compares them with
+    the model's other fields, and raises EngineMisconfigured. `num_slots`: concurrent requests of one instance.
     """
 
     kind: str
     form: WeightsForm
     required: bool = True
-    other_suffixes: tuple[str, ...] = ()  # of addresses that are certainly not of this kind
+    other_suffixes: tuple[str, ...] = ()  # of addresses certainly of another kind
     unreadable: Callable[[Path], str] = _anything
     check: Callable[[Model, Path], None] = _any_model
     num_slots: Callable[[Model, Path], int] = _as_declared

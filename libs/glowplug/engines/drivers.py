@@ -1,6 +1,7 @@
-"""Name -> driver. A driver is imported when it is asked for, so that no service pays for engines it never starts.
+"""Drivers by engine name, imported on demand.
 
-Other packages add theirs as entry points of `glowplug.engines` (domain/extensions.py)."""
+Other packages add theirs as entry points of `glowplug.engines` (domain/extensions.py).
+"""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -21,18 +22,14 @@ _CLASSES = {
 
 
 def installed() -> tuple[str, ...]:
-    """Every engine that is installed, ours first."""
     return (*_CLASSES, *(name for name in extensions.names("engines") if name not in _CLASSES))
 
 
 def is_installed(name: str) -> bool:
-    """Whether an engine has that name."""
     return name in _CLASSES or name in extensions.names("engines")
 
 
 class Declaration(Protocol):
-    """What a driver says of its engine without having been made."""
-
     name: str
     capabilities: EngineCapabilities
     arguments: EngineArguments
@@ -43,17 +40,17 @@ class Declaration(Protocol):
 
 
 def declaration(name: str) -> Declaration:
-    """What the driver of that engine declares. Raises BadRequest for a name that is not in `installed`."""
+    """Raises BadRequest for an unknown name."""
     return cast(Declaration, _class(name))
 
 
 def api_of(model: Model) -> EngineApi:
-    """What the model's engine answers, as its driver declares; everything for an engine that is not in `installed`."""
+    """Return everything for an engine that is not in `installed`."""
     return declaration(model.engine).api(model) if is_installed(model.engine) else EVERYTHING
 
 
 def driver(name: str, settings: EngineSettings | None = None) -> EngineDriver:
-    """The driver of that engine. Raises BadRequest for a name that is not in `installed`."""
+    """Raises BadRequest for an unknown name."""
     return cast(Callable[[EngineSettings], EngineDriver], _class(name))(settings or EngineSettings())
 
 

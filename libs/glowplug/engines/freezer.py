@@ -1,7 +1,7 @@
-"""Processes that take no more CPU time until they are thawed: a cgroup of their own, else SIGSTOP.
+"""Stop processes from running until they are thawed: by a cgroup of their own, else SIGSTOP.
 
-A cgroup (version 2) freezes all of them at once and unseen by them; it needs the right to write below the agent's own
-cgroup, as root or by delegation. A frozen process can be killed.
+A cgroup (version 2) freezes all at once, invisibly; it needs write access below the agent's own, as root or by
+delegation. A frozen process can be killed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _POLL_S = 0.002
 
 
 def own_cgroup(mounts: str, cgroups: str) -> Path | None:
-    """Where this process is among the cgroups of version 2, from its `mounts` and `cgroup` files; None: nowhere."""
+    """This process's version 2 cgroup, from its `mounts` and `cgroup` files."""
     points = [fields[1] for line in mounts.splitlines() if len(fields := line.split()) > 2 and fields[2] == "cgroup2"]
     paths = [line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")]
     return Path(points[0] + paths[0].rstrip("/")) if points and paths else None
@@ -29,18 +29,18 @@ def _cgroup_of(pid: int | str) -> Path | None:
 
 
 class Freezer:
-    """Freezes the processes of one engine, by its name. What it did is seen from outside, so another agent thaws it."""
+    """Freezes one engine's processes, by name, so that another agent can thaw them."""
 
     def __init__(self, name: str, parent: Path | None = None, pids: Sequence[int] = ()) -> None:
-        """`parent`: the cgroup to be below; by default this process' own. `pids` may be frozen already: then their
-        cgroup is the one that they are in, wherever the agent that froze them ran."""
+        """`parent`: by default this process's own cgroup. `pids` may be frozen already, even by another agent: then
+        their cgroup is used."""
         folder = f"glowplug-{name}"
         found = [cgroup for pid in pids if (cgroup := _cgroup_of(pid)) is not None and cgroup.name == folder]
         parent = parent or _cgroup_of("self")
         self._cgroup = found[0] if found else parent / folder if parent else None
 
     def freeze(self, pids: Sequence[int]) -> str:
-        """Returns "cgroup" or "signals": how. Returns when none of them runs any more."""
+        """Return "cgroup" or "signals", once none of them runs."""
         if self._cgroup is not None:
             try:
                 self._cgroup.mkdir(exist_ok=True)
@@ -51,12 +51,12 @@ class Freezer:
                 self._wait_frozen(self._cgroup)
                 return "cgroup"
             except OSError:
-                self.thaw(pids)  # not ours to write: nothing, or half of it, is done
+                self.thaw(pids)  # not writable, or half done
         _signal(pids, signal.SIGSTOP)
         return "signals"
 
     def thaw(self, pids: Sequence[int]) -> None:
-        """Idempotent, whichever way they were frozen. The cgroup goes, and they are back in the agent's."""
+        """Undo either method, idempotently. Removes the cgroup."""
         if self._cgroup is not None and self._cgroup.is_dir():
             with contextlib.suppress(OSError):
                 _write(self._cgroup / "cgroup.freeze", "0")
@@ -67,7 +67,7 @@ class Freezer:
         _signal(pids, signal.SIGCONT)
 
     def forget(self) -> None:
-        """Remove the cgroup once its processes are gone."""
+        """Remove the cgroup after its processes are gone."""
         if self._cgroup is not None:
             with contextlib.suppress(OSError):
                 self._cgroup.rmdir()
@@ -82,7 +82,6 @@ class Freezer:
 
 
 def _write(path: Path, text: str) -> None:
-    """Without creating it: a kernel's file is there."""
     with path.open("r+") as file:
         file.write(text)
 

@@ -1,5 +1,4 @@
-"""The few facts of a GGUF file (domain/gguf.py) that a start needs: its chat template and what a token costs in the KV
-cache."""
+"""Facts of a GGUF file (domain/gguf.py) for a start, such as its chat template and KV cache cost per token."""
 
 import math
 from dataclasses import dataclass
@@ -11,25 +10,25 @@ from glowplug.domain.gguf import GgufReader, InvalidGguf, NeedMore, Scalar, Tens
 
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36)}
 _BLOCKS |= {10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 30: (1, 2)}
-_KV_ELEMENT_BYTES = 2  # f16, llama.cpp's default for both halves of the cache
+_KV_ELEMENT_BYTES = 2
 MAX_NUMBER: Final = 1 << 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFacts:
     architecture: str
-    context_tokens: int  # the longest context the model was trained for
-    kv_bytes_per_token: int  # with 16 bits a number; 0 when the architecture does not say
+    context_tokens: int  # trained limit
+    kv_bytes_per_token: int  # at 16 bits a number; 0: unknown
     chat_template: str
-    kv_numbers: tuple[int, int] = (0, 0)  # of a token in the KV cache: keys, values
-    header_bytes: int = 0  # of the file, before its tensors
-    tensor_types: frozenset[int] = frozenset()  # GGML's numbers
-    matrix: tuple[str, int, int] | None = None  # the first of its layers' matrices: name, inputs, outputs
-    tensors: tuple[tuple[int, int], ...] = ()  # (first byte, end) of each; a type of numbers that is unknown has none
+    kv_numbers: tuple[int, int] = (0, 0)  # per token in the KV cache: keys, values
+    header_bytes: int = 0
+    tensor_types: frozenset[int] = frozenset()
+    matrix: tuple[str, int, int] | None = None  # its layers' first matrix: name, inputs, outputs
+    tensors: tuple[tuple[int, int], ...] = ()  # (first byte, end), empty for unknown types
 
 
 def read_facts(path: Path) -> GgufFacts:
-    """Read the metadata. Raises InvalidGguf, for a file that was cut short too, or OSError when it cannot be opened."""
+    """Raises InvalidGguf, also for a truncated file, or OSError."""
     if path.is_dir():
         raise InvalidGguf("they are a directory, and llama.cpp reads one GGUF file")
     with path.open("rb") as file:
@@ -40,7 +39,7 @@ def read_facts(path: Path) -> GgufFacts:
                 reader = GgufReader(data)
                 values = {one.key: one.value for one in reader.values() if one.value is not None}
                 matrix: tuple[str, int, int] | None = None
-                types, spans = set(), []  # from the first tensor on; of no length where the type is unknown
+                types, spans = set(), []
                 for tensor in reader.tensors():
                     types.add(tensor.kind)
                     if matrix is None and tensor.name.startswith("blk.") and len(tensor.shape) == 2:
@@ -79,12 +78,12 @@ def read_facts(path: Path) -> GgufFacts:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """What its numbers take in the file; 0 where their type is unknown."""
+    """Return 0 for an unknown type."""
     return bytes_as(tensor.kind, math.prod(tensor.shape))
 
 
 def bytes_as(kind: int, numbers: int) -> int:
-    """What so many numbers of a GGML type take; 0 where the type is unknown."""
+    """Return 0 for an unknown type."""
     block, block_bytes = _BLOCKS.get(kind, (1, 0))
     return numbers // block * block_bytes
 
@@ -95,7 +94,7 @@ def _text(values: dict[str, Scalar], key: str) -> str:
 
 
 def _number(path: Path, values: dict[str, Scalar], key: str) -> int:
-    """A whole number that is no less than 0; 0 where the file has none, or a list of one for each layer."""
+    """Return 0 where absent, or listed per layer."""
     value = values.get(key, 0)
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -1,4 +1,4 @@
-"""The driver of engines that run in a process of ours (`python -m glowplug.engines.<host>`)."""
+"""The driver of engines in a process of ours (`python -m glowplug.engines.<host>`)."""
 
 import asyncio
 import contextlib
@@ -33,12 +33,11 @@ _log = logging.getLogger(__name__)
 
 
 def phases_of(message: Mapping[str, Any]) -> tuple[Phase, ...]:
-    """The phases that a message in the run directory reports."""
     return tuple(Phase(name=PhaseName(n), started_at=start, ended_at=end) for n, start, end in message["phases"])
 
 
 class HostedDriver:
-    """All of EngineDriver but what differs: the host module, its spec, and where it counts its requests."""
+    """EngineDriver except for the host module, its spec, and its count of requests."""
 
     name = ""
     capabilities = EngineCapabilities()
@@ -56,7 +55,7 @@ class HostedDriver:
 
     @property
     def is_parked(self) -> bool:
-        """Whether engines are forks of a process that has imported `module` (zygote.py), where that is possible."""
+        """Fork engines from a process with `module` imported (zygote.py), where possible."""
         return False
 
     @cached_property
@@ -64,29 +63,27 @@ class HostedDriver:
         return Zygote(self._python, self.module, process.engine_environment(self.standing_environment()))
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """None, where a driver does not say otherwise."""
         return frozenset()
 
     @staticmethod
     def api(model: Model) -> EngineApi:
-        """What its engines answer for `model`: see engines/apis.py. Asked before any engine of it runs."""
+        """See engines/apis.py."""
         return EVERYTHING
 
     def unavailable(self) -> str:
         return ""
 
     async def warm(self) -> None:
-        """Begin to park, if its engines are. These processes start in a fraction of a second without that, too."""
+        """Begin to park; unparked, a start takes a fraction of a second too."""
         if self.is_parked and not self.unavailable():
             self.zygote.park()
 
     async def close(self) -> None:
-        """End the parked process. A question to an engine opens a connection of its own."""
         if self.is_parked:
             self.zygote.close()
 
     def spec(self, request: LaunchRequest) -> dict[str, Any]:
-        """What the host must know, as plain JSON. Raises EngineMisconfigured for engine_args that are wrong."""
+        """The host's input, as plain JSON. Raises EngineMisconfigured for wrong engine_args."""
         model = request.model
         self.arguments.check(model.engine_args)
         return {
@@ -108,7 +105,7 @@ class HostedDriver:
         }
 
     def standing_environment(self) -> dict[str, str]:
-        """What each of its engines has in its environment: libraries read some of it when they are imported."""
+        """Return variables common to all of its engines: libraries read some on import."""
         return {"PYTHONUNBUFFERED": "1"}
 
     def environment(self, request: LaunchRequest) -> dict[str, str]:
@@ -136,18 +133,18 @@ class HostedDriver:
         return self._handle(request, pid)
 
     def _fork(self, request: LaunchRequest, env: Mapping[str, str]) -> int:
-        """The pid of a fork of the parked process; 0, with the reason in the log, where that is not to be had now."""
+        """Return 0, with the reason in the log, where a fork fails now."""
         try:
             return self.zygote.start(request.run_dir, request.log_path, env)
         except EngineFailed as error:
             reason = error.message
             _log.warning("the parked process did not start %s, so a fresh interpreter does: %s", self.name, reason)
-        with contextlib.suppress(EngineFailed):  # as the reason says
-            self.zygote.park()  # for the next start
+        with contextlib.suppress(EngineFailed):
+            self.zygote.park()
         return 0
 
     def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
-        """The handle of the process just started. Raises EngineFailed when it is gone already."""
+        """Raises EngineFailed when the process is gone already."""
         started = process.started_at(pid)
         if started is None:
             raise EngineFailed(f"{self.name} ended at once\n{process.log_tail(request.log_path)}")
@@ -173,8 +170,8 @@ class HostedDriver:
 
     @contextlib.asynccontextmanager
     async def _loading(self, handle: EngineHandle, weights_path: Path) -> AsyncIterator[None]:
-        """Its process ends where its load fails. Raises WeightsDropped where what it read was dropped meanwhile,
-        whatever it says itself: a worker of it may have noticed, and its server knows only that the worker ended."""
+        """End the process where its load fails. Raises WeightsDropped where its weights were dropped, whatever the
+        engine reports: only a worker may have noticed."""
         generation = landing.generation_of(weights_path)
         try:
             yield
@@ -185,7 +182,6 @@ class HostedDriver:
             raise
 
     def _report(self, handle: EngineHandle, ready: Mapping[str, Any]) -> LoadReport:
-        """What `ready` says of an engine that serves."""
         return LoadReport(
             handle=replace(handle, url=http_url(reachable(handle.host), ready["port"])),
             phases=phases_of(ready),
@@ -199,17 +195,17 @@ class HostedDriver:
     async def _wait_ready(
         self, handle: EngineHandle, run_dir: Path, weights_path: Path | None, name: str = rendezvous.READY
     ) -> dict[str, Any]:
-        """The message `name` of its process, within `load_timeout_s`, which begins anew while weights at that path
-        still arrive: the start bounds that. Raises EngineFailed."""
+        """The deadline restarts while weights at that path still arrive (the start bounds that). Raises
+        EngineFailed."""
         deadline = asyncio.get_running_loop().time() + self._settings.load_timeout_s
         while True:
-            alive = self.adopt(handle)  # asked first: what it wrote before it died is still read below
+            alive = self.adopt(handle)  # first: messages written before its death are still read below
             if (ready := rendezvous.read(run_dir, name)) is not None and alive:
                 return ready
             if (failed := rendezvous.read(run_dir, rendezvous.FAILED)) is not None:
                 if "code" not in failed:
                     raise self._failure(handle, failed["message"])
-                error = EngineFailed(f"{self.name}: {failed['message']}")  # the reason whole: no log is needed
+                error = EngineFailed(f"{self.name}: {failed['message']}")  # the full reason: no log is needed
                 error.code = failed["code"]
                 raise error
             if not alive:
@@ -229,7 +225,7 @@ class HostedDriver:
         return "/health"
 
     def samples_in_flight(self, handle: EngineHandle) -> tuple[str, ...]:
-        """Names in /metrics of the requests that run and wait. Raises EngineFailed where none is known."""
+        """Names in /metrics of running and waiting requests. Raises EngineFailed where none is known."""
         return self.in_flight_samples
 
     async def health(self, handle: EngineHandle) -> Health:
@@ -261,7 +257,7 @@ class HostedDriver:
     async def _ask(
         self, handle: EngineHandle, path: str, timeout_s: float, *, method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
-        """Status and body of one request with the engine's key. Raises EngineFailed when there is no whole answer."""
+        """Raises EngineFailed for an incomplete answer."""
         try:
             return await probe.ask(handle.url, path, timeout_s, method=method, body=body, api_key=handle.api_key)
         except (OSError, TimeoutError) as error:

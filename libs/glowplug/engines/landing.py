@@ -1,13 +1,13 @@
-"""Weights that an engine is given while they still arrive. Standard library only, since engine processes import it.
+"""The engine's view of weights that still arrive. Standard library only, since engine processes import it.
 
     <region>/layout.json    {"generation", "piece_bytes", "num_bytes", "files": [...]}
     <region>/landed         one byte per piece of all files end to end: 1 once its bytes may be read
-    <region>/complete.json  all is there, and checked; stage-S-of-N.json: what one stage of a pipeline reads
+    <region>/complete.json  all bytes landed and checked; stage-S-of-N.json: those of one pipeline stage
     <region>/failed.json    it will not come
     <region>/blob | files/  the bytes, in full size from the start
 
-The other side is weights/pieces.py. What is read before complete.json is there may turn out to be wrong: the agent
-waits for it, and ends an engine that has read bytes which were dropped.
+The other side is weights/pieces.py. Bytes read before complete.json exists may turn out wrong: the agent waits for it,
+and ends an engine that has read dropped bytes.
 """
 
 import json
@@ -18,26 +18,26 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.002
-_LOOK_S = 0.05  # files are opened so often
+_LOOK_S = 0.05
 
 
 class WeightsDropped(RuntimeError):
-    """What was being read will not come, or comes anew from the start."""
+    """The weights will not come, or come anew from the start."""
 
 
 def is_arriving(path: Path) -> bool:
-    """Whether the weights at `path` (a region's file or directory) are not whole yet. Those in no region are."""
+    """Whether the weights at `path` (a region's file or directory) are incomplete; False outside a region."""
     region = path.parent
     return (region / "layout.json").exists() and not (region / "complete.json").exists()
 
 
 def generation_of(path: Path) -> str:
-    """Of the weights at `path` that still arrive; "" of those that are whole, or in no region."""
+    """Empty if the weights are complete, or outside a region."""
     return _generation(path.parent) if is_arriving(path) else ""
 
 
 def are_dropped(path: Path, generation: str) -> bool:
-    """Whether what had landed in that generation is dropped: it will not come, or comes anew from the start."""
+    """Whether that generation's bytes were dropped."""
     return (path.parent / "failed.json").exists() or _generation(path.parent) != generation
 
 
@@ -52,7 +52,6 @@ class Landing:
     """One region while it fills. Its waits raise WeightsDropped and TimeoutError."""
 
     def __init__(self, path: Path) -> None:
-        """Raises WeightsDropped where nothing can be read of it."""
         self._region = path.parent
         layout = self._layout()
         try:
@@ -65,11 +64,11 @@ class Landing:
 
     @classmethod
     def of(cls, path: Path) -> "Landing | None":
-        """None where the weights at `path` are whole."""
+        """Return None where the weights at `path` are complete."""
         return cls(path) if is_arriving(path) else None
 
     def wait(self, num_bytes: int, timeout_s: float) -> None:
-        """Return once the first bytes of the region may be read; a region of one file is that file."""
+        """Return once the region's first bytes are readable."""
         last, until = -(-min(num_bytes, self.num_bytes) // self._piece_bytes), time.monotonic() + timeout_s
         while self._landed.find(b"\0", 0, last) >= 0:
             if self._look():
@@ -77,14 +76,13 @@ class Landing:
             _pause(until)
 
     def wait_complete(self, timeout_s: float, *, stage: int = 0, num_stages: int = 1) -> None:
-        """Return once it is complete, or that stage's part of it."""
+        """Return once the region is complete, or that stage's part."""
         own, until = self._region / f"stage-{stage}-of-{num_stages}.json", time.monotonic() + timeout_s
         while not (self._look() or (num_stages > 1 and own.exists())):
             _pause(until)
 
     def _look(self) -> bool:
-        """Whether all is there and checked, and it is still the same fetch: one that is taken up again has another
-        `landed`."""
+        """Whether the region is complete. A resumed fetch has another `landed`."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_S:
             return False

@@ -1,12 +1,9 @@
-"""The listening socket of a server in this process, which refuses what comes while its engine sleeps. Linux only.
+"""Refuse requests to a server of this process while its engine sleeps. Linux only; standard library only.
 
-A router that has not yet learned of a sleep may send one more request. llama.cpp would run it and touch the memory that
-it has given back. So its accepting thread is given another socket, on a private path, and what comes to the port is
-answered 503 with REFUSED: routers send such a request elsewhere (services/router/engine.py). Standard library only,
-since engine processes import it.
-
-A thread that waits in accept() keeps waiting on the socket that it was called with, whatever its descriptor is by then.
-One connection of our own brings it back; nobody else accepts there until it has turned to the other socket.
+A late request would make llama.cpp touch memory just given back. So its accepting thread gets another socket, on a
+private path, and requests to the port are answered 503 with REFUSED: routers send those elsewhere
+(services/router/engine.py).
+A thread in accept() keeps waiting on its original socket, even after dup2. One connection of our own wakes it.
 """
 
 import contextlib
@@ -28,14 +25,14 @@ _ANSWER = (
 )
 _INET = (socket.AF_INET, socket.AF_INET6)
 _SOCKET = "server.sock"
-_ACCEPT_S, _POLL_S = 5.0, 5e-4  # until the server has turned to the other socket
-_WAIT_S = 1.0  # for the first bytes of a request that is refused
+_ACCEPT_S, _POLL_S = 5.0, 5e-4
+_WAIT_S = 1.0
 _READ_BYTES = 1 << 16
 
 
 class Listener:
-    """Of the server that listens at `port`; in `run_dir` lies the socket by which its owner reaches it meanwhile.
-    Raises OSError where this process has no listening socket at that port."""
+    """The server's owner meanwhile uses a socket in `run_dir`. Raises OSError where this process does not listen at
+    `port`."""
 
     def __init__(self, port: int, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -50,7 +47,7 @@ class Listener:
         return self._public is not None
 
     def refuse(self) -> None:
-        """From now on no request reaches the server, but for those whose connections it has accepted already."""
+        """Let no request reach the server, except on accepted connections."""
         if self._public is not None:
             return
         private = control.listen(self._run_dir, _SOCKET, 0)
@@ -72,9 +69,8 @@ class Listener:
         self._thread.start()
 
     def _await_accept(self, private: socket.socket) -> None:
-        """Return once the server accepts there: a second connection finds no place before the first has been accepted.
-        An answer would say it too, but needs a thread of the server's, and idle connections may hold all of them.
-        Raises TimeoutError."""
+        """Return once the server accepts there: a second connection is queued only after the first was accepted. An
+        answer would need a server thread, and idle connections may hold all. Raises TimeoutError."""
         deadline = time.monotonic() + _ACCEPT_S
         with self._connected(private):
             while time.monotonic() < deadline:
@@ -85,7 +81,6 @@ class Listener:
         raise TimeoutError("the server does not accept")
 
     def serve(self) -> None:
-        """Requests reach the server again."""
         if self._public is not None and self._private is not None:
             self._stop_answering()
             os.dup2(self._public.fileno(), self._fd, inheritable=False)
@@ -93,7 +88,6 @@ class Listener:
             self.close()
 
     def close(self) -> None:
-        """Let go of what it holds: the port too, where requests are refused."""
         self._stop_answering()
         for held in (self._public, self._private):
             if held is not None:
@@ -108,12 +102,12 @@ class Listener:
         self._wake = self._thread = None
 
     def connected(self) -> socket.socket:
-        """A connection to the server, whether it refuses others or not."""
+        """Connect to the server, even while it refuses others."""
         with socket.socket(fileno=os.dup(self._fd)) as listening:
             return self._connected(listening)
 
     def _connected(self, listening: socket.socket) -> socket.socket:
-        """A connection of our own to that socket; of a wildcard, by the loopback."""
+        """Connect to that socket, through the loopback for a wildcard address."""
         connected = socket.socket(listening.family)
         try:
             if listening.family is socket.AF_UNIX:
@@ -131,23 +125,22 @@ class Listener:
 
 
 def _answer_all(public: socket.socket, woken: socket.socket, server: Callable[[], socket.socket]) -> None:
-    """Answer each connection until `woken` is closed at its other end."""
     public.setblocking(False)
     try:
         with woken, selectors.DefaultSelector() as selector:
             selector.register(public, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
             while all(key.fileobj is not woken for key, _ in selector.select()):
-                with contextlib.suppress(OSError):  # it may have left again
+                with contextlib.suppress(OSError):
                     connected, _ = public.accept()
                     threading.Thread(target=_answer, args=(connected, server), name="refuse one", daemon=True).start()
     finally:
-        public.setblocking(True)  # it is the server's again
+        public.setblocking(True)
 
 
 def _answer(connected: socket.socket, server: Callable[[], socket.socket]) -> None:
-    """A GET touches no memory of the engine's: how it is, and what it counts, is answered as ever. Anything else is
-    refused; what has come of it is read first, else closing would reset the connection before the answer is read."""
+    """Serve GETs (health, metrics), which touch no engine memory. Read a refused request first, else closing resets
+    the connection before the client reads the answer."""
     with connected, contextlib.suppress(OSError):
         connected.settimeout(_WAIT_S)
         asked = connected.recv(_READ_BYTES)
@@ -165,9 +158,9 @@ def _answer(connected: socket.socket, server: Callable[[], socket.socket]) -> No
 
 
 def end_connections(port: int) -> None:
-    """Break off every connection that this process has accepted at `port`."""
+    """Break off all accepted connections at `port`."""
     for _, accepted in _sockets():
-        with contextlib.suppress(OSError):  # one that listens has no peer
+        with contextlib.suppress(OSError):  # a listening one has no peer
             if accepted.family in _INET and accepted.getsockname()[1] == port:
                 accepted.getpeername()
                 accepted.shutdown(socket.SHUT_RDWR)
@@ -184,14 +177,13 @@ def _listening_fd(port: int) -> int:
 
 
 def _sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Every socket of this process, by its descriptor."""
     for open_file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # it was the directory's own
+        with contextlib.suppress(OSError):
             copy = os.dup(int(open_file.name))
             try:
                 opened = socket.socket(fileno=copy)
             except OSError:
                 os.close(copy)
-                continue  # it is no socket
+                continue
             with opened:
                 yield int(open_file.name), opened

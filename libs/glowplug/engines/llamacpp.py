@@ -18,10 +18,10 @@ from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, EngineSettings
 
-_QUICK_S = 2.0  # how long after it was found busy an engine is asked as often as one likes
+_QUICK_S = 2.0  # an engine busy for less may be asked at any rate
 _NOT_LOADED = re.compile(r"error loading model: (.+)")
-_MAY_PASS = re.compile(r"alloc|memory|mmap|open|read error", re.IGNORECASE)  # of the machine, and not of the weights
-_QUIET_S = 1.3  # afterwards at most so often: see LlamacppDriver.num_in_flight
+_MAY_PASS = re.compile(r"alloc|memory|mmap|open|read error", re.IGNORECASE)  # the machine's fault, not the weights'
+_QUIET_S = 1.3  # after that, the least time between questions: see LlamacppDriver.num_in_flight
 
 
 @dataclass(slots=True)
@@ -29,10 +29,10 @@ class _Busy:
     since: float
     asked_at: float
     count: int
-    by_adapter: dict[int, int] | None = None  # number -> requests, of those that run; None: not asked since
+    by_adapter: dict[int, int] | None = None
 
 
-# Of the fields that the router knows, those that llama.cpp's server takes and does nothing about.
+# Request fields known to the router that llama.cpp's server accepts and ignores.
 IGNORES: dict[str, Any] = {
     "echo": False,
     "best_of": None,
@@ -52,7 +52,7 @@ IGNORES: dict[str, Any] = {
 
 
 class LlamacppDriver(HostedDriver):
-    """Runs `llamacpp_host` (xllamacpp's server) for one model. `engine_args`: see llamacpp_args.py."""
+    """`engine_args`: see llamacpp_args.py."""
 
     name = "llamacpp"
     arguments = llamacpp_args.ARGUMENTS
@@ -68,9 +68,8 @@ class LlamacppDriver(HostedDriver):
         return self._settings.llamacpp_parked and sys.platform == "linux"
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On host memory it sleeps by pages (llamacpp_sleep.py), and its weights are those of the file it maps, which
-        may still fill (llamacpp_host.py). On a GPU its server is dropped and built again, which leaves nothing there
-        that could be prewarmed or shared, and weights are copied when it is built."""
+        """Engines on host memory sleep by pages (llamacpp_sleep.py) and map their weights. On a GPU the server is
+        rebuilt: nothing to prewarm or share."""
         adapters = {Ability.ADAPTERS} if sys.platform == "linux" else frozenset()  # the library is an ELF file there
         if gpu_kind == "host":
             return frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.SHARE, *adapters})
@@ -86,7 +85,7 @@ class LlamacppDriver(HostedDriver):
             lacks[apis.RERANK] = (
                 "does not rank: it takes a reranker's weights, engine_args.embeddings and pooling: rank"
             )
-        # llama.cpp answers in prose whatever the tool choice; the router has a call made of the answer.
+        # llama.cpp ignores the tool choice; the router turns its answer into a call.
         return EngineApi(
             lacks=lacks,
             also=frozenset((apis.TOKENIZE, apis.DETOKENIZE)),
@@ -107,9 +106,8 @@ class LlamacppDriver(HostedDriver):
         self._busy: dict[int, _Busy] = {}  # by pid
 
     async def num_in_flight(self, handle: EngineHandle) -> int:
-        """llama.cpp looks for clients that left when its result queue has been empty for a second, and each answer
-        of /metrics passes through that queue: asked too often, it would never drop an unstreamed request. So an
-        engine that stays busy is left in peace between questions, and the last count, above 0, stands meanwhile."""
+        """llama.cpp drops departed clients only after a second without traffic in its result queue, which each
+        answer of /metrics uses. So a busy engine is asked rarely, and its last count holds meanwhile."""
         now_s, last = asyncio.get_running_loop().time(), self._busy.get(handle.pid)
         is_fresh = last is not None and now_s - last.asked_at < _QUIET_S
         if last and is_fresh and now_s - last.since > _QUICK_S and self.adopt(handle):
@@ -122,8 +120,7 @@ class LlamacppDriver(HostedDriver):
         return count
 
     async def num_of_adapter(self, handle: EngineHandle, adapter: Model) -> int:
-        """Its slots, asked for once for all adapters at each count of the requests in flight, and all that wait for a
-        slot: llama.cpp does not say whose these are."""
+        """Count its slots, plus all waiting requests: llama.cpp does not say whose those are."""
         if not await self.num_in_flight(handle):
             return 0
         busy = self._busy[handle.pid]
@@ -157,7 +154,6 @@ class LlamacppDriver(HostedDriver):
         await self._control(handle, {"do": "unload_adapter", "number": apis.adapter_number(adapter.key)})
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
-        """llama.cpp does not say."""
         return -1
 
     async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
@@ -170,7 +166,6 @@ class LlamacppDriver(HostedDriver):
             raise EngineFailed(f"{self.name} {handle.instance_id}: {question['do']}: {error!r}") from error
 
     def standing_environment(self) -> dict[str, str]:
-        """Of every process of this engine. It says how its threads wait for one another (`openmp`)."""
         return super().standing_environment() | openmp.environment(os.environ)
 
     def unavailable(self) -> str:
@@ -178,17 +173,17 @@ class LlamacppDriver(HostedDriver):
         return "" if found else "the package xllamacpp is not installed (pip install 'glowplug[llamacpp]')"
 
     def _failure(self, handle: EngineHandle, reason: str) -> EngineFailed:
-        """llama.cpp says in its log alone why it does not load a model."""
+        """Read the reason from the log: llama.cpp gives it nowhere else."""
         tail = process.log_tail(Path(handle.log_path), num_lines=200, num_bytes=65_536)
         found = _NOT_LOADED.search(tail)
         if found is None or _MAY_PASS.search(found[1]):
             return super()._failure(handle, reason)
         error = EngineFailed(f"llama.cpp does not load these weights: {found[1].strip()}")
-        error.code = WeightsUnavailable.code  # another start would read the same bytes
+        error.code = WeightsUnavailable.code  # another start would fail alike
         return error
 
 
 def _by_adapter(slots: list[dict[str, Any]]) -> dict[int, int]:
-    """How many slots run a request of the adapter with each number, 0 of the base (llamacpp_lora.py)."""
+    """Busy slots by adapter number, 0 for the base (llamacpp_lora.py)."""
     scales = (one["params"].get("lora") or [{"scale": 0}] for one in slots if one["is_processing"])
     return Counter(round(lora[0]["scale"]) for lora in scales)

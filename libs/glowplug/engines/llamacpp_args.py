@@ -1,4 +1,4 @@
-"""What llama.cpp takes and reads, as the driver declares it. The engine process checks by the same functions."""
+"""llama.cpp's arguments and weights, as its driver declares them and its process checks them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,16 +12,15 @@ from glowplug.domain.units import show_bytes
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm, choice, flag, number, text, whole
 from glowplug.engines.gguf import GgufFacts, bytes_as, read_facts
 
-MAX_THREADS = 1024  # more than any machine has cores: a typing error, and each thread takes a stack
-MAX_TEMPLATE_CHARS = 64 * 1024  # the longest templates published have 20,000; it travels in every row of its model
-MAX_PATH_CHARS = 4096  # of Linux
+MAX_THREADS = 1024
+MAX_TEMPLATE_CHARS = 64 * 1024  # the longest published have 20,000; every row of its model carries it
+MAX_PATH_CHARS = 4096
 _MIN_CONTEXT_TOKENS = _PADDING = 256
 POOLINGS = ("none", "mean", "cls", "last", "rank")
-# What a number of the KV cache may be kept as, and GGML's number of that type.
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}
 FLASH = ("auto", "on", "off")
 ROPE_SCALINGS = ("none", "linear", "yarn")
-MAX_SCALE = 128  # of a context: no published model was stretched further
+MAX_SCALE = 128
 
 
 def _template(value: str) -> str | None:
@@ -65,7 +64,6 @@ ARGUMENTS = EngineArguments(
 
 
 def unreadable(path: Path) -> str:
-    """'' for one whole GGUF file, else why llama.cpp cannot read it. Raises OSError."""
     try:
         read_facts(path)
     except InvalidGguf as error:
@@ -74,8 +72,8 @@ def unreadable(path: Path) -> str:
 
 
 def as_asked(facts: GgufFacts, engine_args: Mapping[str, Any], draft: GgufFacts | None = None) -> GgufFacts:
-    """The facts under these arguments: what a token takes in the KV cache by the types of its numbers, with that of a
-    drafting model, and the context that scaled positions reach."""
+    """Apply these arguments: KV bytes per token by number types, plus a drafting model's, and the context of scaled
+    positions."""
     kept = [str(engine_args.get(name, "f16")) for name in ("cache_type_k", "cache_type_v")]
     per_token = facts.kv_bytes_per_token
     if kept != ["f16", "f16"] and per_token:
@@ -87,9 +85,9 @@ def as_asked(facts: GgufFacts, engine_args: Mapping[str, Any], draft: GgufFacts 
 
 
 def plan_context(max_concurrency: int, context_tokens: int, kv_bytes: int, facts: GgufFacts) -> tuple[int, int]:
-    """(slots, tokens per slot) that fit the granted KV bytes: fewer slots first, a shorter context last.
+    """Return the (slots, tokens per slot) that fit the granted KV bytes: fewer slots first, a shorter context last.
 
-    Requests beyond the slots wait inside llama.cpp, so a small grant costs latency and never an answer.
+    Other requests wait inside llama.cpp, so a small grant costs only latency.
     """
     slots, tokens = max_concurrency, context_tokens
     if facts.context_tokens:
@@ -103,18 +101,18 @@ def plan_context(max_concurrency: int, context_tokens: int, kv_bytes: int, facts
 
 
 def padded(tokens: int) -> int:
-    """What llama.cpp takes for a slot of so many tokens."""
+    """Round up to llama.cpp's allocation per slot."""
     return -(-tokens // _PADDING) * _PADDING
 
 
 def num_slots(model: Model, path: Path) -> int:
-    """Requests that an instance of this model runs at once. Raises OSError, InvalidGguf."""
+    """Raises OSError, InvalidGguf."""
     facts = as_asked(read_facts(path), model.engine_args)
     return plan_context(model.max_concurrency, model.context_tokens, model.kv_bytes, facts)[0]
 
 
 def check_context(engine_args: Mapping[str, Any], kv_bytes: int, facts: GgufFacts) -> None:
-    """The KV cache that `n_ctx` asks for fits the granted bytes. Raises EngineMisconfigured."""
+    """Raises EngineMisconfigured where `n_ctx` exceeds the granted bytes."""
     tokens = int(engine_args.get("n_ctx", 0))
     need_bytes = tokens * facts.kv_bytes_per_token
     if kv_bytes and need_bytes > kv_bytes:
@@ -127,8 +125,7 @@ def check_context(engine_args: Mapping[str, Any], kv_bytes: int, facts: GgufFact
 
 
 def files_beside(engine_args: Mapping[str, Any]) -> int:
-    """Bytes of the files on this node that the arguments name, a projector's and a drafting model's. Raises
-    EngineMisconfigured."""
+    """Sum the projector's and drafting model's bytes. Raises EngineMisconfigured."""
     named = {name: engine_args[name] for name in ("mmproj", "draft") if engine_args.get(name)}
     for name, path in named.items():
         if not Path(path).is_file():
@@ -137,14 +134,14 @@ def files_beside(engine_args: Mapping[str, Any]) -> int:
 
 
 def check_bytes(engine_args: Mapping[str, Any], weights_bytes: int, num_bytes: int) -> None:
-    """The grant holds all of the files, unless only some layers go to the GPU. Raises EngineMisconfigured."""
+    """Raises EngineMisconfigured where the files exceed the grant, unless only some layers go to the GPU."""
     if num_bytes > weights_bytes and "n_gpu_layers" not in engine_args:
         text = f"weights_bytes: {weights_bytes} is less than the {num_bytes} bytes of the files, which are all loaded"
         raise EngineMisconfigured(text, param="weights_bytes")
 
 
 def check_weights(model: Model, path: Path) -> None:
-    """The model's bytes hold this file and its KV cache. Raises EngineMisconfigured, or OSError."""
+    """Raises EngineMisconfigured, OSError."""
     check_bytes(model.engine_args, model.weights_bytes, path.stat().st_size)
     if "n_ctx" in model.engine_args:
         check_context(model.engine_args, model.kv_bytes, as_asked(read_facts(path), model.engine_args))

@@ -2,12 +2,9 @@
 
     python -m glowplug.engines.llamacpp_host RUN_DIR
 
-llama.cpp's own HTTP server listens on the port of the spec, or on one that the kernel chooses; rendezvous.py carries
-it back.
-
-Weights may still arrive when they are given. llama.cpp maps their file and reads no tensor before the first token, so
-its server is built as soon as the header has landed, and warmed up behind the last byte. Where it would read them
-earlier, to repack them for this CPU or to copy them to a GPU, it waits for all of them first.
+Weights may still arrive: llama.cpp maps their file and reads no tensor before the first token, so its server is built
+once the header has landed, and warmed up after the last byte. Where it would repack them for this CPU or copy them to a
+GPU, it first waits for all.
 """
 
 import json
@@ -41,7 +38,7 @@ from glowplug.engines.llamacpp_lora import PLACEHOLDER, Adapters
 from glowplug.engines.llamacpp_sleep import SLOTS, EngineServer
 
 _BATCH_TOKENS = 512
-_CPU_BATCH_TOKENS = 64  # nobody else gets a token while a batch is computed; a CPU computes larger ones no faster
+_CPU_BATCH_TOKENS = 64  # a batch delays every other request
 _HEADER_STEP_BYTES = 1 << 20
 _X86 = ("x86_64", "AMD64", "i686")
 _PLAIN = frozenset({0, 1, 30})  # GGML's F32, F16, BF16
@@ -49,7 +46,7 @@ _UNPACKED_ON_X86 = frozenset({3, 6, 7, 8})  # Q4_1, Q5_0, Q5_1, Q8_0
 
 
 def template_with_system(template: str, system_prompt: str) -> str:
-    """The chat template, giving conversations without a system message this one. Request bodies stay untouched."""
+    """Return the chat template with a default system message. Request bodies stay untouched."""
     prompt = json.dumps(system_prompt, ensure_ascii=False)
     head = (
         "{%- if messages and messages[0]['role'] != 'system' -%}"
@@ -67,7 +64,6 @@ _CHATML = (
 
 
 def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
-    """llama.cpp's parameters for one model (xllamacpp.CommonParams)."""
     args = spec["engine_args"]
     drafting = read_facts(Path(args["draft"])) if args.get("draft") else None
     asked = as_asked(facts, args, drafting)
@@ -81,16 +77,16 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
         p.api_keys = [api_key]
     p.cors_origins = ""
     p.ui, p.endpoint_slots, p.endpoint_metrics = False, False, True  # /slots would show prompts
-    p.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # the region in host memory is shared, not copied
+    p.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP  # share the region in host memory, do not copy it
     p.n_parallel, p.n_ctx = slots, int(args.get("n_ctx", slots * tokens))
     p.n_gpu_layers = int(args.get("n_gpu_layers", -1 if spec["gpu_kind"] == "cuda" else 0))
     batch = _BATCH_TOKENS if p.n_gpu_layers else _CPU_BATCH_TOKENS
-    if args.get("embeddings"):  # a text is computed in one batch, whatever its length: up to the context
+    if args.get("embeddings"):  # a text is one batch, up to the context
         batch = max(_BATCH_TOKENS, p.n_ctx // slots)
     p.n_batch, p.n_ubatch = int(args.get("n_batch", batch)), int(args.get("n_ubatch", batch))
-    if args.get("embeddings"):  # else llama.cpp aborts: it pools over batches that are shared out among its slots
+    if args.get("embeddings"):  # else llama.cpp aborts: it pools over batches divided among its slots
         p.n_batch, p.n_ubatch = (-(-size // slots) * slots for size in (p.n_batch, p.n_ubatch))
-    p.fit_params = False  # the ledger decides, not what happens to be free
+    p.fit_params = False  # the ledger decides, not the memory free at the moment
     p.cache_ram_mib = 0  # no prompt cache outside the grant
     p.warmup = False  # EngineServer.warm_up does it, over HTTP
     p.cpuparams.n_threads = int(args.get("n_threads", 0)) or min(os.cpu_count() or 1, 8)
@@ -118,7 +114,6 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
 
 
 def _attention(p: Any, args: Mapping[str, Any], facts: GgufFacts) -> None:
-    """Set how the KV cache is kept, how attention is computed and how positions reach beyond the trained context."""
     p.cache_type_k, p.cache_type_v = (
         xllamacpp.ggml_type(CACHE_TYPES[args.get(name, "f16")]) for name in ("cache_type_k", "cache_type_v")
     )
@@ -133,7 +128,7 @@ def _attention(p: Any, args: Mapping[str, Any], facts: GgufFacts) -> None:
 
 
 def holds(props: dict[str, Any]) -> dict[str, Any]:
-    """Slots, KV cache and what is lacking, from llama.cpp's /props: as it has them, not as they were planned."""
+    """Actual slots, KV cache and lacking features, from llama.cpp's /props."""
     num_slots = int(props["total_slots"])
     caps = props.get("chat_template_caps", {})
     lacks = [] if caps.get("supports_tools") or caps.get("supports_tool_calls") else [TOOL_CHOICE]
@@ -142,7 +137,7 @@ def holds(props: dict[str, Any]) -> dict[str, Any]:
 
 
 def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
-    """Wait for the weights, load, warm up, say ready. Returns the server, which lives as long as it is held."""
+    """Load and report READY. The caller must keep the returned server alive."""
     imported_at = time.time()
     weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
     args, landing = spec["engine_args"], Landing.of(weights)
@@ -151,13 +146,13 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     wanted, facts = _wanted(spec, facts_of(weights, landing, spec["wait_s"]), weights)
     if landing is not None:
         if wanted.n_gpu_layers == 0 and stay_mapped(facts.tensor_types):
-            wanted.no_extra_bufts = True  # whatever this build could repack, it must not
+            wanted.no_extra_bufts = True  # it must repack nothing, even if this build could
         else:
             landing.wait(landing.num_bytes, spec["wait_s"])
             landing = None
     slots_dir = run_dir / SLOTS
     slots_dir.mkdir(mode=0o500, exist_ok=True)
-    # Opens POST /slots, by which a slot forgets what it has cached; saving and restoring one are opened by it, too.
+    # Enables POST /slots, to erase a slot's cache, and to save and restore one.
     wanted.slot_save_path = f"{slots_dir}/"
 
     adapters = None
@@ -165,7 +160,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
         adapters = Adapters(Path(xllamacpp.xllamacpp.__file__), slots, run_dir / PLACEHOLDER, facts)
         wanted.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(run_dir / PLACEHOLDER), 0.0)]
         wanted.lora_init_without_apply = True
-        wanted.endpoint_slots = True  # says whose requests run
+        wanted.endpoint_slots = True
 
     openmp.share_cores(wanted.cpuparams.n_threads)
 
@@ -190,7 +185,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
 
 
 def facts_of(weights: Path, landing: Landing | None, timeout_s: float) -> GgufFacts:
-    """What the header says, as soon as it has landed. Raises InvalidGguf, WeightsDropped, TimeoutError."""
+    """Read the header as soon as it has landed. Raises InvalidGguf, WeightsDropped, TimeoutError."""
     if landing is None:
         return read_facts(weights)
     wanted = min(_HEADER_STEP_BYTES, landing.num_bytes)
@@ -208,14 +203,13 @@ def facts_of(weights: Path, landing: Landing | None, timeout_s: float) -> GgufFa
 
 
 def stay_mapped(tensor_types: frozenset[int]) -> bool:
-    """Whether llama.cpp computes with tensors of these types where they lie in the file, at no cost: it has no other
-    layout for them on this CPU."""
+    """Whether llama.cpp has no other layout for these types on this CPU, and computes on the mapped file."""
     is_arm, has_amx = platform.machine() not in _X86, "AMX_INT8 = 1" in xllamacpp.get_system_info()
     return tensor_types <= (_PLAIN if is_arm or has_amx else _PLAIN | _UNPACKED_ON_X86)
 
 
 def _wanted(spec: dict[str, Any], facts: GgufFacts, weights: Path) -> tuple[Any, GgufFacts]:
-    """`parameters`, where whatever xllamacpp refuses is a fault of the arguments: it has done nothing else yet."""
+    """Blame the arguments for any refusal by xllamacpp here."""
     try:
         return parameters(spec, weights, facts), facts
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
@@ -223,7 +217,6 @@ def _wanted(spec: dict[str, Any], facts: GgufFacts, weights: Path) -> tuple[Any,
 
 
 def main() -> int:
-    """Run the engine of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
     run_dir, spec = rendezvous.of_this_process()
     try:
         server = bring_up(run_dir, spec)

@@ -1,13 +1,10 @@
-"""LoRA adapters that a llama.cpp server takes and gives up while it serves.
+"""Load and unload LoRA adapters while a llama.cpp server runs.
 
-llama.cpp's server knows the adapters that it was started with, and scales them for each request (`lora`: id and scale).
-Its library takes adapters at any time. So the server is started with one adapter that does nothing, and a request says
-by its scale which adapter it wants: a whole number (engines/apis.py: `adapter_number`). Where the server hands the
-adapters of a batch to the library (llama_set_adapters_lora, in the table by which the library calls itself), `Adapters`
-puts the one with that number, with scale 1, in the place of the first. The server sees different scales as different
-adapters: it puts only requests of the same one into a batch, and clears what a slot has cached of another.
-
-An adapter that is given up is freed by the thread that computes, once the library has been handed what comes after it.
+The server knows only the adapters of its start, and scales them per request; its library accepts them at any time. So
+the server starts with one adapter without effect, and a request's scale is a whole number that names its adapter
+(engines/apis.py: `adapter_number`). At llama_set_adapters_lora, in the library's own call table, `Adapters` replaces
+the placeholder by that adapter, at scale 1. The server takes different scales for different adapters: it batches only
+requests of the same one, and clears another's cache from a slot.
 """
 
 import ctypes
@@ -21,9 +18,9 @@ from typing import Any, Final
 from glowplug.domain.errors import EngineMisconfigured
 from glowplug.engines.gguf import GgufFacts
 
-PLACEHOLDER: Final = "adapters.gguf"  # in the run directory
+PLACEHOLDER: Final = "adapters.gguf"
 _HOOKED: Final = "llama_set_adapters_lora"
-_JMPREL, _PLTRELSZ, _SYMTAB, _STRTAB, _DYNAMIC = 23, 2, 6, 5, 2  # of ELF
+_JMPREL, _PLTRELSZ, _SYMTAB, _STRTAB, _DYNAMIC = 23, 2, 6, 5, 2  # ELF
 _SetAdapters = ctypes.CFUNCTYPE(
     ctypes.c_int32,
     ctypes.c_void_p,
@@ -34,11 +31,11 @@ _SetAdapters = ctypes.CFUNCTYPE(
 
 
 class AdapterRefused(RuntimeError):
-    """llama.cpp does not take the adapter; the server is as it was."""
+    """llama.cpp refuses the adapter; the server is unchanged."""
 
 
 def write_placeholder(path: Path, architecture: str, tensor: tuple[str, int, int]) -> None:
-    """An adapter of rank 1 whose factors are 0, of one matrix of the model: (name, inputs, outputs)."""
+    """Write a zero adapter of rank 1 for one matrix: (name, inputs, outputs)."""
     name, inputs, outputs = tensor
     values: Mapping[str, str | float] = {
         "general.type": "adapter",
@@ -62,10 +59,10 @@ def _text(text: str) -> bytes:
 
 
 class Adapters:
-    """The adapters of this process's server, by number, `num_slots` at most. `path`: of llama.cpp's library.
+    """Adapters of this process's server, by number. `path`: llama.cpp's library.
 
-    Made before the server is, for which it writes the adapter that does nothing. Raises EngineMisconfigured where
-    this build of the library does not let adapters be put in, or the model has no matrix that could have one.
+    Create it before the server, since it writes the placeholder. Raises EngineMisconfigured where this build cannot be
+    hooked, or the model has no suitable matrix.
     """
 
     def __init__(self, path: Path, num_slots: int, placeholder: Path, facts: GgufFacts) -> None:
@@ -84,24 +81,23 @@ class Adapters:
         self._lock = threading.Lock()
         self._model: int | None = None
         self._by_number: dict[int, int] = {}
-        self._files: dict[int, tuple[int, ...]] = {}  # of each number that was ever used: which file it was
+        self._files: dict[int, tuple[int, ...]] = {}  # by every number ever used: its file's identity
         self._retired: list[int] = []
-        self._hook = _SetAdapters(self._replaced)  # held, since C calls it
+        self._hook = _SetAdapters(self._replaced)
         try:
             _redirect(path, address, ctypes.cast(self._hook, ctypes.c_void_p).value or 0)
         except OSError as error:
             raise EngineMisconfigured(f"this build of llama.cpp takes no adapters: {error}", param="adapter") from error
 
     def forget(self) -> None:
-        """The server has been dropped, and with its model all that belongs to it."""
+        """Drop all state: the server has been dropped with its model."""
         with self._lock:
             self._model = None
             for kept in (self._by_number, self._files, self._retired):
                 kept.clear()
 
     def load(self, number: int, path: Path) -> bool:
-        """Take the adapter at `path`. Returns whether its number was that of other weights before. Idempotent. Raises
-        AdapterRefused, and OSError where there is no file."""
+        """Return whether the number belonged to other weights before. Idempotent. Raises AdapterRefused, OSError."""
         found = path.stat()
         file = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
         with self._lock:
@@ -121,13 +117,13 @@ class Adapters:
             return was != file
 
     def unload(self, number: int) -> None:
-        """Give the adapter up. Idempotent."""
         with self._lock:
             if (pointer := self._by_number.pop(number, None)) is not None:
                 self._retired.append(pointer)
 
     def _replaced(self, context: int, adapters: Any, count: int, scales: Any) -> int:
-        """What the server's thread calls before each batch."""
+        """Put in the request's adapter; called by the server's thread before each batch. Frees retired adapters,
+        which the library no longer uses."""
         with self._lock:
             if self._model is None:
                 self._model = self._model_of(context)
@@ -142,7 +138,7 @@ class Adapters:
 
 
 def _redirect(path: Path, address: int, target: int) -> None:
-    """Let the library's own calls of the hooked function, which is at `address`, go to `target`. Raises OSError."""
+    """Redirect the library's own calls of the hooked function to `target`. Raises OSError."""
     value, entry = _symbols(path)
     at = address - value + entry
     libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
@@ -152,8 +148,7 @@ def _redirect(path: Path, address: int, target: int) -> None:
 
 
 def _symbols(path: Path) -> tuple[int, int]:
-    """Of the hooked function in a 64-bit ELF library: where it is, and the entry of the table by which the library
-    calls it. Raises OSError where there is none."""
+    """The hooked function's symbol value in a 64-bit ELF library, and its entry in the call table. Raises OSError."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         (offset,) = struct.unpack_from("<Q", data, 32)
         size, count = struct.unpack_from("<HH", data, 54)

@@ -1,13 +1,10 @@
-"""How a llama.cpp engine gives its memory back and takes it again, inside its own process.
+"""Give a llama.cpp engine's memory back and take it again, inside its own process.
 
-On host memory an idle engine keeps its server and its port, and gives pages back: those of the KV cache ("prewarmed"),
-or of the mapped weights too ("swapped_out"). They fault in again when they are used, weights from the region in host
-memory.
-Where the KV cache cannot be found, or does not lie in host memory, the server is dropped and built again on the same
-port.
-
-A wake is proven: the first token's five likeliest, with their log probabilities, are as they were when the engine
-started. If they are not, the server is built again; if that does not help either, the wake fails.
+On host memory an idle engine gives pages back: those of the KV cache ("prewarmed"), and of the mapped weights too
+("swapped_out"). They fault in again on use. Where the KV cache cannot be found, or is not in host memory, the server is
+dropped and rebuilt on the same port.
+A wake is proven: the first token's five likeliest, with log probabilities, match those at the start. Otherwise the
+server is rebuilt once; then the wake fails.
 """
 
 import array
@@ -32,26 +29,21 @@ from glowplug.engines import rendezvous
 from glowplug.engines.listener import Listener, end_connections
 from glowplug.engines.llamacpp_lora import Adapters
 
-# Pages of this process: which are all zeros, and giving them back to the kernel. Linux only.
-#
-# llama.cpp fills its KV cache with zeros when it makes a context. At that moment nothing else of its length is zero
-# and resident, so the cache is found from the outside, without a change to llama.cpp. Pages that are given back read
-# as zeros when they are touched again: as llama.cpp left them. Standard library only, since engine processes import
-# it.
+# Find zero pages of this process and give them back to the kernel. Linux only; standard library only.
+# llama.cpp zeroes a new KV cache; nothing else of that length is zero and resident then, so it is found without a
+# change to llama.cpp. Pages given back read as zeros on the next touch, as llama.cpp left them.
 
 CHUNK_BYTES = 1 << 18
-_PRESENT = 1 << 63  # in an entry of /proc/self/pagemap: the page is in memory
-_PRESENT_BYTE = 1 << 7  # ... in its last byte
+_PRESENT = 1 << 63  # page-present bit of a /proc/self/pagemap entry
+_PRESENT_BYTE = 1 << 7
 _ENTRY_BYTES = 8
-_AROUND_BYTES = (1 << 21, 1 << 16)  # what a fault on a file's page brings in: a large folio, or fault_around_bytes
+_AROUND_BYTES = (1 << 21, 1 << 16)  # read in by a fault on a file's page: a large folio, or fault_around_bytes
 _SAMPLE_BYTES = 64
 _ZEROS = bytes(CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Addresses from `start` up to `end`, multiples of the page size."""
-
     start: int
     end: int
 
@@ -61,9 +53,9 @@ class Pages:
 
 
 def zero_runs(least_bytes: int) -> list[Pages]:
-    """Runs of private memory that is resident and zero, of at least `least_bytes`, in whole chunks. Nothing may write
-    to them meanwhile. The chunks at both ends are read whole, those between at three places each, so a run is all zeros
-    with near certainty. Raises OSError where the kernel does not let a process look at itself."""
+    """Runs of resident, zero private memory of at least `least_bytes`, in whole chunks, not written meanwhile. End
+    chunks are read whole, others at three places. Raises OSError where the kernel forbids a process to inspect
+    itself."""
     candidates = [pages for pages in _private() if pages.num_bytes >= least_bytes]
     if not candidates:
         return []
@@ -74,20 +66,18 @@ def zero_runs(least_bytes: int) -> list[Pages]:
 
 
 def _private() -> list[Pages]:
-    """Mappings of this process that can be written and have no file behind them."""
     return [pages for pages, permissions, path, _ in _mappings() if permissions == "rw-p" and path in ("", "[heap]")]
 
 
 def mapped(path: Path) -> list[Pages]:
-    """Where this process has mapped that file, deleted or not; none on another system than Linux."""
+    """Mappings of that file, deleted or not; none off Linux."""
     return [pages for pages, _ in _mapped(path)]
 
 
 def num_bytes_read(path: Path, spans: Iterable[tuple[int, int]]) -> int:
-    """Bytes of those spans (first byte, end) of a mapped file in which this process has read since its pages were last
-    given back; 0 on another system than Linux. A span counts whole: of a table one row may have been read. The kernel
-    brings neighbours of a page in with it, so that what lies near the ends of a long span says nothing; where it keeps
-    the file in large folios it brings all of one in (Linux 6.18), and short spans seem to have been read."""
+    """Bytes of those spans (first byte, end) of a mapped file read since its pages were last given back; 0 off
+    Linux. A span counts whole. The kernel reads in a page's neighbours, so the ends of a long span prove nothing;
+    with large folios (Linux 6.18) short spans may seem read."""
     mappings = _mapped(path)
     if not mappings:
         return 0
@@ -110,13 +100,12 @@ def _was_read(first: int, end: int, mappings: list[tuple[Pages, int]], pagemap: 
 
 
 def _mapped(path: Path) -> list[tuple[Pages, int]]:
-    """(addresses, first byte of the file) of each mapping of it."""
     name = str(path.resolve())
     return [(pages, offset) for pages, _, at, offset in _mappings() if at.removesuffix(" (deleted)") == name]
 
 
 def _mappings() -> list[tuple[Pages, str, str, int]]:
-    """(addresses, permissions, path or "", first byte of its file) of each mapping."""
+    """(addresses, permissions, path or "", first byte in its file) of each mapping."""
     if sys.platform != "linux":
         return []
     found = []
@@ -138,7 +127,7 @@ def _runs_of(within: Pages, pagemap: int, memory: int) -> Iterator[Pages]:
 
 
 def _is_resident(at: int, pagemap: int) -> bool:
-    """Asked first: reading a page that was never touched would make it look like one that holds zeros."""
+    """Checked first: reading a never-touched page would make it look zero and resident."""
     num_pages = CHUNK_BYTES // mmap.PAGESIZE
     entries = array.array("Q", os.pread(pagemap, num_pages * _ENTRY_BYTES, at // mmap.PAGESIZE * _ENTRY_BYTES))
     return len(entries) == num_pages and min(entries) >= _PRESENT
@@ -158,7 +147,7 @@ def _trimmed(start: int, end: int, memory: int) -> Pages:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file stands behind; 0 on another system than Linux."""
+    """Private memory without a file; 0 off Linux."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Anonymous:"):
@@ -167,17 +156,14 @@ def anonymous_bytes() -> int:
 
 
 def give_back(runs: Iterable[Pages]) -> None:
-    """Their memory is free at once. Private pages read as zeros from now on, mapped ones as their file has them. Raises
-    OSError."""
+    """Private pages then read as zeros, mapped ones as their file. Raises OSError."""
     for run in runs:
         _advise(run, mmap.MADV_DONTNEED)
 
 
 def give_back_small(runs: Iterable[Pages]) -> None:
-    """`give_back` of mapped pages, so that from now on they come back a few at a time, and never as huge ones. Raises
-    OSError."""
     for run in runs:
-        with contextlib.suppress(OSError):  # a kernel without huge pages
+        with contextlib.suppress(OSError):
             _advise(run, mmap.MADV_NOHUGEPAGE)
         _advise(run, mmap.MADV_DONTNEED)
 
@@ -191,26 +177,25 @@ def _advise(run: Pages, advice: int) -> None:
 
 
 PREWARMED, SWAPPED_OUT = "prewarmed", "swapped_out"
-SLOTS = "slots"  # a folder of the run directory
+SLOTS = "slots"
 _NAMED = '{"filename": "opening.bin"}'
 _LONGEST_OPENING = 4096  # characters: some thousand tokens
-_BROKEN_OFF_S, _POLL_S = 2.5, 0.002  # llama.cpp notices within a second or so that a client has left
+_BROKEN_OFF_S, _POLL_S = 2.5, 0.002  # llama.cpp notices a disconnected client within about a second
 _TRIES = 3
 _TIMEOUT_S = 120.0
 _CANARY = {"prompt": "Hello", "temperature": 0, "logprobs": 5, "cache_prompt": False}
-NO_ADAPTER = {"lora": [{"id": 0, "scale": 0}]}  # else it would go on from what a slot has cached of an adapter
-_SAME = 1e-3  # of a log probability; another order of additions changes less
+NO_ADAPTER = {"lora": [{"id": 0, "scale": 0}]}  # else it would continue from a slot's cache of an adapter
+_SAME = 1e-3  # of a log probability; a different order of additions changes less
 _LEAST_RUN_BYTES = 1 << 20
-_LOAD_BYTES = 64 << 20  # that a load takes besides weights and KV cache: the vocabulary, buffers; 30 MB of SmolLM2
-_FOUND = 0.9  # of the planned KV cache: chunks at its ends are not counted
+_LOAD_BYTES = 64 << 20  # a load's memory besides weights and KV cache: vocabulary, buffers; 30 MB for SmolLM2
+_FOUND = 0.9
 _RUNNING = re.compile(r"^llamacpp:requests_(?:processing|deferred)[ \t]+(\S+)", re.MULTILINE)
 
-Likeliest = dict[int, float]  # id of a token -> its log probability
+Likeliest = dict[int, float]
 
 
 class EngineServer:
-    """One llama.cpp server, which may be built more than once; `build(port)` makes it. `run_dir` is its own; `tensors`:
-    where they lie in the file of its weights, (first byte, end) of each."""
+    """One llama.cpp server, made by `build(port)`. `tensors`: (first byte, end) of each in the weights file."""
 
     def __init__(
         self,
@@ -231,32 +216,33 @@ class EngineServer:
         self.address: str = self._server.listening_address
         self._listener = Listener(self.port, run_dir) if sys.platform == "linux" else None
         self._kv = kv_pages(kv_bytes) if host_memory else []
-        if host_memory:  # what the first token reads comes back, and shows what of the weights is read in place
+        if host_memory:  # the first token faults its pages back in, which shows the weights read in place
             give_back_small(mapped(weights))
         self._num_slots = 0
         self._likeliest: Likeliest = {}
-        self.step_s = 0.0  # seconds of a decode step, as `warm_up` has seen; 0: not known
-        self._opening: bool | None = None  # whether it is kept in a file; None: nobody has looked yet
-        self.becomes = ""  # PREWARMED or SWAPPED_OUT while it sleeps
+        self.step_s = 0.0  # a decode step, measured by `warm_up`; 0: unknown
+        self._opening: bool | None = None  # whether a file keeps it; None: not tried yet
+        self.becomes = ""  # PREWARMED or SWAPPED_OUT while asleep
 
     @property
     def port(self) -> int:
         return int(urlsplit(self.address).port or 0)
 
     def warm_up(self) -> dict[str, Any]:
-        """Two tokens through the whole path, so that READY means answering; the second one is a step alone (`step_s`).
-        Returns llama.cpp's /props. Raises RuntimeError when it does not answer."""
+        """Generate two tokens; the second one is a lone step (`step_s`). Returns llama.cpp's /props. Raises
+        RuntimeError."""
         self._likeliest = self._canary(num_tokens=2)
         props: dict[str, Any] = json.loads(self._ask("GET", "/props"))
         self._num_slots = int(props["total_slots"])
         return props
 
     def shared_bytes(self) -> int:
-        """Of the weights' file, the tensors that are read in the pages that every engine of them reads: after
-        `warm_up`. llama.cpp repacks some kinds for the processor, and reads its own copy of those.
+        """Bytes of tensors read in the weights file's shared pages; call after `warm_up`. llama.cpp reads its own
+        copy of types that it repacks.
 
-        Two measures have to agree: whose pages came back with the first token, and how much memory of its own the load
-        took. Where a kernel brings many pages in at once the first one sees too much, and the second one counts."""
+        Two measures must agree: pages faulted in by the first token, and the load's own memory. Where a kernel reads
+        many pages in at once the first overestimates, and the second counts.
+        """
         whole = sum(end - first for first, end in self._tensors)
         shared = num_bytes_read(self._weights, self._tensors) if whole else 0
         if self._own_bytes > whole - shared + max(_LOAD_BYTES, whole // 8):
@@ -264,10 +250,9 @@ class EngineServer:
         return shared
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """What the driver asks: {"do": "sleep", "becomes", "if_idle"}, {"do": "wake"}, {"do": "state"}, {"do":
-        "load_adapter", "number", "path"} or {"do": "unload_adapter", "number"}. Returns {"state", "how", "running"}: of
-        a sleep that was to be only if it is idle, the requests for which it serves on. Raises RuntimeError, and
-        ValueError for another question."""
+        """Answer {"do": "sleep", "becomes", "if_idle"}, {"do": "wake"}, {"do": "state"}, {"do": "load_adapter",
+        "number", "path"} or {"do": "unload_adapter", "number"} with {"state", "how", "running"}; `running`:
+        requests that kept it awake. Raises RuntimeError, and ValueError for another question."""
         do, num_running = question.get("do"), 0
         if do == "sleep":
             num_running = self._sleep(question["becomes"], if_idle=bool(question.get("if_idle")))
@@ -288,15 +273,14 @@ class EngineServer:
         if self._server is None:
             raise RuntimeError("it sleeps")
         if self._adapters.load(number, path):
-            self._erase_slots()  # what they have cached of requests with that number was another adapter's
+            self._erase_slots()
 
     def _erase_slots(self) -> None:
         for slot in range(self._num_slots):
             self._ask("POST", f"/slots/{slot}?action=erase")
 
     def _sleep(self, becomes: str, *, if_idle: bool) -> int:
-        """By pages where nothing runs, else by ending the server and what runs in it. Returns how many requests run
-        that keep it awake."""
+        """Sleep by pages where nothing runs, else by ending the server. Returns the requests that keep it awake."""
         if becomes not in (PREWARMED, SWAPPED_OUT):
             raise ValueError(f"an engine does not become {becomes!r}")
         if self._server is None:
@@ -306,7 +290,7 @@ class EngineServer:
             self._listener.refuse()
         num_running = self._num_running()
         if not num_running:
-            end_connections(self.port)  # idle ones: a request on its way in one of them is sent elsewhere
+            end_connections(self.port)  # a request under way in an idle one is sent elsewhere
             num_running = self._until_idle()
         if num_running and if_idle:
             self._serve()
@@ -327,8 +311,7 @@ class EngineServer:
             self._listener.serve()
 
     def _drop(self) -> None:
-        """End the server, whose port refuses connections then."""
-        end_connections(self.port)  # a server that is dropped waits for its clients, and they for answers
+        end_connections(self.port)  # a dropped server waits for its clients, and they for answers
         self._server = None
         gc.collect()
         if self._adapters is not None:
@@ -343,10 +326,10 @@ class EngineServer:
             self._listener.refuse()
 
     def _give_back(self, becomes: str) -> None:
-        """Nothing runs but what came in this moment on a connection that is broken off: nobody reads its answer, and
-        what it has touched is given back too. Raises RuntimeError where there is no end of it."""
+        """Requests on connections being broken off may still touch memory, which is given back too. Raises
+        RuntimeError where they do not end."""
         for _ in range(_TRIES):
-            self._erase_slots()  # else the next prompt would count on what its slot has cached
+            self._erase_slots()  # else the next prompt would rely on its slot's cache
             give_back([*self._kv, *(mapped(self._weights) if becomes == SWAPPED_OUT else [])])
             if not self._num_running():
                 return
@@ -354,7 +337,6 @@ class EngineServer:
         raise RuntimeError("requests still arrive although the engine refuses them")
 
     def _until_idle(self) -> int:
-        """Wait a while for requests whose connections are broken off. Returns how many run on."""
         deadline = time.monotonic() + _BROKEN_OFF_S
         while (num_running := self._num_running()) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -368,7 +350,7 @@ class EngineServer:
             self._rebuild()
         if not self._is_itself():
             print("after its wake it does not answer as it did at its start: its server is built again", flush=True)
-            self._kv = []  # what was given back was not, or not only, the KV cache
+            self._kv = []  # more or other memory than the KV cache was given back
             self._drop()
             self._rebuild()
             if not self._is_itself():
@@ -377,11 +359,9 @@ class EngineServer:
         self.becomes = ""
         self._serve()
 
-    # how every chat begins
-
     def _keep_opening(self) -> None:
-        """Before the first sleep: have a slot hold what the chat template puts before every conversation, and keep its
-        part of the KV cache in a file. Whoever waits for the wake then waits for his own words' prefill alone."""
+        """Keep the KV cache of the chat template's common prefix in a file before the first sleep, so that a wake's
+        request waits only for its own prefill."""
         if self._opening is not None:
             return
         self._opening = False
@@ -402,7 +382,7 @@ class EngineServer:
         self._opening = True
 
     def _opening_text(self) -> str:
-        """What two conversations that share no word begin with; "" where that is nothing, or too much to keep."""
+        """The common prefix of two conversations without a shared word; "" where there is none, or it is too long."""
         asked = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in ("a", "b")]
         whole = [str(json.loads(self._ask("POST", "/apply-template", one))["prompt"]) for one in asked]
         alike = [one == other for one, other in zip(*whole, strict=False)]
@@ -410,18 +390,14 @@ class EngineServer:
         return text if len(text) <= _LONGEST_OPENING else ""
 
     def _bring_opening(self) -> None:
-        """Into each slot, since a burst fills several."""
         for slot in range(self._num_slots if self._opening else 0):
             self._ask("POST", f"/slots/{slot}?action=restore", _NAMED)
-
-    # questions to the server
 
     def _is_itself(self) -> bool:
         now, then = self._canary(), self._likeliest
         return now.keys() == then.keys() and all(math.isclose(now[t], then[t], abs_tol=_SAME) for t in then)
 
     def _canary(self, num_tokens: int = 1) -> Likeliest:
-        """The likeliest first tokens of the same short answer."""
         said = json.loads(self._ask("POST", "/v1/completions", json.dumps({**_CANARY, "max_tokens": num_tokens})))
         self.step_s = _step_s(said.get("timings") or {}) or self.step_s
         tokens = (said["choices"][0].get("logprobs") or {}).get("content") or []
@@ -449,16 +425,16 @@ class EngineServer:
 
 
 def _step_s(timings: dict[str, Any]) -> float:
-    """Seconds of one step, from llama.cpp's own clock: it runs from the first token, which came with the prompt."""
+    """Return seconds per step on llama.cpp's own clock, which starts after the first token."""
     num_steps = int(timings.get("predicted_n") or 0) - 1
     return float(timings["predicted_ms"]) / 1e3 / num_steps if num_steps > 0 else 0.0
 
 
 def kv_pages(kv_bytes: int) -> list[Pages]:
-    """The one run of zeros that is as long as a KV cache of `kv_bytes`, which has just been made; empty where there is
-    none, or more than one, or where the kernel does not let a process look at itself."""
+    """The one run of zeros as long as a fresh KV cache; empty where there is none or more than one, or the kernel
+    forbids the look."""
     try:
-        runs = zero_runs(max(_LEAST_RUN_BYTES, int(kv_bytes * _FOUND)))  # smaller mappings are not looked at
+        runs = zero_runs(max(_LEAST_RUN_BYTES, int(kv_bytes * _FOUND)))
     except OSError as error:
         print(f"its KV cache is not looked for: {error}", flush=True)
         return []

@@ -1,4 +1,4 @@
-"""What a LoRA adapter's own files say of it: a PEFT directory, as vLLM reads it, or a GGUF file, as llama.cpp does."""
+"""Facts of a LoRA adapter from its files: a PEFT directory (vLLM), or a GGUF file (llama.cpp)."""
 
 import json
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ class InvalidAdapter(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraFacts:
-    engine: str  # whose form it has
-    rank: int  # the largest of its factors'
-    modules: tuple[str, ...]  # names of the projections that it changes, as its files have them
+    engine: str  # whose format it has
+    rank: int  # the largest
+    modules: tuple[str, ...]  # names of the projections it changes
 
 
 def read(path: Path) -> LoraFacts | None:
-    """None for what has neither form: an emulated engine takes it. Raises InvalidAdapter, and OSError."""
+    """Return None for neither format: an emulated engine takes it. Raises InvalidAdapter, OSError."""
     if path.is_dir():
         return _peft(path)
     with path.open("rb") as file:
@@ -65,7 +65,7 @@ def _peft(path: Path) -> LoraFacts:
 def _gguf(data: mmap) -> LoraFacts:
     reader = GgufReader(data)
     for _ in reader.values():
-        pass  # the tensors stand behind them
+        pass
     ranks, modules = [], set()
     for tensor in reader.tensors():
         if tensor.name.endswith(".lora_a") and len(tensor.shape) >= 2:

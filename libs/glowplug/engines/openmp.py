@@ -1,12 +1,10 @@
-"""How the threads of an engine that computes with OpenMP wait for one another: spinning while they have the cores to
-themselves, asleep as soon as others want a core.
+"""Let an OpenMP engine's threads spin at barriers while they have the cores to themselves, and sleep otherwise.
 
-A layer of a small model ends some ten barriers, each tens of microseconds after the one before. A thread that sleeps at
-them costs a fifth of the tokens of one conversation; threads that spin beside another engine on the same cores bring
-both to a standstill (bench/throughput: 1.6 tokens/s in place of 62). libgomp has no call that changes how its threads
-wait. It has a rule, though: where a process has more OpenMP threads than cores, they spin for
-`gomp_throttled_spin_count_var` rounds, which OMP_WAIT_POLICY=PASSIVE makes 0, and else for GOMP_SPINCOUNT. `Crowd` is a
-second team of threads that do nothing: while it exists, the process has more threads than cores.
+Sleeping costs a fifth of the tokens of one conversation; spinning beside another engine on the same cores brings both
+to a standstill (bench/throughput: 1.6 tokens/s in place of 62). libgomp cannot change its wait at run time, but in a
+process with more OpenMP threads than cores threads spin for `gomp_throttled_spin_count_var` rounds (0 with
+OMP_WAIT_POLICY=PASSIVE), else for GOMP_SPINCOUNT. `Crowd` is an idle second team: while it exists, threads outnumber
+cores.
 """
 
 import contextlib
@@ -20,48 +18,48 @@ from pathlib import Path
 from typing import Final
 
 WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
-_SPIN_ROUNDS: Final = "60000"  # a few milliseconds: longer than any wait inside a step
+_SPIN_ROUNDS: Final = "60000"  # a few milliseconds: longer than any wait within a step
 _PERIOD_S: Final = 0.1
 _IDLE_PERIOD_S: Final = 0.3
 _BUSY_SHARE: Final = 0.2  # of one core
-_CROWDED: Final = 0.25  # two engines on the same cores each wait for 0.45 of the time, one alone for 0.02 to 0.10
+_CROWDED: Final = 0.25  # two engines on the same cores wait for 0.45 of the time, one alone for 0.02 to 0.10
 _FREE: Final = 0.15
 _CALM_PERIODS: Final = 3
 _LIBRARY: Final = "libgomp.so.1"
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What an engine's process starts with. What an operator has `given` of the two variables stays as it is."""
+    """Keep the variables `given` by an operator."""
     said = {name: given[name] for name in (WAIT_POLICY, SPIN_COUNT) if name in given}
     return said or {WAIT_POLICY: "PASSIVE", SPIN_COUNT: _SPIN_ROUNDS}
 
 
 @dataclass(frozen=True, slots=True)
 class CoreTime:
-    """What all threads of a process have had of cores, in nanoseconds, since each started."""
+    """Core time of all threads, since each started."""
 
     ran_ns: int
-    waited_ns: int  # ready to run, while others had the core
+    waited_ns: int  # runnable, while others had the core
 
     def __sub__(self, earlier: "CoreTime") -> "CoreTime":
         return CoreTime(self.ran_ns - earlier.ran_ns, self.waited_ns - earlier.waited_ns)
 
     @property
     def waited_share(self) -> float:
-        """Of the time in which its threads could have run; 0 when none could."""
+        """Share of runnable time; 0 if never runnable."""
         return self.waited_ns / (self.ran_ns + self.waited_ns) if self.waited_ns > 0 else 0.0
 
 
 @dataclass(slots=True)
 class Crowding:
-    """Whether others want the cores of this process, from what its threads waited for them. It counts as crowded until
-    it is known to be free: an engine that starts does so beside others as a rule."""
+    """Detects by its threads' waits whether others want the cores. Initially crowded: an engine usually starts
+    beside others."""
 
     is_crowded: bool = True
     _calm_periods: int = 0
 
     def observe(self, used: CoreTime) -> bool:
-        """`used` is of one period in which the process computed. It is crowded at once, free after a few periods."""
+        """`used` covers one period of computing."""
         if not self.is_crowded:
             self.is_crowded, self._calm_periods = used.waited_share > _CROWDED, 0
         else:
@@ -71,16 +69,14 @@ class Crowding:
 
 
 class Crowd:
-    """A team of idle OpenMP threads. Raises OSError where the engine's library is not GNU's."""
-
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._parallel = ctypes.CDLL(_LIBRARY).GOMP_parallel
-        self._nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # free(NULL)
+        self._nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
         self._leave: threading.Event | None = None
 
     def set(self, wanted: bool) -> None:
-        """Have the team or have none. A team ends with the thread that has made it."""
+        """A team ends with the thread that made it."""
         if wanted and self._leave is None:
             self._leave = threading.Event()
             threading.Thread(target=self._stand, args=(self._leave,), name="openmp-crowd", daemon=True).start()
@@ -94,19 +90,18 @@ class Crowd:
 
 
 def core_time() -> CoreTime:
-    """Of this process. Raises FileNotFoundError where the kernel does not tell."""
+    """Raises FileNotFoundError where the kernel has no such counters."""
     ran_ns, waited_ns = 0, 0
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             ran, waited, _ = (task / "schedstat").read_bytes().split()
             ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
     return CoreTime(ran_ns, waited_ns)
 
 
 def share_cores(num_threads: int) -> None:
-    """Have the `num_threads` OpenMP threads that this process will start sleep as they wait, and follow in a thread
-    when they may spin. One has nothing to wait for, and more than there are cores never spin; without GNU's library or
-    a kernel that tells, they go on as the environment says."""
+    """Make this process's `num_threads` future OpenMP threads sleep at barriers, and spin while the cores are free.
+    No effect on one thread, on more than there are cores, or without GNU's library or the kernel's counters."""
     if not Path("/proc/self/schedstat").exists():
         return
     num_cores = len(os.sched_getaffinity(0))

@@ -1,5 +1,5 @@
-"""Short questions to an engine, over HTTP or its control socket: one connection each, so that a hung engine holds
-nothing of ours."""
+"""Short requests to an engine, by HTTP or its control socket: one connection each, so that a hung engine holds no
+resource."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ _SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{[^\n]*\})?[ \t]+([^\s]+)", re.MU
 async def ask(
     url: str, path: str, timeout_s: float, *, method: str = "GET", body: bytes = b"", api_key: str = ""
 ) -> tuple[int, bytes]:
-    """Status and body of one request. Raises OSError or TimeoutError when there is no whole answer in time."""
+    """Raises OSError or TimeoutError without a complete answer."""
     async with asyncio.timeout(timeout_s):
         return await _exchange(url, path, method, body, api_key)
 
@@ -47,8 +47,7 @@ async def _exchange(url: str, path: str, method: str, body: bytes, api_key: str)
 
 
 async def ask_control(run_dir: Path, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """What the engine process of that run directory answers, see control.py. Raises OSError when it does not listen,
-    TimeoutError when it does not answer in time, and RuntimeError with what went wrong inside."""
+    """See control.py. Raises OSError when it does not listen, TimeoutError, and RuntimeError with an error inside."""
     async with asyncio.timeout(timeout_s):
         with control.address(run_dir) as address:
             reader, writer = await asyncio.open_unix_connection(address)
@@ -66,6 +65,5 @@ async def ask_control(run_dir: Path, question: dict[str, Any], timeout_s: float)
 
 
 def sample_sum(exposition: bytes, names: tuple[str, ...]) -> float:
-    """The sum over all samples with one of these names in a Prometheus text; 0 when there is none."""
     wanted = {name.encode() for name in names}
     return sum(float(value) for name, value in _SAMPLE.findall(exposition) if name in wanted)

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 POLL_S = 0.01
-_GROUP_POLL_S = 0.05  # one look reads the whole process table
-HIGHEST_PID = 2**31 - 1  # 0, -1 and below mean groups, or every process, to the kernel: never a process of ours
+_GROUP_POLL_S = 0.05  # each poll reads the whole process table
+HIGHEST_PID = 2**31 - 1  # 0, -1 and below mean groups, or every process, to the kernel
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -22,13 +22,13 @@ _OURS = ("GLOWPLUG_", "AWS_", "GOOGLE_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "
 
 
 def engine_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an engine: ours without our settings and what weights are fetched with, plus `extra`."""
+    """Return our environment without our settings and credentials, plus `extra`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
     return {**kept, **extra}
 
 
 def spawn(argv: Sequence[str], *, cwd: Path, log_path: Path, env: Mapping[str, str]) -> int:
-    """Start `argv` as the leader of a new session, both outputs appended to `log_path`. Returns its pid."""
+    """Start `argv` as leader of a new session, outputs appended to `log_path`; return its pid."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as log:
         process = subprocess.Popen(
@@ -38,10 +38,8 @@ def spawn(argv: Sequence[str], *, cwd: Path, log_path: Path, env: Mapping[str, s
 
 
 def started_at(pid: int) -> float | None:
-    """Start time of a living process, seconds: since boot on Linux (a clock change cannot move it), else epoch.
-
-    None when there is no such process or it is a zombie.
-    """
+    """Return seconds since boot on Linux (immune to clock changes), else epoch. None when there is no such process
+    or it is a zombie."""
     if sys.platform != "linux":
         try:
             process = psutil.Process(pid)
@@ -57,19 +55,19 @@ def started_at(pid: int) -> float | None:
 
 
 def is_alive(pid: int, pid_started_at: float) -> bool:
-    """Whether that very process lives: same pid and same start time. A dead child of ours is reaped."""
+    """Compare pid and start time. Reaps a dead child."""
     if not 0 < pid <= HIGHEST_PID:
         return False
     started = started_at(pid)
     if started is None:
-        with contextlib.suppress(ChildProcessError):  # not our child, or reaped already
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         return False
     return abs(started - pid_started_at) < 0.02
 
 
 def group_members(pid: int, pid_started_at: float) -> list[int]:
-    """Living processes of the group that `pid` leads or led; empty when the number has gone to someone else."""
+    """Return the group's living processes; empty when the pid was reused."""
     if not 0 < pid <= HIGHEST_PID:
         return []
     leader = started_at(pid)
@@ -86,8 +84,8 @@ def group_members(pid: int, pid_started_at: float) -> list[int]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that no file stands behind; pages that it shares with forks count in parts. Mapped weights do
-    not count: they lie in the region that the node's cache keeps. 0 when the process is gone or is not ours."""
+    """Count private memory without a file, pages shared with forks in part; not mapped weights, which the node's
+    cache counts. 0 when the process is gone or not ours."""
     if sys.platform != "linux":
         with contextlib.suppress(psutil.Error):
             return int(psutil.Process(pid).memory_info().rss)
@@ -100,15 +98,13 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def kill_group(pid: int, pid_started_at: float) -> None:
-    """SIGKILL to every member of the group."""
     for member in group_members(pid, pid_started_at):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
 
 
 async def stop_group(pid: int, pid_started_at: float, grace_s: float, *, waits_for_group: bool = False) -> None:
-    """SIGTERM to the leader, SIGKILL to what is left of its group after `grace_s`, which the leader alone is given, or
-    every member. Returns when all are gone."""
+    """SIGTERM to the leader, SIGKILL to the rest after `grace_s`, which waits for the leader, or for every member."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s
     if grace_s > 0 and is_alive(pid, pid_started_at):
@@ -118,13 +114,12 @@ async def stop_group(pid: int, pid_started_at: float, grace_s: float, *, waits_f
         while loop.time() < deadline and lives(pid, pid_started_at):
             await asyncio.sleep(poll_s)
     kill_group(pid, pid_started_at)
-    killed_by = loop.time() + 10.0  # the kernel may take a while to free a large process
+    killed_by = loop.time() + 10.0  # a large process takes time to free
     while (is_alive(pid, pid_started_at) or group_members(pid, pid_started_at)) and loop.time() < killed_by:
         await asyncio.sleep(POLL_S)
 
 
 def log_tail(path: Path, num_lines: int = 12, num_bytes: int = 16_384) -> str:
-    """The last lines of a log, for the reason of a failure; '' when there is none."""
     try:
         with path.open("rb") as log:
             log.seek(0, os.SEEK_END)

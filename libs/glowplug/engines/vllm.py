@@ -1,8 +1,8 @@
-"""vLLM as an engine: its own OpenAI server in its own environment, started by a fork of a parked process.
+"""vLLM as an engine: its OpenAI server in its own environment, started as a fork of a parked process.
 
 Parked, a start to the first token takes 2-4 s for SmolLM2 on two cores instead of 50 s (docs/engines/vllm.md).
-`engine_args` are flags of `vllm serve` (`dtype: float32`, `max-num-batched-tokens: 2048`), and of ours: `parked`
-(false starts a fresh interpreter) and `num_threads` (CPU).
+`engine_args` are flags of `vllm serve` (`dtype: float32`, `max-num-batched-tokens: 2048`), and our own: `parked` (false
+starts a fresh interpreter) and `num_threads` (CPU).
 """
 
 import asyncio
@@ -39,21 +39,16 @@ from glowplug.engines.port import (
 )
 from glowplug.engines.vllm_zygote import Zygote, default_dir
 
-STAGE, NUM_WORKERS, DEVICES = "stage", "num_workers", "devices"  # in a handle's data, of a stage
-# vLLM as the stages of a pipeline, each in an engine process on a node of its own (HydraServe sections 4 and 6).
-#
-# Each stage is launched and loaded like an engine. vLLM's processes meet at `LaunchRequest.rendezvous`, so none of them
-# loads before all have been given their weights. A later stage has no server: it is READY with its weights loaded, and
-# has no url. The first one is asked by `serve_stages` for the server that answers for all.
-#
-# A stage becomes whole in a process beside its own: vLLM fixes at its start which layers a process has. The whole
-# engine is started from the node's weights while the pipeline serves on; then `move_requests` pauses the pipeline and
-# brings it the KV cache of what runs (glowplug_vllm/moving.py). The pipeline goes on with what nobody takes away from
-# it, until `is_stage_over`, and `end_stage` ends the stage's process.
+STAGE, NUM_WORKERS, DEVICES = "stage", "num_workers", "devices"
+# vLLM as the stages of a pipeline, each an engine process on its own node (HydraServe sections 4 and 6). vLLM's
+# processes meet at `LaunchRequest.rendezvous`, so none loads before all have their weights. A later stage has no server
+# and no url.
+# A stage becomes whole in a process beside its own, since vLLM fixes a process's layers at its start; `move_requests`
+# pauses the pipeline and brings over the KV cache of running requests (glowplug_vllm/moving.py).
 
-OF_STAGE = "of_stage"  # ... of a whole engine: the handle of the stage that it was
-WHOLE, HANDLE = "whole", "handle.json"  # in a stage's run directory: the whole engine's own, and its handle there
-RECOMPUTE_BELOW = 128  # tokens, one of vLLM's blocks on a CPU: a shorter KV cache is computed anew
+OF_STAGE = "of_stage"
+WHOLE, HANDLE = "whole", "handle.json"  # in a stage's run directory
+RECOMPUTE_BELOW = 128  # tokens, one vLLM block on a CPU: a shorter KV cache is recomputed
 _SHARED_MEMORY = Path("/dev/shm")
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -65,7 +60,7 @@ class _ExportedRequest(msgspec.Struct):
 
 
 class _Exported(msgspec.Struct):
-    """The answer of /glowplug/export, as far as it is read (glowplug_vllm/sleeping.py)."""
+    """The used fields of the answer of /glowplug/export (glowplug_vllm/sleeping.py)."""
 
     requests: list[_ExportedRequest]
     pause_s: float
@@ -73,7 +68,6 @@ class _Exported(msgspec.Struct):
 
 
 def handle_data(request: LaunchRequest) -> dict[str, str]:
-    """What a stage's handle has in its data; nothing of an engine that is whole."""
     if request.num_stages == 1:
         return {}
     devices = {"gpu_kind": request.gpu_kind, "gpu_index": request.gpu_index, "gpu_indices": request.gpu_indices}
@@ -85,31 +79,29 @@ def is_stage(handle: EngineHandle) -> bool:
 
 
 def is_later(handle: EngineHandle) -> bool:
-    """Whether it is a stage without a server of its own."""
     return handle.data.get(STAGE, "0") != "0"
 
 
 def kv_directory(stage_run_dir: str) -> Path:
-    """Where requests that leave a stage lie until the whole engine has them."""
+    """Return the place of requests that leave a stage, until the whole engine has them."""
     if not _SHARED_MEMORY.is_dir():
         return Path(stage_run_dir) / "kv"
     return _SHARED_MEMORY / f"glowplug-kv-{hashlib.sha256(stage_run_dir.encode()).hexdigest()[:16]}"
 
 
 def stage_of(handle: EngineHandle) -> EngineHandle | None:
-    """The stage whose process a whole engine came up beside."""
     return EngineHandle.from_json(handle.data[OF_STAGE].encode()) if OF_STAGE in handle.data else None
 
 
 class StagedVllm(HostedDriver, Stager):
-    """What VllmDriver does with stages."""
+    """The part of VllmDriver for stages."""
 
     @abstractmethod
     async def start(self, request: LaunchRequest, more_argv: Sequence[str] = ()) -> EngineHandle:
         """As `launch`, with more flags."""
 
     async def load_stage(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
-        """As `load`, of a stage: returns when its own part of the weights is loaded."""
+        """Return when the stage's own part is loaded."""
         run_dir = Path(handle.run_dir)
         loaded: dict[str, Any] = {}
         async with self._loading(handle, weights_path):
@@ -119,13 +111,12 @@ class StagedVllm(HostedDriver, Stager):
         return LoadReport(handle=handle, phases=phases_of(loaded))
 
     async def serve_stages(self, handle: EngineHandle, later: Sequence[Any] = ()) -> LoadReport:
-        """As the port says. vLLM's processes have found the later stages by themselves."""
         if is_later(handle) or not is_stage(handle):
             raise EngineFailed(f"{self.name} {handle.instance_id} is not the first stage of a pipeline")
         return self._report(handle, await self._wait_ready(handle, Path(handle.run_dir), None))
 
     def health_of_later(self, handle: EngineHandle, hung_after_s: float) -> Health:
-        """Of a stage without a server: its worker renews a file, at the latest after `hung_after_s`."""
+        """Health of a stage without a server: its worker renews a file at least every `hung_after_s`."""
         try:
             renewed_at = (Path(handle.run_dir) / rendezvous.loaded(0)).stat().st_mtime
         except OSError:
@@ -139,7 +130,6 @@ class StagedVllm(HostedDriver, Stager):
         return await self.consolidate_at(handle, model, weights_path, 0)
 
     async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
-        """As the port says. What serves then, see `whole`."""
         if OF_STAGE in handle.data and (already := self.whole(handle)) is not None:
             return already.kv_tokens
         if not is_stage(handle):
@@ -152,8 +142,7 @@ class StagedVllm(HostedDriver, Stager):
         return report.kv_tokens
 
     async def _first_tokens(self, handle: EngineHandle, model: Model) -> None:
-        """An engine takes longer over its first tokens than over those that follow; no stream is to wait for that. An
-        engine that generates none (a pooling model) refuses, and has nothing to take over."""
+        """Warm the engine up before streams move to it. A pooling model refuses, and has nothing to take over."""
         question = {"model": model.name, "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
         body = json.dumps(question).encode()
         await self._ask(handle, "/v1/completions", self._settings.load_timeout_s, method="POST", body=body)
@@ -182,14 +171,12 @@ class StagedVllm(HostedDriver, Stager):
         return beside
 
     def _beside(self, handle: EngineHandle) -> EngineHandle | None:
-        """The process of the whole engine beside a stage, as far as one was launched."""
         try:
             return EngineHandle.from_json((Path(handle.run_dir) / WHOLE / HANDLE).read_bytes())
-        except (OSError, msgspec.MsgspecError):  # killed in the middle of it: it is launched anew
+        except (OSError, msgspec.MsgspecError):
             return None
 
     def whole(self, handle: EngineHandle) -> LoadReport | None:
-        """As the port says."""
         if OF_STAGE in handle.data:
             ready = rendezvous.read(Path(handle.run_dir), rendezvous.READY)
             return self._report(handle, ready) if ready is not None else None
@@ -202,12 +189,11 @@ class StagedVllm(HostedDriver, Stager):
         return self._report(replace(beside, data=data), ready)
 
     def processes(self, handle: EngineHandle) -> tuple[int, ...]:
-        """As the port says."""
         others = (stage_of(handle), self._beside(handle))
         return tuple(other.pid for other in others if other is not None and self.adopt(other))
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
-        """As the port says. A later stage has no requests of its own."""
+        """A later stage has no requests of its own."""
         stage = stage_of(handle)
         if stage is None or is_later(stage) or not self.adopt(stage):
             return Moved()
@@ -234,21 +220,20 @@ class StagedVllm(HostedDriver, Stager):
         )
 
     async def is_stage_over(self, handle: EngineHandle) -> bool:
-        """As the port says."""
         stage = stage_of(handle)
         if stage is None or not self.adopt(stage):
             return True
         return not is_later(stage) and await self._num_in_stage(stage) == 0
 
     async def num_in_stages(self, handle: EngineHandle) -> int:
-        """Requests that run in the stages which a whole engine came up beside. Raises EngineFailed."""
+        """Requests in a whole engine's former stages. Raises EngineFailed."""
         stage = stage_of(handle)
         if stage is None or is_later(stage) or not self.adopt(stage):
             return 0
         return await self._num_in_stage(stage)
 
     async def _num_in_stage(self, stage: EngineHandle) -> int:
-        """Of a first stage. vLLM's own samples stand still once it runs nothing more."""
+        """Ask a first stage. vLLM's own samples freeze once nothing runs."""
         status, text = await self._ask(stage, "/glowplug/requests", self._settings.health_timeout_s)
         why = f"{self.name} {stage.instance_id}: its stage does not say what runs: {text[:300]!r}"
         if status != 200:
@@ -259,27 +244,24 @@ class StagedVllm(HostedDriver, Stager):
             raise EngineFailed(why) from error
 
     async def end_stage(self, handle: EngineHandle) -> None:
-        """As the port says. Said twice, it does nothing."""
+        """Idempotent."""
         if (stage := stage_of(handle)) is not None:
             await process.stop_group(stage.pid, stage.pid_started_at, grace_s=0.0)
 
     def forget_moved(self, handle: EngineHandle) -> None:
-        """As the port says."""
         if (stage := stage_of(handle)) is not None:
             shutil.rmtree(kv_directory(stage.run_dir), ignore_errors=True)
 
     async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
-        """As the port says."""
         if not is_stage(handle):
             ready = rendezvous.read(Path(handle.run_dir), rendezvous.READY)
             return int(ready["kv_tokens"]) if ready is not None else 0
-        if (whole := self.whole(handle)) is not None:  # what runs may have left the stages already
+        if (whole := self.whole(handle)) is not None:  # running requests may have left the stages already
             return whole.kv_tokens
         await self._end_beside(handle)
         return None
 
     async def _end_beside(self, handle: EngineHandle) -> None:
-        """End what came up beside a stage."""
         beside = self._beside(handle)
         if beside is not None:
             await process.stop_group(beside.pid, beside.pid_started_at, grace_s=0.0)
@@ -287,7 +269,7 @@ class StagedVllm(HostedDriver, Stager):
         shutil.rmtree(kv_directory(handle.run_dir), ignore_errors=True)
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
-        """As the port says. The whole group gets the grace: its last member frees what is in shared memory."""
+        """Give the whole group the grace: its last member frees the shared memory."""
         await process.stop_group(handle.pid, handle.pid_started_at, grace_s, waits_for_group=True)
         if is_stage(handle):
             await self._end_beside(handle)
@@ -297,18 +279,18 @@ class StagedVllm(HostedDriver, Stager):
 
 
 _log = logging.getLogger(__name__)
-_SHARES = "shares"  # in a handle's data: its weights are the pages of their files
-_CORE_PATH = "/glowplug/core"  # answered by glowplug_vllm/plugin.py
-_FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds by it what a fleet has started
-_KEEP_DELAY_S = 2.0  # the first request of a cold start goes first
+_SHARES = "shares"
+_CORE_PATH = "/glowplug/core"
+_FLEET_MARK = "_GLOWPLUG_FLEET"  # runtime/supervisor/sweep.py finds a fleet's processes by it
+_KEEP_DELAY_S = 2.0  # the first request of a cold start takes precedence
 _CAUSE = re.compile(r"((?:[\w.]*(?:Error|Exception|Exit)): .*|error: .*)$")
-_LOWER_LEVEL = re.compile(r"^(?:\([^)]*\) )?(?:DEBUG|INFO|WARNING) ")  # such a line may speak of an error, and is none
-_NO_CONTEXT = "max seq len"  # vLLM's message where kv_bytes holds less than one request of context_tokens
-_CANNOT_SHARE = "SharingError: "  # ours, where the weights are in memory in another form than in their files
+_LOWER_LEVEL = re.compile(r"^(?:\([^)]*\) )?(?:DEBUG|INFO|WARNING) ")  # such a line may mention an error, and is none
+_NO_CONTEXT = "max seq len"  # vLLM's message where kv_bytes is too small for one request of context_tokens
+_CANNOT_SHARE = "SharingError: "  # ours: the weights' form in memory differs from that in their files
 _NOT_A_CAUSE = "See root cause above"
 
 
-# Of the fields that the router knows, those that vLLM takes and does nothing about.
+# Request fields known to the router that vLLM accepts and ignores.
 IGNORES: dict[str, Any] = {
     "best_of": None,
     "repeat_penalty": 1,
@@ -322,7 +304,7 @@ IGNORES: dict[str, Any] = {
 
 
 class VllmDriver(StagedVllm):
-    """Starts vLLM servers on this node. Holds a lease on the parked process; everything else is on disk."""
+    """Starts vLLM servers on this node. Holds a lease on the parked process."""
 
     name = "vllm"
     arguments = vllm_args.ARGUMENTS
@@ -332,22 +314,22 @@ class VllmDriver(StagedVllm):
         metrics=True,
         asleep_bytes=2 << 30,
         groups=True,
-        groups_lack=frozenset({Ability.SWAP, Ability.FIRST_LAYERS, Ability.SHARE}),  # a part of a matrix is no view
+        groups_lack=frozenset({Ability.SWAP, Ability.FIRST_LAYERS, Ability.SHARE}),  # part of a matrix is no view
         shares_when_asked=True,
     )
     module = "glowplug_vllm.server"
     in_flight_samples = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
-        """On CPUs by our worker (glowplug_vllm/worker.py), on GPUs by vLLM's own sleep mode. Weights are read as they
-        land by vLLM's own loader everywhere (glowplug_vllm/arriving_load.py)."""
+        """CPUs use our worker (glowplug_vllm/worker.py), GPUs vLLM's own sleep mode; vLLM's loader reads arriving
+        weights (glowplug_vllm/arriving_load.py)."""
         everywhere = frozenset({Ability.PREWARM, Ability.SWAP, Ability.STREAM, Ability.ADAPTERS})
         on_host = {Ability.FIRST_LAYERS, Ability.SHARE, Ability.STAGES}
         return everywhere | on_host if gpu_kind != "cuda" else everywhere
 
     @staticmethod
     def api(model: Model) -> EngineApi:
-        """vLLM finds out by itself what the weights are for, unless a flag says it (`--runner`)."""
+        """vLLM derives the task from the weights, unless a flag says it (`--runner`)."""
         runner = model.engine_args.get("runner")
         generating = (apis.CHAT, apis.COMPLETIONS, apis.RESPONSES, apis.MESSAGES, apis.COUNT_TOKENS)
         if runner == "pooling":
@@ -356,7 +338,7 @@ class VllmDriver(StagedVllm):
         return EngineApi(
             lacks=dict.fromkeys(pooling, "only generates text: engine_args.runner is generate"),
             continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
-            token_ids=not model.system_prompt,  # the prompt's are said too, and a client is not to read that
+            token_ids=not model.system_prompt,  # it would show the prompt's too, which clients must not read
             completion_tokens=16,
             also=frozenset((apis.TOKENIZE, apis.DETOKENIZE, apis.TRANSCRIPTIONS, apis.TRANSLATIONS)),
             ignores=IGNORES,
@@ -372,7 +354,7 @@ class VllmDriver(StagedVllm):
 
     @cached_property
     def _zygote(self) -> Zygote:
-        # A fork shows the environment its zygote was started with: what belongs to one fleet comes from its own zygote.
+        # A fork shows its zygote's environment, so each fleet has its own zygote.
         fleet = os.environ.get(_FLEET_MARK, "")
         default = default_dir(self._interpreter, f"{vllm_env.version(self._interpreter)} {fleet}")
         directory = Path(self._settings.extra.get("vllm_parked_dir") or default)
@@ -385,14 +367,14 @@ class VllmDriver(StagedVllm):
 
     @property
     def _hung_after_s(self) -> float:
-        """How long an engine core may go without an answer: one step of a long prompt takes seconds on a CPU."""
+        """An engine core's longest silence: one step of a long prompt takes seconds on a CPU."""
         return float(self._settings.extra.get("vllm_hung_after_s", 60.0))
 
     def unavailable(self) -> str:
         return vllm_env.missing(self._interpreter)
 
     async def warm(self) -> None:
-        """Begin to park vLLM and return at once. Failing is not fatal: `launch` tries again, then starts plainly."""
+        """Begin to park. Failure is not fatal: `launch` retries, then starts unparked."""
         if self._settings.vllm_parked and not self.unavailable():
             self._run_aside(self._zygote.ensure, "vLLM is not parked yet")
 
@@ -418,7 +400,6 @@ class VllmDriver(StagedVllm):
         return await self.start(request)
 
     async def start(self, request: LaunchRequest, more_argv: Sequence[str] = ()) -> EngineHandle:
-        """As the port says of `launch`, with more flags."""
         if reason := self.unavailable():
             raise EngineFailed(reason)
         if not vllm_args.wants_parked(request.model, self._settings.vllm_parked):
@@ -445,13 +426,13 @@ class VllmDriver(StagedVllm):
         if why := self.weights.unreadable(weights_path):
             await self.stop(handle, 0.0)
             error = EngineFailed(f"{self.name} reads {self.weights.kind}: {why}")
-            error.code = WeightsUnavailable.code  # another start would find the same
+            error.code = WeightsUnavailable.code  # another start would fail alike
             raise error
         load = self.load_stage if is_stage(handle) else super().load
         report = await load(handle, weights_path)
-        if _SHARES in handle.data:  # else it would not have loaded: see glowplug_vllm/cpu_weights.py
+        if _SHARES in handle.data:  # otherwise the load would have failed: see glowplug_vllm/cpu_weights.py
             report = replace(report, shared_bytes=sum(p.stat().st_size for p in weights_path.glob("*.safetensors")))
-        if handle.data.get("parked") and not is_stage(report.handle):  # what has become whole asks for it
+        if handle.data.get("parked") and not is_stage(report.handle):
             self._run_aside(partial(self._keep_tokenizer, weights_path), "the tokenizer is not kept")
         return report
 
@@ -479,8 +460,7 @@ class VllmDriver(StagedVllm):
         return Health(ok=True)
 
     async def num_in_flight(self, handle: EngineHandle) -> int:
-        """As the port says; the first stage of a pipeline counts for all, and for a whole engine what still runs in the
-        stages that it was counts too."""
+        """Count for all at a pipeline's first stage; include a whole engine's former stages."""
         if is_later(handle):
             return 0
         return await super().num_in_flight(handle) + await self.num_in_stages(handle)
@@ -489,8 +469,6 @@ class VllmDriver(StagedVllm):
         await self._tell(handle, "sleep", {"becomes": becomes}, self._settings.load_timeout_s)
 
     async def wake(self, handle: EngineHandle, tags: Sequence[str] = ()) -> None:
-        """As the port says. With vLLM's tags, that part alone: after "weights" it is prewarmed, after "kv_cache" too it
-        serves."""
         await self._tell(handle, "wake", {"tags": list(tags)} if tags else {}, self._settings.load_timeout_s)
 
     async def kv_bytes_used(self, handle: EngineHandle) -> int:
@@ -512,7 +490,6 @@ class VllmDriver(StagedVllm):
         return int(found.get(adapter.name, 0))
 
     async def _ask_adapter(self, handle: EngineHandle, verb: str, given: dict[str, str], fine: int = 200) -> None:
-        """One of vLLM's routes for adapters. Raises EngineFailed with vLLM's reason."""
         path = f"/v1/{verb}_lora_adapter"
         asked = json.dumps(given).encode()
         status, text = await self._ask(handle, path, self._settings.load_timeout_s, method="POST", body=asked)
@@ -526,7 +503,6 @@ class VllmDriver(StagedVllm):
     async def _tell(
         self, handle: EngineHandle, what: str, message: dict[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
-        """One of the routes of glowplug_vllm/sleeping.py. Raises EngineFailed."""
         method, body = ("GET", b"") if message is None else ("POST", json.dumps(message).encode())
         status, text = await self._ask(handle, f"/glowplug/{what}", timeout_s, method=method, body=body)
         try:
@@ -534,7 +510,7 @@ class VllmDriver(StagedVllm):
         except ValueError as error:
             raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: broken answer ({error})") from error
         if status != 200:
-            refusal = answer.get("error")  # vLLM gives it the form of the OpenAI API
+            refusal = answer.get("error")
             why = refusal.get("message") if isinstance(refusal, dict) else answer.get("detail")
             raise EngineFailed(f"{self.name} {handle.instance_id}: {what}: {why or status}")
         return answer
@@ -567,7 +543,7 @@ class VllmDriver(StagedVllm):
 
 
 def root_cause(log: str) -> str:
-    """The first error that a failed start names in its log. vLLM's last lines only point back at it; '' for none."""
+    """The first error in a failed start's log; vLLM's last lines only refer to it."""
     for line in log.splitlines():
         found = _CAUSE.search(line)
         if found and _NOT_A_CAUSE not in line and not _LOWER_LEVEL.match(line):

@@ -1,4 +1,4 @@
-"""vLLM's command line and environment for one instance, from what its owner declared."""
+"""vLLM's command line and environment for one instance."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from glowplug.engines.port import LaunchRequest
 RELOADING_WORKER = "glowplug_vllm.reloading.ReloadingWorker"
 SLEEPING_WORKER = "glowplug_vllm.worker.SleepingCpuWorker"
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-WEIGHTS_SHARED = "_GLOWPLUG_WEIGHTS_SHARED"  # read by glowplug_vllm/worker.py
-FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"  # read by glowplug_vllm/sleeping.py
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started for
+WEIGHTS_SHARED = "_GLOWPLUG_WEIGHTS_SHARED"
+FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _MAX_DEFAULT_THREADS = 4
-_MAX_THREADS = 1024  # more than any machine has cores: a typing error, and each thread takes a stack
+_MAX_THREADS = 1024  # beyond any machine's cores: a typing error, and each thread takes a stack
 
-# Set elsewhere in the model file, or part of how the fleet reaches the engine.
+# Set by other fields of the model file, or part of how the fleet reaches the engine.
 _OWNED = {
     "model": "weights.uri",
     "served_model_name": "name and aliases",
@@ -50,7 +50,7 @@ _OWNED = {
 
 ARGUMENTS = EngineArguments(
     engine="vllm",
-    known={  # of ours, not flags of vLLM
+    known={
         "parked": flag("start from the parked process"),
         "num_threads": whole("compute threads on a CPU", least=1, most=_MAX_THREADS),
     },
@@ -60,14 +60,14 @@ ARGUMENTS = EngineArguments(
 
 
 def unreadable(path: Path) -> str:
-    """'' for what vLLM may be able to serve, else why it cannot."""
+    """'' for plausible weights, else the reason."""
     if not path.is_dir():
         return f"{path.name} is no directory"
     return "" if (path / "config.json").is_file() else f"{path.name} has no config.json"
 
 
 def check_shared(model: Model, gpu_kind: str = "host", num_stages: int = 1) -> None:
-    """Raises EngineMisconfigured for weights that are to be shared where each engine needs its own."""
+    """Raises EngineMisconfigured where weights_shared meets an engine that needs its own weights."""
     others = any(_own(model, name, None) is not None for name in ("worker_cls", "quantization"))
     is_parallel = num_stages > 1 or model.num_gpus > 1 or _is_parallel(model.engine_args)
     if model.weights_shared and (gpu_kind == "cuda" or is_parallel or others):
@@ -84,9 +84,9 @@ WEIGHTS = EngineWeights(
 
 
 def server_argv(request: LaunchRequest) -> list[str]:
-    """The flags of `vllm serve`, without the model. Raises EngineMisconfigured for engine_args that are wrong.
+    """Return the flags of `vllm serve`, without the model. Raises EngineMisconfigured.
 
-    A flag that vLLM does not know is found by vLLM, and its own message comes back as the failure of the start.
+    vLLM itself rejects unknown flags at its start.
     """
     model = request.model
     ARGUMENTS.check(model.engine_args)
@@ -98,9 +98,9 @@ def server_argv(request: LaunchRequest) -> list[str]:
         "max_model_len": model.context_tokens,
         "max_num_seqs": model.max_concurrency,
         "disable_uvicorn_access_log": True,
-        "enable_prompt_tokens_details": True,  # usage says what was cached: bills and routing by prefixes go by it
+        "enable_prompt_tokens_details": True,  # bills and routing by prefixes rely on usage's cached tokens
     }
-    if model.kv_bytes:  # vLLM counts it for each worker
+    if model.kv_bytes:  # vLLM counts per worker
         flags["kv_cache_memory_bytes"] = -(-model.kv_bytes // (request.num_gpus * request.num_stages))
     if request.adapter_slots:
         flags |= {
@@ -114,7 +114,7 @@ def server_argv(request: LaunchRequest) -> list[str]:
     if request.num_stages > 1:
         flags |= _of_stage(request)
     if request.gpu_kind == "cuda":
-        # vLLM refuses to start unless this share of the GPU is free, whatever the KV cache takes: the ledger decides.
+        # vLLM starts only if this share of the GPU is free, whatever the KV cache takes; here the ledger decides.
         flags["gpu_memory_utilization"] = 0.05
         flags["enable_sleep_mode"] = True
         flags["worker_extension_cls"] = RELOADING_WORKER
@@ -122,7 +122,7 @@ def server_argv(request: LaunchRequest) -> list[str]:
         flags["enforce_eager"] = True  # compiling takes minutes on a CPU and saves nothing
         if not _is_parallel(model.engine_args):
             flags["worker_cls"] = SLEEPING_WORKER
-            # one process less to start; each worker of a group needs one of its own
+            # one process less to start; a group needs one per worker
             flags["distributed_executor_backend"] = UNIPROC if is_alone(request) else "mp"
     for name, value in model.engine_args.items():
         key = name.replace("-", "_")
@@ -132,8 +132,8 @@ def server_argv(request: LaunchRequest) -> list[str]:
 
 
 def pulling_argv(model: Model, directory: Path) -> list[str]:
-    """Flags of an engine that goes on with requests of another one, whose KV cache it finds in `directory`; none where
-    its owner has a connector of his own."""
+    """Flags to continue requests of another engine, with their KV cache in `directory`; none where the owner
+    configured a connector."""
     if _own(model, "kv_transfer_config", None) is not None:
         return []
     config = {
@@ -147,12 +147,11 @@ def pulling_argv(model: Model, directory: Path) -> list[str]:
 
 
 def is_alone(request: LaunchRequest) -> bool:
-    """Whether it runs in one worker."""
     return request.num_gpus == request.num_stages == 1
 
 
 def _of_stage(request: LaunchRequest) -> dict[str, Any]:
-    """Raises EngineMisconfigured where the stages could not find one another."""
+    """Raises EngineMisconfigured for a missing rendezvous port."""
     host, port = split_host_and_port(request.rendezvous)
     if not port.isdecimal():
         why = f"a stage of a pipeline needs an address where the stages meet, not {request.rendezvous!r}"
@@ -163,13 +162,12 @@ def _of_stage(request: LaunchRequest) -> dict[str, Any]:
         "node_rank": request.stage,
         "master_addr": host,
         "master_port": int(port),
-        "headless": True if request.stage else None,  # clients are answered by the first one alone
+        "headless": True if request.stage else None,
     }
 
 
 def _network(address: str) -> dict[str, str]:
-    """By which address and interface the other stages reach this one. A name that is none of this machine's own
-    addresses leaves the choice of the interface to gloo."""
+    """Address and interface for the other stages; for a name that is no local address, gloo chooses the interface."""
     try:
         ip = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -180,17 +178,16 @@ def _network(address: str) -> dict[str, str]:
 
 
 def server_environment(request: LaunchRequest) -> dict[str, str]:
-    """What differs from server to server."""
     env = {
         "TRACEPARENT": request.traceparent,
         "VLLM_API_KEY": request.api_key,
-        "VLLM_SERVER_DEV_MODE": "0",  # its /sleep and /collective_rpc ask for no key
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if request.adapter_slots else "0",  # its routes ask for the key
+        "VLLM_SERVER_DEV_MODE": "0",  # its /sleep and /collective_rpc need no key
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if request.adapter_slots else "0",  # its routes need the key
         WEIGHTS_SHARED: "1" if request.model.weights_shared else "0",
         FIRST_BYTES: str(request.first_bytes if _holds_layers(request) else 0),
     }
     if request.num_stages > 1:
-        # torch looks up the name of whoever connects: for 10 s, where a name server does not answer
+        # torch resolves each peer's name: for 10 s, where no name server answers
         env |= _network(request.address or reachable(request.host)) | {"RES_OPTIONS": "timeout:1 attempts:1"}
     if request.gpu_kind == "cuda":
         indices = request.gpu_indices or (request.gpu_index,)
@@ -201,13 +198,12 @@ def server_environment(request: LaunchRequest) -> dict[str, str]:
 
 
 def _holds_layers(request: LaunchRequest) -> bool:
-    """Whether it is a replica of the first layers, which a group of workers cannot be."""
     return request.first_bytes < request.model.weights_bytes and request.num_gpus == 1
 
 
 def _cpus_by_worker(num_workers: int, threads: int) -> str:
-    """CPU numbers of each worker as vLLM reads them ("0,1|2,3"); "nobind" where there are fewer CPUs than threads. The
-    workers of a group wait for one another in every layer, so none should wait for another's CPU."""
+    """CPU numbers per worker in vLLM's form ("0,1|2,3"). Workers wait for one another in every layer, so none may
+    share a CPU."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cpus) < num_workers * threads:
         return "nobind"
@@ -216,27 +212,27 @@ def _cpus_by_worker(num_workers: int, threads: int) -> str:
 
 
 def num_threads(model: Model) -> int:
-    """Compute threads of one CPU engine, of all its workers here: engine_args.num_threads, else this node's cores, four
-    at most."""
+    """Return the threads of all local workers together: engine_args.num_threads, else this node's cores, four at
+    most."""
     default = min(_MAX_DEFAULT_THREADS, os.cpu_count() or 1)
     return int(_own(model, "num_threads", default))
 
 
 def zygote_environment() -> dict[str, str]:
-    """What vLLM and its libraries read while they are imported, hence the same for every server of a zygote."""
+    """Variables read on import, hence common to all servers of a zygote."""
     return {
-        "HF_HUB_OFFLINE": "1",  # weights come from the region; nothing may be fetched behind the prefetcher's back
+        "HF_HUB_OFFLINE": "1",  # weights come from the region; no fetch may bypass the prefetcher
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # A thread that waits gives its core away. Spinning, two engines on two cores hold each other up tenfold.
+        # A waiting thread yields its core. Spinning, two engines on two cores slow each other down tenfold.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def wants_parked(model: Model, default: bool) -> bool:
-    """engine_args.parked, else the node's default. Raises EngineMisconfigured for engine_args that are wrong."""
+    """engine_args.parked, else the node's default. Raises EngineMisconfigured for wrong engine_args."""
     ARGUMENTS.check(model.engine_args)
     return bool(_own(model, "parked", default))
 
@@ -247,7 +243,6 @@ def _own(model: Model, key: str, default: Any) -> Any:
 
 
 def _is_parallel(engine_args: Mapping[str, Any]) -> bool:
-    """Whether its arguments ask for several workers beside those of its GPUs."""
     return any(str(engine_args.get(spelt, 1)) != "1" for spelt in ("data_parallel_size", "data-parallel-size"))
 
 

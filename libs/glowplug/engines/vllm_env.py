@@ -1,4 +1,4 @@
-"""Where the environment that holds vLLM is, and what it lacks."""
+"""vLLM's environment: where it is, and what it lacks."""
 
 import os
 import sys
@@ -17,15 +17,11 @@ def environment_dir() -> Path:
 
 
 def interpreter(given: str = "") -> Path:
-    """The interpreter that runs vLLM: as given, else the one of `environment_dir`."""
     return Path(given) if given else environment_dir() / "bin" / "python"
 
 
 def missing(python: Path) -> str:
-    """Why no vLLM can start from that interpreter, with the command that mends it; '' when it can.
-
-    Looks at files only: importing vLLM takes 15 s.
-    """
+    """Why no vLLM can start, with a remedy; '' when it can. Checks only files: importing vLLM takes 15 s."""
     if not sys.platform.startswith("linux"):
         return "vLLM's CPU and CUDA builds run on Linux only; this node can use llamacpp"
     if not python.exists():
@@ -39,10 +35,8 @@ def missing(python: Path) -> str:
 
 
 def version(python: Path) -> str:
-    """Changes when vLLM or the plug-in is installed anew, or the plug-in of this checkout is edited.
-
-    A parked process of another version is left to those who hold it.
-    """
+    """Return a string that changes when vLLM or the plug-in is reinstalled, or this checkout's plug-in is edited. A
+    parked process of another version is left to its lease holders."""
     installed = [
         d for lib in _libraries(python) for name in ("vllm", "glowplug_vllm") for d in lib.glob(f"{name}*-info")
     ]

@@ -18,7 +18,6 @@ _NEEDED = ("config.json", "tokenizer.json", "model.safetensors")
 
 
 def sample_dir() -> Path:
-    """Where the converted sample is, or will be. It may not exist."""
     return cache_dir() / NAME
 
 
@@ -27,7 +26,7 @@ def is_prepared() -> bool:
 
 
 def prepare(python: Path | None = None) -> Path:
-    """Convert unless it is there already; progress goes to standard error. Raises WeightsUnavailable."""
+    """Convert unless done; progress goes to standard error. Raises WeightsUnavailable."""
     out = sample_dir()
     if is_prepared():
         return out
@@ -38,7 +37,7 @@ def prepare(python: Path | None = None) -> Path:
     argv = [str(interpreter), "-m", "glowplug_vllm.convert_gguf", str(sample_weights_path()), str(out)]
     env = process.engine_environment(vllm_args.zygote_environment())
     ended = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
-    if ended.returncode != 0 and not is_prepared():  # two conversions at once: the slower one finds it there
+    if ended.returncode != 0 and not is_prepared():  # of two conversions at once, the slower finds it done
         raise WeightsUnavailable(f"converting the sample model failed with status {ended.returncode}; see above")
     return out
 

@@ -1,7 +1,6 @@
-"""The driver's side of the zygote: find it or start it, hold a lease on it, ask it for servers.
+"""The driver's side of vLLM's zygote, shared by a fleet's agents on this machine, one per interpreter.
 
-One zygote serves every agent of a fleet on this machine: it is found by the interpreter it runs and the fleet it
-belongs to. Its messages are in glowplug_vllm/parked/protocol.py, which lives in the other environment.
+Its messages are in glowplug_vllm/parked/protocol.py, in the other environment.
 """
 
 import asyncio
@@ -19,23 +18,21 @@ from glowplug.domain.errors import EngineFailed
 from glowplug.engines import process
 
 _log = logging.getLogger(__name__)
-_ALREADY_PARKED = 75  # exit status of a zygote that found another one parking
+_ALREADY_PARKED = 75  # exit status: another zygote is parking
 _POLL_S = 0.05
 _ANSWER_S = 30.0  # a zygote is busy for a second while it keeps a tokenizer
 _SOCKET, _LOG = "zygote.sock", "zygote.log"
 
 
 def default_dir(python: Path, version: str = "") -> Path:
-    """A directory that only this user can enter, one for each interpreter and `version` of what it would park.
-
-    Short, since the path of a socket is limited to about 100 characters.
-    """
+    """A private directory for each interpreter and `version`. Short, since a socket's path is limited to about 100
+    characters."""
     digest = hashlib.sha256(f"{python} {version}".encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"glowplug-{os.getuid()}" / f"vllm-{digest}"
 
 
 class Zygote:
-    """A lease on the parked process of one interpreter. Every method raises EngineFailed when there is none."""
+    """A lease on one interpreter's parked process. Every method raises EngineFailed without one."""
 
     def __init__(self, python: Path, directory: Path, environment: dict[str, str], timeout_s: float) -> None:
         self._python = python
@@ -51,7 +48,7 @@ class Zygote:
         return self._directory / _SOCKET
 
     async def ensure(self) -> None:
-        """Return when a zygote is parked and leased to us; start one if need be (15-25 s on two cores)."""
+        """Lease a parked zygote; start one if need be (15-25 s on two cores)."""
         async with self._turn:
             if self._lease is not None and not self._lease[0].at_eof():
                 return
@@ -66,21 +63,19 @@ class Zygote:
             self._lease = lease
 
     async def start(self, run_dir: Path, log: Path, env: dict[str, str]) -> int:
-        """Fork a server that reads spec.json in `run_dir`. Returns its pid."""
         question = {"op": "start", "run_dir": str(run_dir.absolute()), "log": str(log.absolute()), "env": env}
         return int((await self._ask(question))["pid"])
 
     async def keep_tokenizer(self, directory: Path) -> None:
-        """Have the zygote keep this model's tokenizer for later starts."""
         await self._ask({"op": "keep", "tokenizer": str(directory)})
 
     async def close(self) -> None:
-        """Give the lease back; the last one to do so ends the zygote. Its servers live on."""
+        """The last release ends the zygote. Its servers live on."""
         if self._lease is None:
             return
         reader, writer = self._lease
         self._lease = None
-        with suppress(OSError, TimeoutError, EngineFailed):  # it has ended already: nothing to give back
+        with suppress(OSError, TimeoutError, EngineFailed):
             await _exchange(reader, writer, {"op": "release"})
         writer.close()
         if self._parking is not None:
@@ -135,7 +130,7 @@ class Zygote:
 
 
 def make_private(directory: Path) -> None:
-    """Create it for this user alone. Raises EngineFailed when another user owns it or can enter it."""
+    """Raises EngineFailed when another user owns it or can enter it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = directory.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:

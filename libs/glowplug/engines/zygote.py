@@ -1,8 +1,8 @@
-"""The driver's side of a parked engine process (zygote_host.py): start it, ask it for engines, end it.
+"""The driver's side of a parked engine process (zygote_host.py).
 
-It is a child of this process and ends with it: importing takes a tenth of a second, so that nothing is gained by one
-that outlives its agent, as vLLM's does (vllm_zygote.py). A question blocks, as starting a process does: a start cannot
-be cancelled half way. `start` waits for no import, and raises instead: its caller starts a fresh interpreter then.
+It is a child of this process and ends with it: its imports take a tenth of a second, so outliving the agent, as vLLM's
+zygote does (vllm_zygote.py), gains nothing. Requests block, as starting a process does. `start` never waits for
+imports; it raises, and its caller starts a fresh interpreter.
 """
 
 import json
@@ -22,8 +22,7 @@ _READ_BYTES = 65536
 
 
 class Zygote:
-    """One parked process of the host module `module`, imported with `environment`. One that does not answer for
-    `answer_s` is ended: a fork takes milliseconds."""
+    """One parked process, ended after `answer_s` without an answer: a fork takes milliseconds."""
 
     def __init__(
         self, python: str, module: str, environment: Mapping[str, str], *, answer_s: float = _ANSWER_S
@@ -34,15 +33,14 @@ class Zygote:
         self._socket: socket.socket | None = None
         self._read = b""
         self._is_parked = False
-        self._refused = ""  # why this module cannot be parked: another attempt would find the same
+        self._refused = ""  # why it cannot be parked: another try would fail alike
 
     @property
     def pid(self) -> int:
-        """Of the parked process; 0 without one."""
         return self._process.pid if self._process else 0
 
     def park(self) -> None:
-        """Begin to park, unless that has been done. Returns at once. Raises EngineFailed when it cannot be."""
+        """Begin to park unless begun. Raises EngineFailed."""
         if self._refused:
             raise EngineFailed(self._refused)
         if self._process is not None:
@@ -64,7 +62,7 @@ class Zygote:
         _log.info("process %d imports %s and then parks", self.pid, self._argv[-1])
 
     def until_parked(self, timeout_s: float) -> None:
-        """Park, and block until that is done. Raises EngineFailed when it is not in time."""
+        """Raises EngineFailed after `timeout_s`."""
         self.park()
         if self._is_parked:
             return
@@ -80,8 +78,7 @@ class Zygote:
         self._is_parked = True
 
     def start(self, run_dir: Path, log_path: Path, environment: Mapping[str, str]) -> int:
-        """Fork an engine that reads its spec in `run_dir`. Returns its pid. Raises EngineFailed, and no engine of this
-        call has begun then."""
+        """Fork an engine; return its pid. Raises EngineFailed, and then none has begun."""
         self.until_parked(0.0)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         question = {"run_dir": str(run_dir.absolute()), "log": str(log_path.absolute()), "env": dict(environment)}
@@ -91,7 +88,6 @@ class Zygote:
         raise EngineFailed(f"the parked process refuses: {answer['error']}" if answer else why)
 
     def close(self) -> None:
-        """End it. Its engines live on."""
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
@@ -100,7 +96,7 @@ class Zygote:
         self._process, self._socket = None, None
 
     def _answer(self, question: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """What it answers, else ({}, why there is no answer); it is ended then, and parked anew with the next start."""
+        """The answer, or ({}, reason) after ending the process."""
         assert self._socket is not None and self._process is not None
         try:
             self._socket.settimeout(self._answer_s)
@@ -112,13 +108,13 @@ class Zygote:
             why = f"the parked process has not answered for {self._answer_s:g} s, and was ended"
         except OSError as error:
             why = f"the parked process is gone: {error}"
-        self._socket.shutdown(socket.SHUT_RD)  # a fork that answers from now on cannot, and ends: a late answer is here
+        self._socket.shutdown(socket.SHUT_RD)  # no fork can answer from now on; a late answer is in the buffer
         answer = self._line(self._answer_s)
         self.close()
         return answer, why
 
     def _line(self, timeout_s: float) -> dict[str, Any]:
-        """The next answer, {} when there will be none. Raises TimeoutError."""
+        """Return {} at the end. Raises TimeoutError."""
         assert self._socket is not None
         self._socket.settimeout(timeout_s)
         with suppress(ConnectionError):
@@ -129,7 +125,6 @@ class Zygote:
         return answer
 
     def _end(self) -> str:
-        """How a process ended that has closed its socket."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             return f"status {self._process.wait(self._answer_s)}"

@@ -2,16 +2,13 @@
 
     python -m glowplug.engines.zygote_host MODULE         (its standard input is a socket of the driver: zygote.py)
 
-A JSON line each way on that socket. The first is its own: {"parked": pid}, or {"error"}. Then, one at a time:
+A JSON line each way on that socket. The process first sends {"parked": pid} or {"error"}. Then, one at a time:
 
     {"run_dir", "log", "env"}   -> {"pid"} or {"error"}    a fork runs MODULE.main() as `python -m MODULE run_dir` would
 
-A fork is what a fresh process would be: it leads a session, works in its run directory, writes to its log, has the
-environment that it was sent and the signal handlers of a fresh interpreter, and holds nothing of this process. It
-answers by itself, and begins only where that answer could be sent. This process ends with the socket; its forks live
-on.
-
-It has one thread, no model and no device open, and refuses to be forked otherwise. Linux; standard library only.
+A fork equals a fresh process: own session, directory, log, environment and signal handlers. It sends its own answer,
+and begins only if that could be sent. The parked process ends with the socket; its forks live on. It has one thread and
+no device open, else it refuses to fork. Linux; standard library only.
 """
 
 import gc
@@ -27,18 +24,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-_ANSWERS = b"a"  # from a fork to this process: it answers the question, or has ended
-_MAX_NAME_CHARS = 15  # of a process, as `ps -o comm` shows it
+_ANSWERS = b"a"  # from a fork: it answers, or has ended
+_MAX_NAME_CHARS = 15
 
 Main = Callable[[], int]
 
 
 class NotForkable(RuntimeError):
-    """Importing has done what a fork must not inherit."""
+    """The import left something that a fork must not inherit."""
 
 
 def load(module: str) -> Main:
-    """Import what a host needs. Raises ImportError, and NotForkable when that starts threads or opens anything."""
+    """Raises ImportError, and NotForkable when the import starts threads or opens anything."""
     before = _opened()
     main: Main = import_module(module).main
     if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
@@ -49,17 +46,15 @@ def load(module: str) -> Main:
 
 
 def _opened() -> set[str]:
-    """Names of what this process has open: files, sockets, devices."""
     found = set()
     for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the descriptor of this very listing
+        with suppress(FileNotFoundError):
             found.add(str(link.readlink()))
     return found
 
 
 def serve(control: socket.socket, module: str, main: Main) -> None:
-    """Fork on request until the socket ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: how an engine ended is in its log
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: an engine's end shows in its log
     _say(control, {"parked": os.getpid()})
     with control.makefile("rb") as lines:
         for line in lines:
@@ -86,7 +81,6 @@ def _start(control: socket.socket, module: str, main: Main, question: dict[str, 
 def _become(
     control: socket.socket, zygote: socket.socket, module: str, main: Main, question: dict[str, Any]
 ) -> NoReturn:
-    """Answer in this fork, run the host, and end with its status."""
     code = 1
     try:
         try:
@@ -97,7 +91,7 @@ def _become(
         zygote.sendall(_ANSWERS)
         zygote.close()
         _say(control, answer)
-        os.close(control.detach())  # `close` would leave it open for those who read from it
+        os.close(control.detach())  # `close` would leave it open for readers
         if "error" in answer:
             os._exit(code)
         sys.argv = [module, question["run_dir"]]
@@ -114,7 +108,7 @@ def _become(
 
 
 def _enter(module: str, question: dict[str, Any]) -> None:
-    """What an exec in another directory, with another environment and other outputs would have changed."""
+    """Change the process as an exec would."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     log = os.open(question["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -132,7 +126,7 @@ def _say(control: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Park the module named in argv 1 and serve the socket that is standard input; 1 when it cannot be parked."""
+    """Return 1 when the module cannot be parked."""
     control, null = socket.socket(fileno=os.dup(0)), os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -143,7 +137,7 @@ def main() -> int:
             _say(control, {"error": f"{type(error).__name__}: {error}"})
             return 1
         gc.collect()
-        gc.freeze()  # keeps the collector from writing to pages that forks share
+        gc.freeze()  # keeps the collector from writing to pages shared with forks
         serve(control, sys.argv[1], host)
     return 0
 

@@ -1,17 +1,14 @@
-"""The bytes of every GPU: what is granted and what is promised. No other module keeps either.
+"""Account for the granted and promised bytes of every GPU; no other module does.
 
-A node's ledger records grants. A claim is bytes promised to a holder (an instance, a replica, one stage of a pipeline):
-it holds until it is replaced or given up, and counts nothing once the GPU's ledger lists the holder, so that bytes
-count once. An instance that its agent has reported claims by its row. Bytes neither granted nor claimed are free.
-`version` grows when bytes come free anywhere, weights begin to be shared or a node joins: a placement refused for lack
-of bytes need not be tried again before.
+Grants come from a node's ledger. A claim promises bytes to a holder (an instance, a replica, one stage of a pipeline):
+it holds until replaced or given up, and counts nothing once the ledger lists the holder. A reported instance claims by
+its row. `version` grows when bytes come free, weights begin to be shared or a node joins; placements refused for lack
+of bytes need no earlier retry.
 
-Weights that several read in the same pages count once (Gpu.shared): a further instance's claim is reduced by them, and
-`seen_by` shows the fleet as that instance's placement sees it.
+Weights read by several holders in the same pages count once (Gpu.shared): further claims are reduced by them, and
+`seen_by` shows the fleet as such an instance's placement sees it.
 
-Instances are indexed by GPU and by node, beside the bytes they hold; and the nodes are kept in an index (`nodes`) that
-answers a placement's questions without reading all of them. A change costs time in proportion to what it changes,
-whatever the size of the fleet.
+Instances are indexed by GPU and node, nodes in `nodes`; a change costs the same in any size of fleet.
 """
 
 import heapq
@@ -24,26 +21,25 @@ from glowplug.domain.hardware import Gpu, Node, SharedWeights
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.fleet.node_index import NodeIndex
 
-LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)  # states in which bytes come free by themselves
+LEAVING = (InstanceState.DRAINING, InstanceState.SWAPPED_OUT)  # bytes come free by themselves
 
 
 class LongestUnused:
-    """Nodes ordered by the last use of an instance on them, the longest ago first. A use only moves a node back, so a
-    stored time is a lower bound: it is updated when the node would be next."""
+    """Nodes ordered by the last use of an instance on them, longest ago first. Stored times are lower bounds, updated
+    when the node would be next."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[float, str]] = []  # heap of (time, node_id + "/"): the order of GPU ids
+        self._waiting: list[tuple[float, str]] = []  # heap of (time, node_id + "/")
         self._at: dict[str, float] = {}
 
     def note(self, node_id: str, at: float) -> None:
-        """Note an instance on that node that was not used before `at`."""
         if at < self._at.get(f"{node_id}/", float("inf")):
             self._at[f"{node_id}/"] = at
             heapq.heappush(self._waiting, (at, f"{node_id}/"))
 
     def in_order(self, used_at: Callable[[str], float | None]) -> Generator[tuple[float, str], None, None]:
-        """Yield (time, node_id + "/"); `used_at` returns when the first of a node's instances was last used, None
-        without instances. Close the generator when enough has been read."""
+        """Yield (time, node_id + "/"); `used_at` returns the earliest last use on a node, None without instances. Close
+        the generator after reading."""
         read = []
         try:
             while self._waiting:
@@ -65,38 +61,36 @@ class LongestUnused:
 
 
 class Capacity:
-    """Bytes and instances of a fleet, updated by facts."""
-
     def __init__(self) -> None:
         self.version = 0
-        self.on_gpu: dict[str, dict[str, Instance]] = {}  # instances that are not gone, by id
-        self.on_node: dict[str, dict[str, Instance]] = {}  # likewise, by the node of their first worker
-        self.dormant: dict[str, list[Instance]] = {}  # node_id -> replicas, unfinished ones too, and engines asleep
+        self.on_gpu: dict[str, dict[str, Instance]] = {}  # living instances, by id
+        self.on_node: dict[str, dict[str, Instance]] = {}  # by the node of their first worker
+        self.dormant: dict[str, list[Instance]] = {}  # node_id -> replicas, unfinished ones too, and sleepers
         self.leaving: dict[str, dict[str, Instance]] = {}  # node_id -> draining and sleeping ones
         self.longest_unused = LongestUnused()
-        self.num_active: Counter[str] = Counter()  # model_key -> instances that serve or will
-        self.stages: dict[str, dict[str, Instance]] = {}  # pipeline -> its later stages, gone ones too
-        self.pipelines: dict[str, None] = {}  # first stages that are not gone
+        self.num_active: Counter[str] = Counter()  # by model_key, those that serve or will
+        self.stages: dict[str, dict[str, Instance]] = {}  # pipeline -> later stages, gone ones too
+        self.pipelines: dict[str, None] = {}
         self.reserved: dict[str, int] = {}  # gpu_id -> bytes claimed and not granted
-        self.num_promises = 0  # grows whenever a dormant instance is promised or given back
-        self.taken: dict[str, str] = {}  # dormant instance -> the one it is promised to, or that replaces it
-        self.cordoned: set[str] = set()  # nodes closed to new placements
+        self.num_promises = 0  # grows when a dormant instance is promised or given back
+        self.taken: dict[str, str] = {}  # dormant instance -> the one that grows from it or replaces it
+        self.cordoned: set[str] = set()
         self.nodes = NodeIndex((), self.reserved, self.dormant, {})
-        self._gpus: dict[str, tuple[str, Gpu]] = {}  # gpu_id -> its node, and its row
-        self._free: dict[str, int] = {}  # gpu_id -> bytes not granted
+        self._gpus: dict[str, tuple[str, Gpu]] = {}  # gpu_id -> node and row
+        self._free: dict[str, int] = {}
         self._nodes: dict[str, Node] = {}
         self._granted: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
         self._claims: dict[str, dict[str, int]] = {}  # gpu_id -> holder -> bytes
         self._claimed: dict[str, tuple[str, ...]] = {}  # holder -> gpu_ids
-        self._share_keys: dict[str, str] = {}  # holder of claims -> share_key of its weights
-        self._sharing: dict[str, dict[str, str]] = {}  # share_key -> gpu_id -> node_id, where such weights are
+        self._share_keys: dict[str, str] = {}  # holder of claims -> share_key
+        self._sharing: dict[str, dict[str, str]] = {}  # share_key -> gpu_id -> node_id
         self._rows: dict[str, Instance] = {}
         self._gone: list[tuple[float, str]] = []
 
     # nodes
 
     def put_node(self, node: Node) -> bool:
-        """Add or update a node. Returns whether a placement may succeed that could not before."""
+        """Add or update a node. Return whether a placement may succeed that could not before."""
         before, known = self.version, self._nodes.get(node.node_id)
         self._nodes[node.node_id] = node
         if known is None or _terms(known) != _terms(node):
@@ -121,18 +115,17 @@ class Capacity:
         return self.version > before
 
     def cordon(self, node_id: str, *, is_cordoned: bool) -> None:
-        """Close a node to new placements, or open it again."""
         (self.cordoned.add if is_cordoned else self.cordoned.discard)(node_id)
         self.version += 1
         if self.nodes.node(node_id) is not None:
             self._offer(self._nodes[node_id])
 
     def withdraw(self, node_id: str) -> None:
-        """Exclude a silent node from placement until it reports again."""
+        """Exclude a silent node until it reports again."""
         self.nodes.drop(node_id)
 
     def drop_node(self, node_id: str) -> None:
-        """Remove a node that has left. Its instances stay until their end is reported."""
+        """Remove a node that has left; its instances stay until their end is reported."""
         self.withdraw(node_id)
         node = self._nodes.pop(node_id, None)
         for gpu in node.gpus if node else ():
@@ -167,29 +160,24 @@ class Capacity:
         return free - self.reserved.get(gpu_id, 0) if free is not None else 0
 
     def granted(self, gpu_id: str) -> Mapping[str, int]:
-        """Granted bytes of that GPU by holder."""
         return self._granted.get(gpu_id, {})
 
     def bytes_of(self, gpu_id: str, holders: Iterable[str], share_key: str = "") -> int:
-        """Bytes that the holders have or have claimed on that GPU, without the weights that they share under
-        `share_key`."""
+        """Bytes granted to or claimed by the holders, without the weights shared under `share_key`."""
         granted, claims = self.granted(gpu_id), self._claims.get(gpu_id, {})
         total = sum(granted[holder] if holder in granted else claims.get(holder, 0) for holder in holders)
         shared = self.shared(gpu_id, share_key)
         return total - (shared.num_bytes if shared and not shared.counts and shared.holders[0] in holders else 0)
 
     def shared(self, gpu_id: str, share_key: str) -> SharedWeights | None:
-        """The shared weights on that GPU under that key, or None."""
         _, gpu = self._gpus.get(gpu_id, ("", None))
         return gpu.shares(share_key) if gpu is not None and share_key else None
 
     def is_shared(self, share_key: str) -> bool:
-        """Return whether weights under that key lie anywhere in pages that others may read too."""
         return bool(self._sharing.get(share_key))
 
     def counted_twice(self, gpu_id: str, holders: Collection[str]) -> int:
-        """Bytes counted too often if all that these holders have on a GPU is added up, although some weights are
-        shared."""
+        """Bytes of shared weights counted too often when the holders' bytes are added up."""
         _, gpu = self._gpus.get(gpu_id, ("", None))
         extra = 0
         for weights in gpu.shared if gpu is not None else ():
@@ -199,8 +187,7 @@ class Capacity:
 
     @contextmanager
     def seen_by(self, share_key: str) -> Iterator[None]:
-        """Within this context, show `nodes` as a start with weights of that key sees them: the weights it would share
-        count as free (Gpu.seen_by)."""
+        """Within this context, count weights shared under that key as free in `nodes` (Gpu.seen_by)."""
         node_ids = dict.fromkeys(self._sharing.get(share_key, {}).values()) if share_key else ()
         before = [node for node_id in node_ids if (node := self.nodes.node(node_id)) is not None]
         for node in before:
@@ -212,8 +199,8 @@ class Capacity:
                 self.nodes.put(node)
 
     def claim(self, holder: str, num_bytes: Mapping[str, int], share_key: str = "") -> None:
-        """Promise bytes to a holder (gpu_id -> bytes), replacing its earlier claim. `share_key`: of its weights; where
-        others share them already they are not claimed again."""
+        """Promise bytes (gpu_id -> bytes), replacing the holder's earlier claim. Weights already shared under
+        `share_key` are not claimed again."""
         old = self._claimed.pop(holder, ())
         self._share_keys.pop(holder, None)
         for gpu_id in old:
@@ -231,7 +218,7 @@ class Capacity:
 
     @contextmanager
     def without(self, holder: str) -> Iterator[None]:
-        """Within this context, ignore the holder's claims, so that its own placement can be tried anew."""
+        """Within this context, ignore the holder's claims, to try its placement anew."""
         version, claims = self.version, {g: self._claims[g][holder] for g in self._claimed.get(holder, ())}
         share_key = self._share_keys.get(holder, "")
         self.claim(holder, {})
@@ -258,14 +245,13 @@ class Capacity:
                 self._claims.pop(gpu_id, None)
 
     def _shared_already(self, gpu_id: str, holder: str, num_claimed: int) -> int:
-        """Bytes of a claim that other holders of the same weights hold already."""
         shared = self.shared(gpu_id, self._share_keys.get(holder, ""))
         return min(shared.num_bytes, num_claimed) if shared else 0
 
     # instances
 
     def put_row(self, row: Instance) -> bool:
-        """Add or update an instance. Returns whether placements that wait for bytes should be tried again."""
+        """Add or update an instance. Return whether to retry placements that wait for bytes."""
         before, old = self.version, self._rows.get(row.instance_id)
         if old is not None:
             self._unlist(old)
@@ -280,7 +266,6 @@ class Capacity:
         return self.version > before or (has_changed and not row.state.is_coming)
 
     def forget(self, instance_id: str) -> None:
-        """Drop all that is known of an instance."""
         old = self._rows.pop(instance_id, None)
         if old is not None:
             self._unlist(old)
@@ -290,20 +275,17 @@ class Capacity:
 
     @property
     def rows(self) -> Mapping[str, Instance]:
-        """Every instance by id, gone ones included."""
         return self._rows
 
     def living(self) -> Iterator[Instance]:
-        """Yield the instances that are not gone."""
         return (row for rows in self.on_node.values() for row in rows.values())
 
     def keep_only(self, instance_ids: Iterable[str]) -> None:
-        """Forget every instance but these."""
         for instance_id in self._rows.keys() - set(instance_ids):
             self.forget(instance_id)
 
     def gone_before(self, before_s: float) -> list[Instance]:
-        """Remove from the queue, and return, the instances gone since before that time."""
+        """Dequeue the instances gone since before that time."""
         found = []
         while self._gone and self._gone[0][0] < before_s:
             _, instance_id = heapq.heappop(self._gone)
@@ -318,7 +300,7 @@ class Capacity:
         if row.state.is_gone:
             heapq.heappush(self._gone, (row.changed_at, row.instance_id))
             self.taken.pop(row.instance_id, None)
-        if row.state.is_gone or row.state is InstanceState.READY:  # free the copies promised to it
+        if row.state.is_gone or row.state is InstanceState.READY:
             self._give_back_all(row.instance_id)
         if row.state.is_gone:
             return
@@ -360,7 +342,7 @@ class Capacity:
     # promised copies
 
     def take(self, replica_id: str, taker: str) -> None:
-        """Promise a dormant instance to `taker`: no other start grows from it or drops it."""
+        """Promise a dormant instance to `taker`, the only start that may use it."""
         self.taken[replica_id] = taker
         self.num_promises += 1
         row = self._rows.get(replica_id)
@@ -368,7 +350,7 @@ class Capacity:
             self._not_dormant(row)
 
     def give_back(self, replica_id: str) -> None:
-        """Make a dormant instance available again, because the start it was promised to did not happen."""
+        """Free a dormant instance whose start did not happen."""
         row = self._rows.get(replica_id)
         self.num_promises += 1
         if self.taken.pop(replica_id, None) is not None and row is not None and _is_copy(row):
@@ -398,7 +380,6 @@ def _holds_bytes(row: Instance) -> bool:
 
 
 def _is_copy(row: Instance) -> bool:
-    """Return whether the row is a replica, finished or not, or an engine asleep."""
     return row.state.is_dormant or (row.replica and row.state.is_coming)
 
 

@@ -1,8 +1,7 @@
-"""Load reports of the routers, and the demand per model that they add up to.
+"""Report the routers' loads and add them up to the demand per model.
 
-A report of up to `max_models` models is whole each time. Past that, a report names only the models with news (load, or
-a different load than last reported), and a whole report comes in parts every `whole_every_s`: with thousands of models
-no message is near the bus's limit, and a reader that missed one is right again soon.
+A report of up to `max_models` models is whole. Larger fleets report only models with news (load, or a changed one), and
+all models in parts every `whole_every_s`: no message nears the bus's limit, and a lost one is soon made good.
 """
 
 from collections import deque
@@ -12,22 +11,20 @@ from dataclasses import dataclass, replace
 from glowplug.domain.snapshot import ClassLoad, ModelLoad, Outlook
 from glowplug.events.facts import RequestWaiting, RouterLoadReported
 
-LOAD_STALE_S = 3.0  # a router silent for longer counts as holding and running nothing
-DEMAND_KEPT_S = 10 * LOAD_STALE_S  # requests of a silent router may still run on instances
+LOAD_STALE_S = 3.0  # then a silent router's load counts as nothing
+DEMAND_KEPT_S = 10 * LOAD_STALE_S  # its requests may still run on instances
 ARRIVALS_KEPT_S = 10.0
-ONLY_CHANGES = 0  # `num_parts` of a report with changes alone
+ONLY_CHANGES = 0  # `num_parts` of a partial report
 
 
 class LoadReporter:
-    """Makes one router's reports."""
-
     def __init__(self, router_id: str, *, max_models: int = 500, whole_every_s: float = 2.0) -> None:
         self._router_id, self._max_models, self._whole_every_s = router_id, max_models, whole_every_s
         self._sent: Mapping[str, ModelLoad] = {}
         self._whole_at = float("-inf")
 
     def reports(self, loads: Mapping[str, ModelLoad], now_s: float) -> list[RouterLoadReported]:
-        """Return the reports to send now. `loads` has every model; a report without news may name none."""
+        """Return the reports to send now; one without news may name no model. `loads` has every model."""
         if len(loads) <= self._max_models:
             self._sent, self._whole_at = loads, now_s
             return [RouterLoadReported(router_id=self._router_id, loads=loads)]
@@ -54,8 +51,7 @@ class LoadReporter:
 
 @dataclass(slots=True)
 class _Router:
-    """The state of one router's reports. `seen`: models in the parts of the current whole report, while no part is
-    missing."""
+    """One router's reports. `seen`: models in the parts of the current whole report, None if one is missing."""
 
     reported_at: float = 0.0
     is_whole: bool = False
@@ -64,15 +60,14 @@ class _Router:
 
 
 class LoadReports:
-    """The loads of each router by its reports: complete once one whole report of it has come."""
+    """Loads by router, complete after its first whole report."""
 
     def __init__(self) -> None:
         self.loads: dict[str, dict[str, ModelLoad]] = {}  # router_id -> model_key -> load
         self._routers: dict[str, _Router] = {}
 
     def take(self, report: RouterLoadReported, now_s: float) -> Mapping[str, ModelLoad]:
-        """Apply a report. Returns the router's loads as known now: the same mapping each time, changed by the next
-        report."""
+        """Apply a report. Return the router's loads: the same mapping each time, updated in place."""
         loads = self.loads.setdefault(report.router_id, {})
         router = self._routers.setdefault(report.router_id, _Router())
         router.reported_at = now_s
@@ -84,12 +79,11 @@ class LoadReports:
         return loads
 
     def is_fresh(self, now_s: float) -> bool:
-        """Return whether any router has recently reported, and has reported all its models."""
         return any(router.is_whole and now_s - router.reported_at <= LOAD_STALE_S for router in self._routers.values())
 
     def expire(self, now_s: float, lease_s: float = LOAD_STALE_S) -> list[str]:
-        """Forget the routers that have been silent for longer than `lease_s`, or whose report lies in the future
-        because a clock was set back; returns their ids."""
+        """Drop routers silent for longer than `lease_s`, or with reports from the future (a clock was set back); return
+        their ids."""
         silent = [key for key, router in self._routers.items() if not 0 <= now_s - router.reported_at <= lease_s]
         for router_id in silent:
             del self._routers[router_id], self.loads[router_id]
@@ -97,7 +91,6 @@ class LoadReports:
 
 
 def _count_parts(router: _Router, loads: dict[str, ModelLoad], report: RouterLoadReported) -> None:
-    """Drop the models that no part of a complete whole report names."""
     if report.part == 0:
         router.seen = set()
     elif report.part != router.next_part:
@@ -113,7 +106,6 @@ def _count_parts(router: _Router, loads: dict[str, ModelLoad], report: RouterLoa
 
 
 def joined(loads: Sequence[ModelLoad]) -> ModelLoad:
-    """Add up the loads of one model at several routers."""
     if len(loads) == 1:
         return loads[0]
     running: dict[str, int] = {}
@@ -139,7 +131,7 @@ def joined(loads: Sequence[ModelLoad]) -> ModelLoad:
 
 
 def _joined_classes(loads: Sequence[ModelLoad]) -> dict[str, ClassLoad]:
-    """Add up the classes other than standard. A router of an earlier version reports all requests as standard."""
+    """Add up the classes other than standard; older routers report only standard."""
     found: dict[str, ClassLoad] = {}
     for priority in sorted({name for load in loads for name in load.by_class}):
         parts, running = [load.by_class.get(priority, ClassLoad()) for load in loads], dict[str, int]()
@@ -158,7 +150,7 @@ def _joined_classes(loads: Sequence[ModelLoad]) -> dict[str, ClassLoad]:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """One `request.waiting` fact. `sent_at` is by the router's clock, `received_at` by ours."""
+    """One `request.waiting` fact. `sent_at`: the router's clock; `received_at`: ours."""
 
     num_waiting: int
     deadline_at: float
@@ -167,7 +159,7 @@ class _Waiting:
     by_class: Mapping[str, int]
 
     def load(self, reported: ModelLoad) -> ModelLoad:
-        """The load that the router reported last, with the requests that wait since."""
+        """Return the reported load, updated with the requests now waiting."""
         if self.num_waiting <= reported.num_waiting:
             return reported
         classes = {
@@ -180,26 +172,25 @@ class _Waiting:
 class Demand:
     """Demand per model, summed over the routers that have reported recently.
 
-    A router's request.waiting counts until a newer report of that router replaces it, by the router's own clock. A
-    router repeats both several times within LOAD_STALE_S, so that requests waiting at a router that died count no
-    longer than that.
+    A request.waiting counts until a newer report of that router, by its own clock. Routers repeat both several times
+    within LOAD_STALE_S, after which a dead router's waiting requests no longer count.
     """
 
     def __init__(self) -> None:
         self._reports = LoadReports()
-        self._waiting: dict[str, dict[str, _Waiting]] = {}  # model_key -> router_id -> waiting since its last report
-        self._sent_at: dict[str, float] = {}  # router_id -> when it sent its last report, by its clock
+        self._waiting: dict[str, dict[str, _Waiting]] = {}  # model_key -> router_id -> fact
+        self._sent_at: dict[str, float] = {}  # router_id -> time of its last report, by its clock
         self._last_active: dict[str, float] = {}
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # (router_id, model_key) -> arrived, dispatched
-        self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> recent (when reported, how many)
-        self.bases: Mapping[str, str] = {}  # adapter -> its base, as the owner knows them
-        self._busy: dict[str, None] = {}  # adapters with requests, and some that had them
-        self._arrived_at_adapters: dict[str, int] = {}  # base -> as `arrived_at_adapters`
-        self._dispatched: dict[str, int] = {}  # model_key -> number since each router's first report
+        self._arrived: dict[str, deque[tuple[float, int]]] = {}  # model_key -> recent (time, number)
+        self.bases: Mapping[str, str] = {}
+        self._busy: dict[str, None] = {}  # adapters with requests, now or earlier
+        self._arrived_at_adapters: dict[str, int] = {}
+        self._dispatched: dict[str, int] = {}  # by model_key, since each router's first report
 
     def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> dict[str, bool]:
-        """Apply a report. Returns the models whose load has changed, each with whether it holds or runs requests, or
-        did since the last report."""
+        """Apply a report. Return the models whose load has changed, with whether each has or had requests since the
+        last."""
         known = dict(self._reports.loads.get(report.router_id, ()))
         loads = self._reports.take(report, now_s)
         changed = dict.fromkeys(known.keys() - loads.keys(), False)
@@ -219,8 +210,8 @@ class Demand:
         return changed
 
     def wait(self, fact: RequestWaiting, now_s: float, sent_at: float) -> bool:
-        """Apply a fact that a router sent between two reports. False when it is outdated: a newer report of that router
-        is known, or every request it counts has reached its deadline."""
+        """Apply a fact sent between two reports. Return False if it is outdated: a newer report is known, or all its
+        deadlines have passed."""
         if now_s > fact.deadline_at or sent_at < self._sent_at.get(fact.router_id, float("-inf")):
             return False
         waiting = _Waiting(fact.num_waiting, fact.deadline_at, sent_at, now_s, fact.by_class)
@@ -230,8 +221,8 @@ class Demand:
         return True
 
     def _replace_waiting(self, report: RouterLoadReported, sent_at: float) -> None:
-        """Drop the waiting facts that a report replaces: for the models it names; unless it is a part of a whole, for
-        all others too."""
+        """Drop the waiting facts superseded by a report: of the models it names, and unless it is a part, of all
+        others."""
         if not self._waiting:
             return
         is_part = report.num_parts not in (1, ONLY_CHANGES)
@@ -250,12 +241,11 @@ class Demand:
         return sum(num for at, num in self._arrived.get(model_key, ()) if at > since)
 
     def dispatched(self, model_key: str) -> int:
-        """Requests sent to instances of the model; only the growth of this number is meaningful."""
+        """Requests dispatched; only its growth is meaningful."""
         return self._dispatched.get(model_key, 0)
 
     def _count(self, router_id: str, model_key: str, load: ModelLoad, now_s: float) -> None:
-        """Add the requests that arrived and were dispatched since the router's last report. A router's first report,
-        also after a restart, adds nothing."""
+        """Add arrivals and dispatches since the router's last report; its first, also after a restart, adds nothing."""
         counts = load.num_arrived, load.num_dispatched
         before = self._counted.get((router_id, model_key))
         if before == counts:
@@ -274,11 +264,9 @@ class Demand:
             self._dispatched[model_key] = self._dispatched.get(model_key, 0) + counts[1] - before[1]
 
     def touch(self, model_key: str, now_s: float) -> None:
-        """Note activity of a model other than a request."""
         self._last_active[model_key] = max(now_s, self._last_active.get(model_key, 0.0))
 
     def forget(self, model_key: str) -> None:
-        """Drop what is kept of a model that is gone."""
         self._last_active.pop(model_key, None)
         self._busy.pop(model_key, None)
         self._arrived_at_adapters.pop(model_key, None)
@@ -286,12 +274,11 @@ class Demand:
         self._waiting.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
-        """Return whether any router has recently reported all its models; without that no model may be called idle."""
+        """Return whether any router has recently reported all its models; otherwise no model may be called idle."""
         return self._reports.is_fresh(now_s)
 
     def expire(self, now_s: float) -> bool:
-        """Forget the demand of silent routers, whose requests are gone with them. Returns whether there was a silent
-        router."""
+        """Forget the demand of silent routers; return whether there were any."""
         for key, by_router in list(self._waiting.items()):
             for router_id, waiting in list(by_router.items()):
                 if now_s - waiting.received_at > LOAD_STALE_S or now_s > waiting.deadline_at:
@@ -303,7 +290,6 @@ class Demand:
         return bool(silent)
 
     def busy_adapters(self, base_key: str) -> list[str]:
-        """The adapters of a base that requests wait for or run under, at any router."""
         found = [key for key in self._busy if self.bases.get(key) == base_key]
         for key in [key for key in found if not self._is_busy(key)]:
             del self._busy[key]
@@ -315,11 +301,10 @@ class Demand:
         return model_key in self._waiting or any(load.num_waiting or load.num_in_flight for load in reported)
 
     def arrived_at_adapters(self, base_key: str) -> int:
-        """Requests that arrived for the adapters of a base since each router's first report."""
+        """Arrivals for the adapters of a base since each router's first report."""
         return self._arrived_at_adapters.get(base_key, 0)
 
     def of(self, model_key: str) -> ModelLoad:
-        """The model's load at all routers that have reported recently, added up."""
         waiting = self._waiting.get(model_key)
         if waiting is None:
             found = [loads[model_key] for loads in self._reports.loads.values() if model_key in loads]
@@ -330,7 +315,6 @@ class Demand:
         return load if load.last_active_at == last_active_at else replace(load, last_active_at=last_active_at)
 
     def _with_waiting(self, model_key: str, waiting: Mapping[str, _Waiting]) -> list[ModelLoad]:
-        """The load at each router, with the requests that began to wait since its last report."""
         reported = self._reports.loads
         found = [
             waiting[router_id].load(loads.get(model_key, _NO_LOAD)) if router_id in waiting else loads[model_key]

@@ -1,12 +1,10 @@
-"""An index of the fleet's nodes, so that a placement finds its candidates without reading every node.
+"""Index the fleet's nodes, so that a placement finds its candidates without reading every node.
 
-A placement ranks nodes by what they offer (a rate, what would be lost, their id) and takes the first few. Nodes of one
-`NodeKind` differ, for a start, in their free bytes and ids alone, so that of each kind the first few with enough free
-bytes represent all. A tree of maxima over the ids finds those without reading the others; a node whose copies of models
-would have to be dropped, or whose link is busy, is examined by itself.
+A placement ranks nodes by offer (rate, losses, id) and takes the first few. Nodes of one `NodeKind` differ only in free
+bytes and id, so its first few with enough bytes represent it, found by a tree of maxima over the ids. Nodes with copies
+to drop or busy links are examined one by one.
 
-The owner of the nodes reports what changes (`NodeIndex`); what a node offers is recomputed when next asked for.
-Policies only read (`IndexedNodes`). An answer holds until the next change.
+The owner reports changes (`NodeIndex`), policies only read (`IndexedNodes`); an answer holds until the next change.
 """
 
 from collections import Counter
@@ -20,50 +18,47 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 
 _Answer = TypeVar("_Answer")
-_NOWHERE = -1  # free bytes of a node that is no candidate: below any need
+_NOWHERE = -1  # free bytes of a node that is no candidate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeKind:
-    """Everything about a node that matters to a start, except its id and free bytes. One object for each kind."""
+    """All that matters to a start, except id and free bytes."""
 
     engines: tuple[str, ...]
     abilities: tuple[str, ...]
     draining: bool
-    rates: tuple[tuple[str, float], ...]  # of its links, by the last part of their names, in bytes per second
-    gpus: tuple[tuple[str, int], ...]  # kind and total bytes of each
+    rates: tuple[tuple[str, float], ...]  # of its links, by the last part of their names
+    gpus: tuple[tuple[str, int], ...]  # kind and total bytes
 
     def takes(self, engine: str) -> bool:
-        """Return whether instances of that engine may be placed on such a node."""
         return not self.draining and engine in self.engines
 
     def could_hold(self, num_bytes: int, num_gpus: int, engine: str) -> bool:
-        """Return whether the node's GPUs are large enough when empty."""
         return engine in self.engines and sum(total >= num_bytes for _, total in self.gpus) >= num_gpus
 
     @property
     def is_mixed(self) -> bool:
-        """Return whether the node's GPUs differ in size."""
         return len({total for _, total in self.gpus}) > 1
 
 
 @dataclass(slots=True, eq=False)
 class NodeMemory:
-    """One node and its bytes. `free`, `bare` and `cleared` are sorted, the most first."""
+    """One node. `free`, `bare` and `cleared` are bytes by GPU, largest first."""
 
     node: Node
     kind: NodeKind
-    at: int = _NOWHERE  # position among all nodes by id
-    rows: tuple[Instance, ...] = ()  # dormant ones
-    free: tuple[int, ...] = ()  # of each GPU, neither granted nor promised
-    bare: tuple[int, ...] = ()  # ... of the GPUs that hold no copy which may be dropped
-    cleared: tuple[int, ...] = ()  # ... of each GPU once every copy there is dropped
-    answers: dict[Any, Any] = field(default_factory=dict)  # cached answers to questions about this node alone
+    at: int = _NOWHERE  # position by id
+    rows: tuple[Instance, ...] = ()
+    free: tuple[int, ...] = ()  # neither granted nor promised
+    bare: tuple[int, ...] = ()  # ... of the GPUs without droppable copies
+    cleared: tuple[int, ...] = ()  # ... with every copy dropped
+    answers: dict[Any, Any] = field(default_factory=dict)
 
 
 class IndexedNodes:
-    """Nodes by id with what they offer, read-only for policies; only a `NodeIndex` changes. `reserved`: gpu_id -> bytes
-    promised; `dormant`: node_id -> dormant rows; `scores`: replica id -> its worth when last planned."""
+    """Nodes by id with their offers, read-only. `reserved`: gpu_id -> bytes promised; `dormant`: node_id -> dormant
+    rows; `scores`: replica id -> worth when last planned."""
 
     def __init__(
         self, reserved: Mapping[str, int], dormant: Mapping[str, Sequence[Instance]], scores: Mapping[str, float]
@@ -75,9 +70,9 @@ class IndexedNodes:
         self._order: list[str] | None = None
         self._kind_of: dict[Any, NodeKind] = {}
         self._trees: dict[NodeKind, dict[tuple[int, str], _Maxima]] = {}  # by number of GPUs, and "free" or "bare"
-        self._with_rows: dict[str, tuple[Instance, ...]] = {}  # node_id -> its dormant rows, as last computed
+        self._with_rows: dict[str, tuple[Instance, ...]] = {}
         self._copies: dict[str, dict[str, Instance]] = {}  # model_key -> dormant rows by id
-        self._worthless: set[str] = set()  # nodes with a copy whose score is 0
+        self._worthless: set[str] = set()  # nodes with a copy of score 0
         self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes with the weights in memory
         self._on_disk: dict[str, set[str]] = {}  # ... and on disk
 
@@ -90,7 +85,7 @@ class IndexedNodes:
         return (self._by_id[node_id].node for node_id in self._ids())
 
     def node(self, node_id: str) -> Node | None:
-        """The node of that id, or None where it is not alive."""
+        """Return the node, or None if it is not alive."""
         known = self._by_id.get(node_id)
         return known.node if known else None
 
@@ -98,37 +93,31 @@ class IndexedNodes:
         return self._kinds.keys()
 
     def num_able(self, engine: str, ability: str) -> int:
-        """Number of nodes where instances of that engine may be placed and that have the ability."""
         named = f"{engine}:{ability}"
         return sum(num for kind, num in self._kinds.items() if kind.takes(engine) and named in kind.abilities)
 
     def could_hold(self, num_bytes: int, num_gpus: int, engine: str, *, even_draining: bool = True) -> bool:
-        """Return whether the GPUs of some node are large enough when empty."""
         kinds = (kind for kind in self._kinds if even_draining or not kind.draining)
         return any(kind.could_hold(num_bytes, num_gpus, engine) for kind in kinds)
 
     def models_with_copies(self) -> Collection[str]:
-        """Keys of the models that have dormant copies."""
         self._work_out()
         return self._copies.keys()
 
     def copies(self, model: Model) -> tuple[Instance, ...]:
-        """The model's dormant rows."""
         self._work_out()
         return tuple(self._copies.get(model.key, {}).values())
 
     def holders(self, model: Model) -> Set[str] | None:
-        """Ids of nodes whose host memory has the weights. None means every node, since there are no weights to
-        fetch."""
+        """Ids of nodes with the weights in host memory; None: every node, as there is nothing to fetch."""
         return _having(self._caching, model) if model.weights.uri else None
 
     def disk_holders(self, model: Model) -> Set[str]:
-        """Ids of nodes with a copy of the weights on disk."""
         there = model.weights.uri and self._on_disk and self._on_disk.get(model.weights.digest)
         return there or frozenset()
 
     def among(self, node_ids: Collection[str] | None, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
-        """Nodes of `node_ids` (None: of all) that have the bytes once copies are dropped, by id."""
+        """Return the nodes of `node_ids` (None: all) that have the bytes once copies are dropped, by id."""
         self._work_out()
         ids = self._by_id.keys() if node_ids is None else node_ids
         found = (node_id for node_id in ids if self._offers(node_id, "cleared", num_bytes, num_gpus, engine))
@@ -147,13 +136,13 @@ class IndexedNodes:
         only: Set[str] | None = None,
         besides: Set[str] = frozenset(),
     ) -> list[Node]:
-        """Nodes by id: of each kind, for each of `needs` (bytes on each of `num_gpus` GPUs), the first `count` in the
-        order (what is lost, id), and perhaps others.
+        """Return, by id, the first `count` nodes of each kind for each of `needs` (bytes on each of `num_gpus` GPUs),
+        ordered by (loss, id), and perhaps others.
 
-        `drops`: whether copies may be dropped for the bytes, and on which GPUs nothing is lost: "bare" ones (no copy
-        lies there) or "free" ones (copies there may stay); "" when none may be dropped. `loses`: what any other node
-        loses; it is cached per node and (needs, num_gpus, drops) until the node changes. `busy`: nodes that are ranked
-        one by one, and are all returned. `only`, `besides`: nodes to search in, or to leave out.
+        `drops`: on which GPUs nothing is lost if copies may be dropped: "bare" ones (without copies) or "free" ones;
+        "": none may be dropped. `loses`: the loss of any other node, cached per node and (needs, num_gpus, drops) until
+        the node changes. `busy`: nodes ranked one by one, all returned. `only`, `besides`: nodes to search in or to
+        leave out.
         """
         self._work_out()
         ids, least, which = self._ids(), min(needs), drops or "free"
@@ -187,8 +176,7 @@ class IndexedNodes:
     def answers(
         self, question: Any, answer: Callable[[NodeMemory], _Answer], nodes: Iterable[Node] | None = None
     ) -> Iterator[_Answer]:
-        """Answer one question about each node by id, or each of `nodes`. An answer is cached until something about its
-        node changes."""
+        """Answer a question about each node by id, or each of `nodes`; cached until the node changes."""
         self._work_out()
         for node_id in self._ids() if nodes is None else (node.node_id for node in nodes):
             yield self._answer(self._by_id[node_id], question, answer)
@@ -238,7 +226,6 @@ class IndexedNodes:
         only: Set[str] | None = None,
         besides: Sequence[Collection[str]] = (),
     ) -> list[int]:
-        """Positions of the first nodes of a kind that have `need` bytes on so many GPUs."""
         self._work_out()
         ids = self._ids()
         trees = self._trees.setdefault(kind, {})
@@ -258,7 +245,6 @@ class IndexedNodes:
         return places
 
     def _work_out(self) -> None:
-        """Recompute what the changed nodes offer."""
         if not self._changed:
             return
         changed, self._changed = self._changed, set()
@@ -312,7 +298,6 @@ class IndexedNodes:
     def _cache(
         known: dict[str, set[str]], node_id: str, before: Sequence[CachedWeights], now: Sequence[CachedWeights]
     ) -> None:
-        """Update which weights a node has in `known` (of host memory, or of disk)."""
         old, new = _names(before), _names(now)
         for name in old - new:
             known[name].discard(node_id)
@@ -329,8 +314,7 @@ class IndexedNodes:
 
 
 class NodeIndex(IndexedNodes):
-    """The index as its owner keeps it. `reserved`, `dormant` and `scores` are only read: after a change to one of them
-    its owner calls `touch` or `score`."""
+    """The owner's index. Call `touch` or `score` after changing `reserved`, `dormant` or `scores`."""
 
     def __init__(
         self,
@@ -347,7 +331,6 @@ class NodeIndex(IndexedNodes):
         self._changed.update(self.dormant)
 
     def put(self, node: Node) -> None:
-        """Add a node, or replace it by its current row."""
         node_id, known = node.node_id, self._by_id.get(node.node_id)
         if known is None:
             self._by_id[node_id] = known = NodeMemory(node, self._kind(node))
@@ -373,11 +356,10 @@ class NodeIndex(IndexedNodes):
             self._changed.add(node_id)
 
     def touch(self, node_id: str) -> None:
-        """Note that promises, rows or scores of that node have changed."""
+        """Note changed promises, rows or scores of a node."""
         self._changed.add(node_id)
 
     def drop(self, node_id: str) -> None:
-        """Remove a node from the candidates."""
         gone = self._by_id.pop(node_id, None)
         if gone is not None:
             self._leave_trees(gone)
@@ -388,7 +370,6 @@ class NodeIndex(IndexedNodes):
             self._order = None
 
     def score(self, scores: Mapping[str, float]) -> None:
-        """Replace the worth of every copy."""
         self._work_out()
         self.scores, self._worthless = scores, set()
         for node_id in self._with_rows:
@@ -399,21 +380,19 @@ class NodeIndex(IndexedNodes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """The nodes as a policy sees them: alive, in order of their ids; cordoned ones are marked draining. A policy should
-    ask `fleet`: reading all of `nodes` costs time for each of them."""
+    """The living nodes by id, as a policy sees them; cordoned ones are marked draining. Prefer `fleet`: iterating over
+    `nodes` is linear in the fleet."""
 
     now_s: float
     nodes: Sequence[Node] | IndexedNodes
-    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in the GPU's ledger
-    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> replicas, also unfinished
-    # ones, and engines that are swapped out
-    scores: Mapping[str, float] = field(default_factory=dict)  # instance_id of a replica -> its worth when last planned
+    reserved: Mapping[str, int] = field(default_factory=dict)  # gpu_id -> bytes promised, not yet in the ledger
+    dormant: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # replicas (even unfinished), sleepers
+    scores: Mapping[str, float] = field(default_factory=dict)  # replica id -> worth when last planned
     _built: list[NodeIndex] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def fleet(self) -> IndexedNodes:
-        """The offers of the nodes: the index given as `nodes`, which its owner updates, or one built from these
-        nodes."""
+        """Return the index given as `nodes`, or one built from these nodes."""
         if isinstance(self.nodes, IndexedNodes):
             return self.nodes
         if not self._built:
@@ -422,8 +401,7 @@ class FleetView:
 
 
 class _Maxima:
-    """A list of numbers with the largest of each half, quarter and so on, to find the first ones that are large
-    enough."""
+    """A tree of maxima that finds the first numbers that are large enough."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._size = 1 << max(0, len(numbers) - 1).bit_length()
@@ -442,7 +420,6 @@ class _Maxima:
             most[at] = largest
 
     def at_least(self, least: int) -> Iterator[int]:
-        """Positions of the numbers that are at least `least`, the first one first."""
         waiting = [1]
         while waiting:
             at = waiting.pop()
@@ -459,7 +436,6 @@ def _nth(has: Sequence[int], num: int) -> int:
 
 
 def _is_like(one: Node, other: Node) -> bool:
-    """Return whether nothing that matters to a start differs between two rows of a node."""
     return (one.gpus is other.gpus or one.gpus == other.gpus) and (
         one.engines == other.engines
         and one.abilities == other.abilities
@@ -482,5 +458,4 @@ def _names(cached: Sequence[CachedWeights]) -> set[str]:
 
 
 def _key(model_key: str) -> str:
-    """A model's key in a form that no digest has."""
     return f"model {model_key}"

@@ -1,19 +1,15 @@
-"""The seconds of each stage of a start: learned over the whole fleet, with a documented prior for each engine.
+"""Learn and predict the seconds of each stage of a start, over the whole fleet, from a prior per engine.
 
-All of Glowplug reads start times here. The placer learns them and keeps the rows in the store (table `start_times`); it
-predicts every start that it orders and sends the figures with the command, so that the phases of an instance carry
-them. Eq. 5 of HydraServe, WarmServe's T_c, a router's Retry-After and the console read the same figures.
+The placer learns them, stores them (table `start_times`) and sends its prediction with each start command. Eq. 5 of
+HydraServe, WarmServe's T_c, a router's Retry-After and the console read the same figures.
 
-A start is looked up from the nearest to the farthest: the same model; else models of its size class (weights within a
-factor of two); else any model of its engine; else the engine's prior. Each lookup is for the same kind of GPU and the
-same kind of start; the starts from nothing (cold, from disk, from host memory) differ in their fetch alone. A figure
-from another model is scaled by the two models' priors, so that twice the bytes load twice as long. A figure is the
-median of the last `KEPT` starts, so that one start on a busy machine changes nothing.
+A prediction is the median of the last `KEPT` starts of the same model; else of models of its size class (weights within
+a factor of two); else of any model of its engine; else the prior. GPU kind and start kind must match, except that
+starts from nothing (cold, disk, host memory) differ only in their fetch. Other models' figures are scaled by the
+priors.
 
-The time of a load that ran beside its fetch does not predict a load after a fetch: of a streamed start only the seconds
-that the load took after the last byte are learned (`tail_s`), for streamed starts alone.
-
-The seconds that no stage covers (polls, notices) are learned as `rest_s`, so that the sum is the whole start.
+A streamed load overlaps its fetch, so it teaches only its seconds after the last byte (`tail_s`), for streamed starts
+alone. Seconds outside every stage (polls, notices) become `rest_s`, so that the sum is the whole start.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,60 +21,58 @@ from typing import Literal
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import Model
 
-START_TIMES = "start_times"  # the table of the store; the placer writes it
-KEPT = 3  # starts per row: one slow by chance does not move the median, two do (bench: 3 was closer than 5)
-MAX_ROWS = 5000  # rows of all models and kinds; past that, the row updated longest ago is dropped
-MAX_START_S = 86_400.0  # a longer start means that a clock was set
-MAX_SCALE = 100.0  # most by which a figure is scaled between two models
-NOT_SEEN = -1.0  # the seconds of a stage that others hid in this start
+START_TIMES = "start_times"  # written by the placer
+KEPT = 3  # starts per row: the median ignores one slow start (bench: 3 was closer than 5)
+MAX_ROWS = 5000  # beyond it, the least recently updated row is dropped
+MAX_START_S = 86_400.0  # longer: a clock was set
+MAX_SCALE = 100.0
+NOT_SEEN = -1.0  # stage hidden by others
 
 
 class StartKind(StrEnum):
-    """The state from which a start begins."""
+    """State from which a start begins."""
 
-    COLD = "cold"  # the weights are fetched into host memory first, over the network
-    DISK = "disk"  # the weights are fetched from the node's own copy on disk
-    CACHED = "cached"  # the weights are in host memory, or there are none to fetch
-    WAKE = "wake"  # the engine sleeps outside the GPU (SWAPPED_OUT)
-    GROWTH = "growth"  # a replica holds the weights (PREWARMED)
-    JOIN = "join"  # a replica is being started: the rest of its start, then a growth
+    COLD = "cold"  # weights fetched over the network
+    DISK = "disk"  # weights fetched from the node's own disk
+    CACHED = "cached"  # weights in host memory, or none to fetch
+    WAKE = "wake"  # engine asleep outside the GPU (SWAPPED_OUT)
+    GROWTH = "growth"  # weights held by a replica (PREWARMED)
+    JOIN = "join"  # the rest of a replica's start, then a growth
 
 
-Scope = Literal["model", "size", "engine", "prior"]  # whose starts a figure comes from
+Scope = Literal["model", "size", "engine", "prior"]
 
-FROM_NOTHING = (StartKind.COLD, StartKind.CACHED, StartKind.DISK)  # without an engine: they differ only in the fetch
+FROM_NOTHING = (StartKind.COLD, StartKind.CACHED, StartKind.DISK)
 _KINDS = {kind.value: kind for kind in StartKind}
 _OF_STATE = {InstanceState.SWAPPED_OUT: StartKind.WAKE, InstanceState.PREWARMED: StartKind.GROWTH}
 
 
 def kind_from(source: InstanceState) -> StartKind:
-    """The kind of start of an instance that grows from one in state `source`."""
     return _OF_STATE.get(source, StartKind.JOIN)
 
 
 def slowest(kinds: Iterable[StartKind]) -> StartKind:
-    """The kind that waits longest for its weights, for an instance whose stages start from nothing in these ways."""
+    """Return the kind that waits longest for its weights."""
     return min(kinds, key=(StartKind.COLD, StartKind.DISK, StartKind.CACHED).index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds of the stages of one start. The process comes up while the weights are fetched."""
+    """Seconds of the stages of one start. Launch and fetch overlap."""
 
     fetch_s: float = 0.0
     launch_s: float = 0.0
     load_s: float = 0.0
     warmup_s: float = 0.0
-    rest_s: float = 0.0  # covered by no stage
-    tail_s: float = NOT_SEEN  # of a streamed load, after the last byte; not part of `whole_s`
+    rest_s: float = 0.0  # outside every stage
+    tail_s: float = NOT_SEEN  # streamed load after the last byte; not in `whole_s`
 
     @property
     def whole_s(self) -> float:
-        """Seconds from the command to READY where nothing is streamed: the load begins after the whole fetch."""
+        """Seconds from the command to READY, unstreamed."""
         return max(self.launch_s, self.fetch_s) + self.load_s + self.warmup_s + self.rest_s
 
     def by_phase(self) -> dict[str, float]:
-        """Seconds by the phase names of an instance; stages that this start does not have are left out."""
         seconds = {phase.value: getattr(self, name) for name, phase in _PHASES.items()}
         return {name: took for name, took in seconds.items() if took > 0}
 
@@ -87,31 +81,29 @@ _PHASES = {
     "fetch_s": PhaseName.FETCH, "launch_s": PhaseName.LAUNCH, "load_s": PhaseName.LOAD, "warmup_s": PhaseName.WARMUP,
 }  # fmt: skip
 _FIELDS = tuple(one.name for one in fields(StageTimes))
-_PREDICTED = tuple(name for name in _FIELDS if name != "tail_s")  # of every start
+_PREDICTED = tuple(name for name in _FIELDS if name != "tail_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Expected seconds of an engine before any of its starts was seen. Where a rate is 0, the placer's setting
-    applies."""
+    """Expected seconds of an engine before its first start. Rate 0: the placer's setting applies."""
 
     launch_s: float = 0.0
-    library_s: float = 0.0  # part of the launch: imports, which a streaming engine does beside the load (Eq. 5's t_l)
-    load_s: float = 0.0  # besides moving the bytes
+    library_s: float = 0.0  # imports, part of the launch; beside the load in a streaming engine (Eq. 5's t_l)
+    load_s: float = 0.0  # excluding the transfer
     load_bytes_per_s: float = 0.0
     warmup_s: float = 0.0
-    fetch_s: float = 0.0  # besides moving the bytes
-    fetch_bytes_per_s: float = 0.0  # of a network that the engine models by itself; 0: none
-    tail_s: float = 0.0  # of a streamed load, after the last byte; 0: the last chunk's transfer over PCIe (Eq. 5)
-    look_s: float = 0.0  # to see that weights lie in host memory
+    fetch_s: float = 0.0
+    fetch_bytes_per_s: float = 0.0  # an emulated network's; 0: none
+    tail_s: float = 0.0  # streamed load after the last byte; 0: the last chunk's transfer over PCIe (Eq. 5)
+    look_s: float = 0.0  # to find the weights in host memory
     rest_s: float = 0.0
-    wake_s: float = 0.0  # besides moving the bytes, at `load_bytes_per_s`
+    wake_s: float = 0.0  # excluding the transfer, at `load_bytes_per_s`
     growth_s: float = 0.0
-    prefill_s: float = 0.0  # first token of a warm instance
-    reads_args: bool = False  # its models' `engine_args` may override these fields by name, and `time_scale`
+    prefill_s: float = 0.0  # first token when warm
+    reads_args: bool = False  # `engine_args` may override these fields and set `time_scale`
 
     def of(self, model: Model) -> "Prior":
-        """Return the prior of one model: the model's own arguments override the engine's prior."""
         if not self.reads_args or not model.engine_args:
             return self
         scale = _number(model, "time_scale", 0.0) or 1.0
@@ -126,32 +118,29 @@ class Prior:
 
 
 PRIORS: Mapping[str, Prior] = {
-    # The emulated engine's own times (engines/emulated_host/profiles.py: ColdStart; a unit test compares the two).
+    # Same as ColdStart in glowplug_lab/emulated/profiles.py; a unit test compares the two.
     "emulated": Prior(
         launch_s=2.0, load_bytes_per_s=10e9, warmup_s=0.5, look_s=0.002, rest_s=0.05,
         wake_s=0.05, growth_s=0.01, prefill_s=0.05, reads_args=True,
     ),
-    # SmolLM2-135M on two cores at load 4: medians of 27 starts. Weights are
-    # mapped, not copied, so their bytes cost little time.
+    # SmolLM2-135M on two cores at load 4, medians of 27 starts; mapped weights cost little time per byte.
     "llamacpp": Prior(
         launch_s=0.12, load_s=0.3, load_bytes_per_s=1e9, warmup_s=0.03, fetch_s=0.25, look_s=0.02, rest_s=0.05,
         prefill_s=0.25, tail_s=0.02,
     ),
     # Parked, on two cores (docs/engines/vllm.md: 1.8 to 3.7 s to the first token). A plain start takes ten times as
-    # long, which the first one teaches.
+    # long: the first one corrects this.
     "vllm": Prior(
         launch_s=0.3, load_s=1.5, load_bytes_per_s=2e9, warmup_s=0.5, fetch_s=0.25, look_s=0.02, rest_s=0.05,
         prefill_s=0.1, tail_s=0.6,
     ),
 }  # fmt: skip
 UNKNOWN = Prior()
-ADAPTER_LOAD_S = 0.02  # of an adapter into an engine that serves its base, besides moving its bytes
+ADAPTER_LOAD_S = 0.02  # excluding the transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSample:
-    """One measured start, beside the prior of its model. A stage is NOT_SEEN where other stages hid it."""
-
     instance_id: str
     ended_at: float
     took: StageTimes
@@ -160,7 +149,7 @@ class StartSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRow:
-    """The last starts of one model, of one kind, on one kind of GPU; oldest first. A row of the store."""
+    """Last starts of one model, kind and kind of GPU, oldest first."""
 
     key: str
     model_key: str
@@ -171,30 +160,27 @@ class StartRow:
     samples: tuple[StartSample, ...] = ()
 
 
-_Group = tuple[str, str, StartKind, int | None]  # engine, kind of GPU, kind of start, size class (None: any)
+_Group = tuple[str, str, StartKind, int | None]  # engine, GPU kind, start kind, size class (None: any)
 _Stage = tuple[float, int | None]
-_Read = tuple[str, str, str, int | None]  # a prediction's model_key, engine, kind of GPU, and the widest class it read
+_Read = tuple[str, str, str, int | None]  # model_key, engine, GPU kind and widest class read by a prediction
 
 
 @dataclass(slots=True, kw_only=True)
 class StartTimes:
-    """Start times of the fleet, learned from READY instances. Only `learn`, `restore` and `forget` change them."""
-
     priors: Mapping[str, Prior] = field(default_factory=lambda: PRIORS)
-    otherwise: Prior = UNKNOWN  # prior of an engine that has none
-    network_bytes_per_s: float = 2e9  # where a node's network card reports no rate
-    pcie_bytes_per_s: float = 32e9  # host memory to GPU, where neither node nor engine declares a rate
+    otherwise: Prior = UNKNOWN
+    network_bytes_per_s: float = 2e9  # for network cards that report no rate
+    pcie_bytes_per_s: float = 32e9  # host to GPU, unless node or engine declares a rate
     rows: dict[str, StartRow] = field(default_factory=dict)
     _groups: dict[_Group, tuple[StartSample, ...]] = field(default_factory=dict)
-    _gpu_kinds: dict[str, str] = field(default_factory=dict)  # engine -> kind of GPU of its newest start
+    _gpu_kinds: dict[str, str] = field(default_factory=dict)  # by engine, of its newest start
     _known: dict[tuple[object, ...], tuple[StageTimes, _Read]] = field(default_factory=dict)  # cached predictions
-    growths_s: dict[str, float] = field(default_factory=dict)  # model_key -> the quickest growth seen, one that
-    # waited for no weights
+    growths_s: dict[str, float] = field(default_factory=dict)  # model_key -> quickest growth (no wait for weights)
 
     # learning
 
     def learn(self, instance: Instance, model: Model) -> StartRow | None:
-        """Learn the start of a serving instance. Returns its row, or None where the start teaches nothing new."""
+        """Learn the start of a serving instance. Return its row, or None if nothing is new."""
         if instance.state is not InstanceState.READY or not instance.serves or instance.model_key != model.key:
             return None
         took, kind = _measured(instance), _kind_of(instance)
@@ -218,7 +204,7 @@ class StartTimes:
         return self.rows[row.key]
 
     def restore(self, rows: Mapping[str, StartRow]) -> list[StartRow]:
-        """Merge the stored table. Returns the rows that the table lacks or has fewer samples of. Skips unsound rows."""
+        """Merge the sound stored rows; return the rows with samples that the store lacks."""
         rows = {key: row for key, row in rows.items() if _is_sound(row)}
         for key, row in rows.items():
             merged = replace(row, samples=_with(row.samples, self._kept(row)))
@@ -227,7 +213,7 @@ class StartTimes:
         return [row for key, row in self.rows.items() if rows.get(key) != row]
 
     def forget(self, is_gone: Callable[[str], bool]) -> list[str]:
-        """Drop the rows of models that are gone. Returns the keys of those rows."""
+        """Drop the rows of gone models; return their keys."""
         gone = [key for key, row in self.rows.items() if is_gone(row.model_key)]
         for key in gone:
             self.growths_s.pop(self.rows.pop(key).model_key, None)
@@ -236,7 +222,6 @@ class StartTimes:
         return gone
 
     def _kept(self, row: StartRow) -> tuple[StartSample, ...]:
-        """The samples known for the row's key; none if the weights were of another size then."""
         known = self.rows.get(row.key)
         return known.samples if known is not None and known.size_class == row.size_class else ()
 
@@ -273,15 +258,14 @@ class StartTimes:
     # predicting
 
     def knows(self, model: Model) -> bool:
-        """Return whether a prediction for that model is more than zeros."""
         return model.engine in self.priors or _starter(model) in self._gpu_kinds or self.otherwise is not UNKNOWN
 
     def _prior(self, model: Model) -> Prior:
         return self.priors.get(model.engine, self.otherwise).of(model)
 
     def predict(self, model: Model, kind: StartKind, gpu_kind: str = "", pcie_bytes_per_s: float = 0.0) -> StageTimes:
-        """Predict the stages of a start. `gpu_kind` "": that of the engine's newest start. `pcie_bytes_per_s`: declared
-        by the node, 0 for none; it overrides the engine's prior, and measured starts override both."""
+        """Predict the stages of a start. `gpu_kind` "": of the newest start. `pcie_bytes_per_s`: the node's (0: none),
+        overrides the prior, not measurements."""
         gpu_kind = gpu_kind or self._gpu_kinds.get(_starter(model), "")
         asked = (model.key, model.revision, model.weights_bytes, kind, gpu_kind, pcie_bytes_per_s)
         known = self._known.get(asked)
@@ -294,7 +278,6 @@ class StartTimes:
         return known[0]
 
     def prior_times(self, model: Model, kind: StartKind, pcie_bytes_per_s: float = 0.0) -> StageTimes:
-        """The stages of a start of that model by its engine's prior alone."""
         prior = self._prior(model)
         rate = pcie_bytes_per_s or prior.load_bytes_per_s or self.pcie_bytes_per_s
         moved_s = model.weights_bytes / model.num_gpus / rate
@@ -303,11 +286,11 @@ class StartTimes:
         if kind is StartKind.GROWTH:
             return StageTimes(load_s=prior.growth_s)
         fetch_s = prior.look_s
-        if kind in (StartKind.COLD, StartKind.DISK):  # a disk has no prior: its node measures it
+        if kind in (StartKind.COLD, StartKind.DISK):  # a disk's rate is measured by its node, not prior
             fetch_s = prior.fetch_s + model.fetch_bytes / self.network_bytes_per_s
         elif prior.fetch_bytes_per_s:
             fetch_s = model.weights_bytes / prior.fetch_bytes_per_s
-        if model.base:  # its host runs: nothing is launched
+        if model.base:
             return StageTimes(fetch_s=fetch_s, load_s=ADAPTER_LOAD_S + moved_s, rest_s=prior.rest_s)
         return StageTimes(
             fetch_s=fetch_s,
@@ -319,8 +302,7 @@ class StartTimes:
         )
 
     def tail_s(self, model: Model, gpu_kind: str = "") -> float:
-        """Seconds that a streamed load of that model takes after the last byte. 0 where the engine has no prior for
-        them: they are then the last chunk's transfer over PCIe."""
+        """Seconds of a streamed load after the last byte; 0: no prior, i.e. the last chunk's transfer over PCIe."""
         if not self._prior(model).tail_s:
             return 0.0
         gpu_kind = gpu_kind or self._gpu_kinds.get(_starter(model), "")
@@ -328,25 +310,23 @@ class StartTimes:
         return max(0.0, self._stage("tail_s", model, StartKind.COLD, gpu_kind, prior)[0])
 
     def library_share(self, model: Model) -> float:
-        """The share of a launch that a streaming engine does beside the load."""
+        """Share of a launch that a streaming engine does beside the load."""
         prior = self._prior(model)
         return prior.library_s / prior.launch_s if prior.launch_s else 0.0
 
     def prefill_s(self, model: Model) -> float:
-        """Seconds to the first token by the engine's prior, for a model without measured requests."""
         return self._prior(model).prefill_s
 
     def latest(self, model: Model, kinds: Iterable[StartKind]) -> StartKind | None:
-        """The kind, among `kinds`, by which the model was started last; None if by none of them."""
+        """Return the kind of the model's last start among `kinds`, or None."""
         rows = [row for kind in kinds if (row := self._row(model, kind, self._gpu_kinds.get(_starter(model), "")))]
         return max(rows, key=lambda row: (row.samples[-1].ended_at, row.kind)).kind if rows else None
 
     def has_seen(self, model: Model) -> bool:
-        """Return whether a start of that model has been measured, on the engine's newest kind of GPU."""
         return self.latest(model, StartKind) is not None
 
     def measured_by(self, model: Model, kind: StartKind, gpu_kind: str, stage: str = "load_s") -> tuple[Scope, int]:
-        """Whose starts predict that stage, and the number of starts of which the prediction is the median."""
+        """Return whose starts predict the stage, and how many are in the median."""
         kinds = _alike(kind, stage)
         groups: list[tuple[Scope, int | None]] = [("size", size_class(model)), ("engine", None)]
         for one in kinds:
@@ -364,7 +344,7 @@ class StartTimes:
         return self.rows.get(_key(model.key, _starter(model), gpu_kind, kind))
 
     def _stage(self, name: str, model: Model, kind: StartKind, gpu_kind: str, prior: StageTimes) -> _Stage:
-        """Seconds of one stage by the nearest starts that show it, and the size class of those starts (None: any)."""
+        """Seconds by the nearest starts that show the stage, and their size class (None: any)."""
         kinds = _alike(kind, name)
         mine: float = getattr(prior, name)
         for one in kinds:
@@ -380,15 +360,14 @@ class StartTimes:
 
 
 def _alike(kind: StartKind, stage: str) -> tuple[StartKind, ...]:
-    """The kinds of start that show how long this stage of `kind` takes, `kind` itself first."""
+    """Kinds of start that show the duration of this stage, `kind` itself first."""
     if kind not in FROM_NOTHING or stage == "fetch_s":
         return (kind,)
     return (kind, *(other for other in FROM_NOTHING if other is not kind))
 
 
 def _starter(model: Model, engine: str = "") -> str:
-    """Whose starts are alike: those of one engine ("": the model's); an adapter's, which launch none, among each
-    other."""
+    """Engine under which starts are grouped; adapters, which launch none, form a group."""
     return f"{engine or model.engine}+adapter" if model.base else engine or model.engine
 
 
@@ -397,7 +376,7 @@ def _key(model_key: str, engine: str, gpu_kind: str, kind: StartKind) -> str:
 
 
 def size_class(model: Model) -> int:
-    """The size class of a model: weights within a factor of two of each other share one."""
+    """Class of models whose weights are within a factor of two of each other."""
     return model.weights_bytes.bit_length()
 
 
@@ -408,7 +387,6 @@ def _is_sound(row: StartRow) -> bool:
 
 
 def _scaled(sample: StartSample, name: str, prior_s: float) -> float:
-    """Seconds that another model's sample took, scaled to a model with that prior."""
     took: float = getattr(sample.took, name)
     its: float = getattr(sample.prior, name)
     if its <= 0 or prior_s <= 0:
@@ -417,23 +395,21 @@ def _scaled(sample: StartSample, name: str, prior_s: float) -> float:
 
 
 def _with(kept: tuple[StartSample, ...], more: Iterable[StartSample]) -> tuple[StartSample, ...]:
-    """The newest `KEPT` samples of both, without duplicates, oldest first."""
     by_id = {sample.instance_id: sample for sample in (*kept, *more)}
     return tuple(sorted(by_id.values(), key=lambda s: (s.ended_at, s.instance_id))[-KEPT:])
 
 
 def _kind_of(instance: Instance) -> StartKind | None:
-    """The kind of start an instance made. None if the agent names an unknown kind, or the start was broken off and
-    begun again, or it joined a replica's start, whose rest depends on when it joined."""
-    if not instance.start_kind:  # this agent does not report the kind
+    """None for an unknown kind, an interrupted start, or a JOIN, whose rest depends on when it joined."""
+    if not instance.start_kind:
         return StartKind.WAKE if instance.source else StartKind.COLD
     kind = _KINDS.get(instance.start_kind)
     return None if kind is StartKind.JOIN else kind
 
 
 def _measured(instance: Instance) -> StageTimes | None:
-    """Seconds of the stages, from the instance's phases. None if the clocks are impossible. Of a pipeline only launch
-    and warm-up are taken: its stages wait for each other in between."""
+    """Seconds by phase; None if clocks are impossible. A pipeline's stages wait for each other between launch and
+    warm-up, so only these count."""
     whole_s = instance.ready_at - instance.created_at
     if instance.created_at <= 0 or not 0 < whole_s <= MAX_START_S:
         return None
@@ -448,13 +424,12 @@ def _measured(instance: Instance) -> StageTimes | None:
         hidden = dict.fromkeys(_FIELDS, NOT_SEEN)
         return StageTimes(**hidden | {name: took[name] for name in ("launch_s", "warmup_s") if name in took})
     if {"load_s", "fetch_s"} <= shown.keys() and shown["load_s"].started_at < shown["fetch_s"].ended_at - 1e-6:
-        took["tail_s"] = max(0.0, shown["load_s"].ended_at - shown["fetch_s"].ended_at)  # it was streamed
+        took["tail_s"] = max(0.0, shown["load_s"].ended_at - shown["fetch_s"].ended_at)
         took["load_s"] = NOT_SEEN
     return StageTimes(**took, rest_s=max(0.0, whole_s - _covered_s(phases.values(), instance)))
 
 
 def _covered_s(phases: Iterable[Phase], instance: Instance) -> float:
-    """Seconds of the start in which at least one of the phases was under way."""
     covered_s, until = 0.0, instance.created_at
     for phase in sorted(phases, key=lambda p: p.started_at):
         ended_at = min(phase.ended_at, instance.ready_at)

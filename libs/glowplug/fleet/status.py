@@ -1,9 +1,8 @@
-"""The state of a model by its instances: the one answer that router, autoscaler, console and CLI give.
+"""Derive the state of a model from its instances, alike for router, autoscaler, console and CLI.
 
-Only an instance that serves can make its model hot: no replica, no later stage of a pipeline. A pipeline is ready when
-its first stage is, to which requests are sent. A draining instance takes no new request, so its model is not hot but
-"draining". Weights on a GPU, or in host memory with their engine (a prewarmed replica, a sleeping engine), make a model
-warm, whatever else it has.
+Only instances that serve make a model hot: no replica, no later stage. A pipeline is ready when its first stage, which
+takes the requests, is. A draining instance takes none: its model is "draining". A prewarmed replica or a sleeping
+engine makes a model warm.
 """
 
 from collections.abc import Iterable
@@ -18,22 +17,20 @@ from glowplug.fleet.start_times import FROM_NOTHING, StartKind, StartTimes
 
 
 class ModelState(StrEnum):
-    """The state of a model as users see it: the best state among its serving instances, else its best copy, else what
-    it lacks."""
+    """State shown to users: that of the best serving instance, else of the best copy, else why there is none."""
 
     READY = "ready"
     LOADING = "loading"
     STARTING = "starting"
     DRAINING = "draining"
-    PREWARMED = "prewarmed"  # the weights lie on a GPU, without an engine that serves them
-    ASLEEP = "asleep"  # an engine sleeps outside the GPU
-    WAITING = "waiting"  # requests are held, and no instance is starting
-    FAILED = "failed"  # no instance is starting, and the latest start failed
+    PREWARMED = "prewarmed"  # weights on a GPU, without an engine that serves them
+    ASLEEP = "asleep"  # outside the GPU
+    WAITING = "waiting"  # requests are held, nothing starts
+    FAILED = "failed"  # the latest start failed, nothing starts
     COLD = "cold"
 
     @property
     def summary(self) -> str:
-        """The state in the words of the autoscaler's REST: hot, starting, draining, warm or cold."""
         return _SUMMARIES.get(self, "cold")
 
 
@@ -45,12 +42,11 @@ _SUMMARIES: Final = {
     ModelState.PREWARMED: "warm",
     ModelState.ASLEEP: "warm",
 }
-NEAR: Final = {Rung.HOST: 0, Rung.ASLEEP: 1, Rung.PREWARMED: 2, Rung.READY: 3}  # order of nearness to serving
+NEAR: Final = {Rung.HOST: 0, Rung.ASLEEP: 1, Rung.PREWARMED: 2, Rung.READY: 3}
 _BEST_FIRST: Final = (InstanceState.READY, InstanceState.LOADING, InstanceState.STARTING, InstanceState.DRAINING)
 
 
 def is_ready(instance: Instance) -> bool:
-    """Return whether the instance serves now, as a whole or as the first stage of its pipeline."""
     return instance.state is InstanceState.READY and instance.serves
 
 
@@ -60,12 +56,11 @@ def is_target(instance: Instance) -> bool:
 
 
 def is_coming(instance: Instance) -> bool:
-    """Return whether the instance is starting and will serve."""
     return instance.state.is_coming and instance.serves
 
 
 def rung_of(instance: Instance) -> Rung | None:
-    """The rung of an instance, also while it is still being started; None when it is gone."""
+    """Return the rung, also during a start; None when gone."""
     if instance.state.is_gone:
         return None
     if instance.state is InstanceState.SWAPPED_OUT:
@@ -74,8 +69,8 @@ def rung_of(instance: Instance) -> Rung | None:
 
 
 def check_nowhere_else(to: Rung, node_id: str, instances: Iterable[Instance]) -> None:
-    """Raise Conflict where a copy is as near as `to` on another node than the one named, and none on that node: only
-    demand gives a model a second copy. `node_id` "" means any node."""
+    """Raise Conflict if copies as near as `to` are only on other nodes: a second copy needs demand. `node_id` "": any
+    node."""
     near = [row for row in instances if is_as_near(row, to)] if node_id else []
     if near and all(row.node_id != node_id for row in near):
         row = near[0]
@@ -83,22 +78,19 @@ def check_nowhere_else(to: Rung, node_id: str, instances: Iterable[Instance]) ->
 
 
 def is_as_near(instance: Instance, to: Rung) -> bool:
-    """Return whether the instance is on that rung or a nearer one, or is starting to serve."""
     rung = rung_of(instance)
     is_there = is_ready(instance) or is_coming(instance) or instance.state.is_dormant
     return is_there and rung is not None and NEAR[rung] >= NEAR[to]
 
 
 def lacks_one_asleep(model: Model, instances: Iterable[Instance]) -> bool:
-    """Return whether a model that must keep a copy asleep has none asleep, so that the next instance to leave should
-    become one."""
+    """Return whether a required sleeping copy is missing, so that the next instance to leave becomes one."""
     is_kept = model.pinned_at is Rung.ASLEEP and not model.suspended
     return is_kept and all(row.state is not InstanceState.SWAPPED_OUT for row in instances)
 
 
 def temperature(instances: Iterable[Instance]) -> Temperature:
-    """The temperature of the model with these instances. Hot: one is ready. Warm: one sleeps or is prewarmed. Cold:
-    everything else, a start under way included."""
+    """Hot: one is ready. Warm: one sleeps or is prewarmed. Cold: all else, even while starting."""
     is_warm = False
     for instance in instances:
         if is_ready(instance):
@@ -108,8 +100,7 @@ def temperature(instances: Iterable[Instance]) -> Temperature:
 
 
 def model_state(instances: Iterable[Instance], *, num_waiting: int = 0, has_failed: bool = False) -> ModelState:
-    """The state of the model with these instances. `has_failed`: its latest start failed, and none has succeeded
-    since."""
+    """State of the model with these instances. `has_failed`: its latest start failed."""
     states, dormant = set[InstanceState](), set[InstanceState]()
     for instance in instances:
         if instance.serves:
@@ -128,16 +119,14 @@ def model_state(instances: Iterable[Instance], *, num_waiting: int = 0, has_fail
 
 @dataclass(slots=True)
 class StartEstimates:
-    """Seconds until a model is ready, predicted as the placer predicts them (`times`). An unknown model has
-    `default_s`."""
+    """Seconds until a model is ready, predicted as by the placer; `default_s` for unknown models."""
 
     default_s: float = 5.0
     times: StartTimes = field(default_factory=StartTimes)
-    overdue_s: float = 0.5  # seconds left of a start that takes longer than expected
+    overdue_s: float = 0.5  # seconds left of an overdue start
 
     def left_s(self, model: Model | None, instances: Iterable[Instance], now_s: float) -> float:
-        """Seconds until the first of a model's instances is ready, by its placement's prediction: 0 when one is ready,
-        a whole start when none is starting."""
+        """Seconds until the first instance is ready: 0 if one is, a whole start if none is starting."""
         rows = list(instances)
         if any(map(is_ready, rows)):
             return 0.0
@@ -150,8 +139,7 @@ class StartEstimates:
         )
 
     def whole_s(self, model: Model | None, instances: Iterable[Instance]) -> float:
-        """Seconds of a whole start: from the dormant copy among `instances` that a placement would take, else as the
-        last one went."""
+        """Seconds of a start: from the best dormant copy, else of the same kind as the last."""
         if model is None or not self.times.knows(model):
             return self.default_s
         return self.times.predict(model, self._kind(model, {row.state for row in instances})).whole_s

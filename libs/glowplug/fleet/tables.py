@@ -1,17 +1,15 @@
-"""The tables of models, instances and nodes as one reader knows them: facts keep them current, the store corrects them.
+"""Keep one reader's tables of models, instances and nodes: facts update them, the store corrects them.
 
-Facts come late, twice or not at all. Four rules keep every reader right:
+Facts may be late, lost or repeated. Four rules keep every reader right:
 
-- Revision. A row is news when its revision is higher than the known one, or equal with other content. One writer gives
-  a revision to one row, so that a repetition changes nothing: a failure that is delivered twice is one failure. Only a
-  placer that gives up a node and the agent of that node may reach the same number. Then the row that came last counts
-  until the agent, which reads the other one, writes a higher revision.
+- Revision. A row is news if its revision is higher, or equal with other content. One writer numbers a row, so
+  repetitions change nothing. Only a placer that gives up a node and that node's agent may reach the same number: the
+  last row counts until the agent, on reading the other, writes a higher one.
 - Absence. A row that the store lacks, or has only in an older revision, is dropped once every reading of ABSENT_S has
-  missed it and no fact has reported it meanwhile. An emptied store must not stop warm models, and owners write their
-  rows again within that time. The time counts from the first reading that missed the row, not from the last that had
-  it: a store that comes back empty after an outage has missed the row for a moment, however long the outage was.
-- Tombstones. The revision of an instance that is gone outlives its row, so that a late fact does not bring it back.
-- Lease. A node lives while the revision of its row moves, by the clock of the reader: no other clock is trusted.
+  missed it and no fact has reported it: owners refill an emptied store within that time, and warm models stay. It
+  counts from the first reading that missed the row, so the length of an outage does not matter.
+- Tombstones. A gone instance's revision outlives its row, so that no late fact revives it.
+- Lease. A node lives while its row's revision moves, by the reader's clock alone.
 """
 
 from collections.abc import Mapping
@@ -23,14 +21,12 @@ from glowplug.domain.model import Model, Temperature
 from glowplug.fleet import status
 
 ABSENT_S: Final = 15.0
-NODE_LEASE_S: Final = 8.0  # a node silent for longer has left; agents beat every second
+NODE_LEASE_S: Final = 8.0  # agents beat every second
 NUM_TOMBSTONES: Final = 4096
 NEVER: Final = float("-inf")
 
 
 class Revised(Protocol):
-    """A row whose owner gives it a higher revision with each change."""
-
     @property
     def revision(self) -> int: ...
 
@@ -39,12 +35,10 @@ RowT = TypeVar("RowT", bound=Revised)
 
 
 class Rows(Generic[RowT]):
-    """Rows by id, and when a fact or a reading last reported each."""
-
     def __init__(self, absent_s: float = ABSENT_S) -> None:
         self.by_id: dict[str, RowT] = {}
         self._reported_at: dict[str, float] = {}
-        self._missed_since: dict[str, float] = {}  # rows that the last reading missed
+        self._missed_since: dict[str, float] = {}  # missed by the last reading
         self._absent_s = absent_s
 
     def _is_news(self, key: str, row: RowT, now_s: float) -> bool:
@@ -55,29 +49,28 @@ class Rows(Generic[RowT]):
         return known is None or row.revision > known.revision or (row is not known and row != known)
 
     def _missing(self, rows: Mapping[str, RowT], now_s: float) -> list[str]:
-        """The ids of known rows that every recent reading has missed, or had in an older revision, for too long."""
+        """Ids of rows that every recent reading has missed, or had in an older revision, for too long."""
         known, reported_at, before = self.by_id, self._reported_at, self._missed_since
         missed_now = (key for key, row in known.items() if key not in rows or rows[key].revision < row.revision)
         self._missed_since = missed = {key: before.get(key, now_s) for key in missed_now}
         return [k for k, since in missed.items() if now_s - max(since, reported_at[k]) > self._absent_s]
 
     def doubt(self) -> None:
-        """Mark all known rows as coming from a copy that may be old: the first reading that misses a row drops it,
-        unless a fact reports it before."""
+        """Mark all rows as possibly stale: the first reading that misses one drops it, unless a fact reports it
+        before."""
         self._missed_since = dict.fromkeys(self.by_id, NEVER)
         self._reported_at = dict.fromkeys(self.by_id, NEVER)
 
 
 class ModelTable(Rows[Model]):
-    """model_key -> Model, and models by every name they have."""
+    """Models by key and by name."""
 
     def __init__(self, absent_s: float = ABSENT_S) -> None:
         super().__init__(absent_s)
         self._keys_by_name: dict[str, str] | None = None  # None: to be rebuilt
 
     def lookup(self, name: str) -> Model | None:
-        """The model that a client calls `name`. Names win over aliases, and of equal aliases the model with the lowest
-        key wins."""
+        """Find a model by a client's name for it. Names win over aliases, and the lowest key among equal aliases."""
         keys = self._keys_by_name
         if keys is None:
             keys = self._keys_by_name = {}
@@ -88,7 +81,7 @@ class ModelTable(Rows[Model]):
         return None if found is None else self.by_id[found]
 
     def apply(self, model: Model, now_s: float) -> bool:
-        """Take one row; True when it is news."""
+        """Take one row; return whether it is news."""
         if not self._is_news(model.key, model, now_s):
             return False
         self.by_id[model.key] = model
@@ -96,8 +89,8 @@ class ModelTable(Rows[Model]):
         return True
 
     def drop_absent(self, rows: Mapping[str, Model], now_s: float) -> list[Model]:
-        """Drop and return the models that the whole table `rows` has lacked for `absent_s`. A table without any model
-        comes from a store that lost its rows and drops none: a fact reports when the last model is undeployed."""
+        """Drop and return the models that the table `rows` has lacked for `absent_s`. An empty table is a store that
+        lost its rows and drops none: a fact reports the last undeployment."""
         if not rows:
             self._missed_since = {}
             return []
@@ -107,7 +100,6 @@ class ModelTable(Rows[Model]):
         return gone
 
     def forget(self, model_key: str) -> bool:
-        """Drop one row; False when it was not known."""
         known = self.by_id.pop(model_key, None)
         self._reported_at.pop(model_key, None)
         self._keys_by_name = None
@@ -115,22 +107,21 @@ class ModelTable(Rows[Model]):
 
 
 class InstanceTable(Rows[Instance]):
-    """instance_id -> Instance. Rows of gone instances stay until the store has dropped them, since their reasons are
-    shown; with `keeps_gone` False only their tombstones stay."""
+    """Instances by id. Gone ones stay, for their reasons, until the store drops them; with `keeps_gone` False only as
+    tombstones."""
 
     def __init__(self, *, keeps_gone: bool = True, absent_s: float = ABSENT_S) -> None:
         super().__init__(absent_s)
         self._keeps_gone = keeps_gone
         self._by_model: dict[str, dict[str, Instance]] = {}
-        self._living: dict[str, dict[str, Instance]] = {}  # the same without gone instances
-        self._tombstones: dict[str, int] = {}  # instance_id -> its last revision, the latest last
+        self._living: dict[str, dict[str, Instance]] = {}  # without gone ones
+        self._tombstones: dict[str, int] = {}  # instance_id -> last revision, oldest first
 
     def of(self, model_key: str) -> dict[str, Instance]:
-        """The instances of one model, gone ones included."""
+        """Instances of one model, gone ones included."""
         return self._by_model.get(model_key, {})
 
     def living(self, model_key: str) -> dict[str, Instance]:
-        """The instances of one model that are not gone, so that a pass over them costs nothing for past ones."""
         return self._living.get(model_key, {})
 
     @property
@@ -138,7 +129,6 @@ class InstanceTable(Rows[Instance]):
         return sorted(self._by_model)
 
     def apply(self, instance: Instance, now_s: float) -> bool:
-        """Take one row; True when it is news."""
         key = instance.instance_id
         if key not in self.by_id and instance.revision <= self._tombstones.get(key, -1):
             return False
@@ -157,13 +147,13 @@ class InstanceTable(Rows[Instance]):
         return True
 
     def restore(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
-        """Take a whole table; returns the rows that changed."""
+        """Take a whole table; return the rows that changed."""
         self.drop_absent(rows, now_s)
         return [instance for instance in rows.values() if self.apply(instance, now_s)]
 
     def drop_absent(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
-        """Drop and return the rows that the whole table `rows` has lacked for `absent_s`, or had only in an older
-        revision; the store's older row is then the right one, since the known one never reached it."""
+        """Drop and return the rows that `rows` has lacked for `absent_s`, or had only in an older revision: that one is
+        right, as the known one never reached the store."""
         gone = [self.by_id[key] for key in self._missing(rows, now_s)]
         for instance in gone:
             self.forget(instance.instance_id)
@@ -172,7 +162,6 @@ class InstanceTable(Rows[Instance]):
         return gone
 
     def forget(self, instance_id: str) -> None:
-        """Drop one row. The same row may come back."""
         instance = self.by_id.pop(instance_id, None)
         self._reported_at.pop(instance_id, None)
         if instance is not None:
@@ -186,7 +175,6 @@ class InstanceTable(Rows[Instance]):
 
     @staticmethod
     def _drop(index: dict[str, dict[str, Instance]], instance: Instance) -> None:
-        """Remove the instance from an index by model, and its model where it was the last."""
         siblings = index.get(instance.model_key, {})
         siblings.pop(instance.instance_id, None)
         if not siblings:
@@ -194,7 +182,7 @@ class InstanceTable(Rows[Instance]):
 
 
 class Fleet:
-    """The models, and the instances that are not gone, as router and console read them."""
+    """Models and living instances, for router and console."""
 
     def __init__(self) -> None:
         self.model_table, self.instance_table = ModelTable(), InstanceTable(keeps_gone=False)
@@ -202,29 +190,23 @@ class Fleet:
         self.instances: Mapping[str, Instance] = self.instance_table.by_id
 
     def lookup(self, name: str) -> Model | None:
-        """The model that a client calls `name`."""
         return self.model_table.lookup(name)
 
     def of(self, model_key: str) -> Mapping[str, Instance]:
-        """The instances of one model."""
         return self.instance_table.living(model_key)
 
     def ready(self, model_key: str) -> list[Instance]:
-        """Instances to which requests may be sent."""
         return [i for i in self.of(model_key).values() if status.is_target(i)]
 
     def coming(self, model_key: str) -> list[Instance]:
-        """Instances that are starting and will serve."""
         return [i for i in self.of(model_key).values() if status.is_coming(i)]
 
     def temperature(self, model_key: str) -> Temperature:
-        """The temperature of a model: hot, warm or cold."""
         return status.temperature(self.of(model_key).values())
 
 
 class NodeTable:
-    """node_id -> Node, with when its revision last moved by this reader's clock: no clock of another machine is
-    trusted."""
+    """Nodes by id, with the last move of their revision by this reader's clock."""
 
     def __init__(self, lease_s: float = NODE_LEASE_S) -> None:
         self.by_id: dict[str, Node] = {}
@@ -232,7 +214,7 @@ class NodeTable:
         self._lease_s = lease_s
 
     def apply(self, node: Node, now_s: float) -> bool:
-        """Take one row; False when its revision has not moved: a repeated row is no sign of life."""
+        """Take one row; return False for a repeated one, which is no sign of life."""
         known = self.by_id.get(node.node_id)
         if known is not None and node.revision <= known.revision:
             return False
@@ -247,18 +229,17 @@ class NodeTable:
         return now_s - self.moved_at(node_id) <= self._lease_s
 
     def moved_at(self, node_id: str) -> float:
-        """Time of the node's last sign of life; -inf for an unknown node."""
+        """Time of the last sign of life; -inf for an unknown node."""
         return self._moved_at.get(node_id, NEVER)
 
     def expire(self, now_s: float) -> list[Node]:
-        """Remove and return the nodes whose lease has run out."""
         gone = [n for n in self.by_id.values() if now_s - self._moved_at[n.node_id] > self._lease_s]
         for node in gone:
             self.forget(node.node_id)
         return gone
 
     def shift(self, by_s: float) -> None:
-        """Move every lease by a jump of this reader's clock, or by a time in which it did not listen."""
+        """Shift all leases by a jump or pause of this reader's clock."""
         self._moved_at = {node_id: at + by_s for node_id, at in self._moved_at.items()}
 
     def forget(self, node_id: str) -> None:

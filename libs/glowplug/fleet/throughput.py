@@ -1,27 +1,25 @@
-"""Tokens per second that one instance serves within its objectives: PreServe's mu.
+"""Measure the tokens per second that one instance serves within its objectives: PreServe's mu.
 
 Paper: PreServe section 4.1 (Algorithm 1, lines 6-8): mu_p, mu_d and mu_t are the most prompt, response and all tokens
 per second and instance of the windows in which no objective was missed.
 
-Departure: the maximum of many short windows grows with their number, because chance alone fills one of them, and a
-scaler that plans by it lets ever more requests wait. So each window of each instance shows which share of its limits
-was in use, and mu is tokens over the seconds used, of all windows together, the newest weighed most:
+Departure: a maximum over many short windows grows with their number by chance, and a scaler that plans by it lets ever
+more requests wait. Here each window yields an instance's used share u, and mu is tokens over used seconds of all
+windows, the newest weighed most:
 
     tau = a / (1 - rho)         a step takes a alone; rho, the share of it that load adds, grows with the tokens taken
     u_s = rho / (1 - a / tau*)  used of what the objective tau* for a step allows
     u_f = rho + (1 - rho) f / F used of the cache or the slots, of which f is full: requests stay longer as steps do
     mu  = tokens / (u seconds), u = max(u_s, u_f)
 
-a is what the engine reports of its own step (Instance.step_s), or the shortest mean step of any window with enough
-steps where that is less; the engine also reports M and its slots (Instance.kv_tokens, max_concurrency). tau* is the
-model's objective; without one it is `slowdown` times a, as in section 5.1, where 0.2 s are about three times what a
-request takes alone. F is T_mem of section 4.3. With n requests at once rho counts up to n / (1 + n), as in a queue
-whose server is shared: a larger slowdown comes from the load of other engines on the machine.
+a is the engine's figure (Instance.step_s), or the shortest mean step of a window with enough steps if less; the engine
+also reports M and its slots (Instance.kv_tokens, max_concurrency). tau* is the model's objective, else `slowdown` times
+a, as in section 5.1, where 0.2 s are about three times a request alone. F is T_mem of section 4.3. With n requests at
+once rho is at most n / (1 + n), as in a shared server: any more is the load of other engines on the machine.
 
-A window counts (it is clean) if its instance was READY for all of it and has not drained since, and used at least
-`busy_ratio`: an instance that starts, drains or has too little to do does not show its capacity. Where the model has
-objectives and more than one request in twenty misses one, of those that waited for no start, the window counts as used
-in full at least. Until windows of `enough_s` used seconds have been seen, the declared capacity holds (see `source`).
+A window counts (is clean) if its instance was READY throughout, has not drained since and used at least `busy_ratio`.
+If more than one request in twenty that waited for no start misses an objective, it counts as fully used at least. The
+declared capacity holds until `enough_s` used seconds have been seen (see `source`).
 """
 
 import math
@@ -34,16 +32,16 @@ from glowplug.domain.model import Slo
 
 MEMORY_RATIO = 0.8  # T_mem of PreServe section 4.3
 
-DECLARED, MEASURED = "declared", "measured"  # `Throughput.source`; "" while nothing is known
-LATE_WINDOWS = 2  # windows to wait before one is read, because a running answer is counted at its end
-LEAST_STEP_S = 1e-3  # an answer with faster tokens was not streamed: all came at once
-LEAST_STEPS = 16  # in a window that shows what a step takes alone
-LEAST_RHO = 0.1  # least rho that an objective allows: one shorter than a step alone would allow none
+DECLARED, MEASURED = "declared", "measured"  # `Throughput.source`; "": unknown
+LATE_WINDOWS = 2  # before one is read: running answers are counted at their end
+LEAST_STEP_S = 1e-3  # faster: not streamed
+LEAST_STEPS = 16  # in a window that shows a step alone
+LEAST_RHO = 0.1  # floor for objectives shorter than a step alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Tokens per second that one instance serves; 0 while unknown."""
+    """Tokens per second of one instance; 0: unknown."""
 
     prompt_per_s: float = 0.0  # mu_p
     response_per_s: float = 0.0  # mu_d
@@ -52,17 +50,17 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityParams:
-    """Rules for the windows that show an instance's capacity, and the capacity declared until enough have been seen."""
+    """Rules for windows, and the declared capacity."""
 
-    busy_ratio: float = 0.5  # share of its limits that a window must have used to count
-    clean_share: float = 0.95  # share of a window's requests that meet the objectives, else it was used in full
-    normalized_s: float = 0.2  # seconds per response token that a request may take where a model has no objectives
-    slowdown: float = 3.0  # tau* over a, where the model has no objective for a step
-    full_ratio: float = MEMORY_RATIO  # F: share of the cache or the slots that counts as full
+    busy_ratio: float = 0.5  # least used share of a window that counts
+    clean_share: float = 0.95  # share of requests within the objectives, else the window counts as fully used
+    normalized_s: float = 0.2  # per response token, for a model without objectives
+    slowdown: float = 3.0  # tau* over a, without an objective for a step
+    full_ratio: float = MEMORY_RATIO  # F
     window_s: float = 60.0
     memory_s: float = 1800.0  # used seconds after which a window weighs 1/e
-    enough_s: float = 60.0  # used seconds to see before mu counts as measured
-    prompt_per_s: float = 0.0  # declared, for an instance of any model
+    enough_s: float = 60.0  # before mu counts as measured
+    prompt_per_s: float = 0.0  # declared, for any model
     response_per_s: float = 0.0
     total_per_s: float = 0.0
 
@@ -71,7 +69,6 @@ class CapacityParams:
 
     @property
     def declared(self) -> Capacity:
-        """mu as declared, before anything was measured."""
         return Capacity(
             prompt_per_s=self.prompt_per_s, response_per_s=self.response_per_s, total_per_s=self.total_per_s
         )
@@ -79,7 +76,7 @@ class CapacityParams:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One answer, complete or not, of one instance. Times are epoch seconds: request sent, first token, end."""
+    """One answer of an instance, complete or not. Epoch seconds: request sent, first token, end."""
 
     instance_id: str
     sent_at: float
@@ -87,29 +84,26 @@ class Served:
     ended_at: float
     prompt_tokens: int
     response_tokens: int
-    missed: bool = False  # it missed an objective of its model and had not waited for a start
+    missed: bool = False  # an objective, without having waited for a start
 
 
 @dataclass(slots=True)
 class InstanceWindow:
-    """Counts of one instance in one window."""
-
     prompt_tokens: float = 0.0
     response_tokens: float = 0.0
-    num_steps: float = 0.0  # tokens after the first, of streams
-    step_s: float = 0.0  # seconds that those tokens took together
-    running_s: float = 0.0  # integral of the running requests
-    kv_token_s: float = 0.0  # integral of the tokens in the KV cache
+    num_steps: float = 0.0  # streamed tokens after the first
+    step_s: float = 0.0
+    running_s: float = 0.0  # integral of running requests
+    kv_token_s: float = 0.0  # integral of tokens in the KV cache
     num_ended: int = 0
     num_missed: int = 0
 
     @property
     def tau_s(self) -> float:
-        """Mean seconds of a step; 0 where none was seen."""
         return self.step_s / self.num_steps if self.num_steps else 0.0
 
     def add(self, one: Served, starts_at: float, ends_at: float) -> None:
-        """Count the part of an answer that lies in this window."""
+        """Count the part of an answer inside this window."""
         running_s = _overlap(one.sent_at, one.ended_at, starts_at, ends_at)
         self.running_s += running_s
         self.kv_token_s += one.prompt_tokens * running_s
@@ -136,35 +130,34 @@ class InstanceWindow:
 
 @dataclass(slots=True)
 class Throughput:
-    """mu of one model, measured from the answers of its instances. Call `close` regularly."""
+    """Measured mu of one model. Call `close` regularly."""
 
     params: CapacityParams = field(default_factory=CapacityParams)
     declared: Capacity = field(default_factory=Capacity)
-    num_windows: int = 0  # clean ones so far
-    used_s: float = 0.0  # weighted by age, as `_tokens` are
+    num_windows: int = 0  # clean ones
+    used_s: float = 0.0  # weighted by age, like `_tokens`
     _tokens: tuple[float, float] = (0.0, 0.0)
     _windows: dict[int, dict[str, InstanceWindow]] = field(default_factory=dict)  # by number, instance_id
-    _closed: int = -1  # number of the last window read
-    _alone_s: dict[str, float] = field(default_factory=dict)  # instance_id -> its shortest mean step so far
+    _closed: int = -1
+    _alone_s: dict[str, float] = field(default_factory=dict)  # instance_id -> shortest mean step
 
     @property
     def source(self) -> str:
-        """The source of `capacity`: MEASURED, DECLARED, or "" where it is unknown."""
+        """MEASURED, DECLARED, or "" if unknown."""
         if self.used_s >= max(self.params.enough_s, 1e-9):
             return MEASURED
         return DECLARED if self.declared != Capacity() else ""
 
     @property
     def capacity(self) -> Capacity:
-        """mu as measured, or else as declared."""
         if self.source != MEASURED:
             return self.declared
         prompt, response = (tokens / self.used_s for tokens in self._tokens)
         return Capacity(prompt_per_s=prompt, response_per_s=response, total_per_s=prompt + response)
 
     def add(self, one: Served) -> None:
-        """Count an answer that has ended. Its tokens in windows that were already read are lost, but its prompt counts
-        in the first window still open."""
+        """Count an answer that has ended. Its tokens in closed windows are lost; its prompt counts in the first open
+        one."""
         width = self.params.window_s
         last = math.floor(one.ended_at / width)
         first = max(math.floor(one.sent_at / width), self._closed + 1, last - LATE_WINDOWS)
@@ -181,8 +174,8 @@ class Throughput:
         unsteady_at: Mapping[str, float],
         slo: Slo = Slo(),
     ) -> bool:
-        """Read the windows that are over. `rows` are the current instances, `unsteady_at` when each was last seen in
-        another state than READY. Returns whether there was a window to read."""
+        """Read the windows that are over and return whether there were any. `unsteady_at`: when each instance was last
+        not READY."""
         width, found = self.params.window_s, False
         while self._windows and (number := min(self._windows)) < math.floor(now_s / width) - LATE_WINDOWS:
             found, self._closed = True, number
@@ -210,17 +203,17 @@ class Throughput:
 
 
 def used_share(window: InstanceWindow, row: Instance, alone_s: float, slo: Slo, params: CapacityParams) -> float:
-    """u: the share of its capacity that an instance used in a window of `window_s`, above 1 if it was overloaded.
-    `alone_s`: seconds of its step without load; 0 if unknown, and steps are not considered then."""
+    """Return u, the used share of an instance's capacity in a window; above 1: overloaded. `alone_s`: its step without
+    load; 0: unknown, and steps are ignored."""
     rho = max(0.0, 1 - alone_s / window.tau_s) if window.num_steps and alone_s else 0.0
     num_running = window.running_s / params.window_s
-    rho = min(rho, num_running / (1 + num_running))  # a larger slowdown is not the instance's own load
+    rho = min(rho, num_running / (1 + num_running))  # more is not the instance's own load
     limit_s = slo.tpot_s or params.slowdown * alone_s
     allowed = max(LEAST_RHO, 1 - alone_s / limit_s) if limit_s else 1.0
     full = num_running / max(1, row.max_concurrency)
     if row.kv_tokens:
         full = max(full, window.kv_token_s / params.window_s / row.kv_tokens)
-    full = min(1.0, full)  # requests that wait inside the engine fill neither cache nor slots
+    full = min(1.0, full)  # requests waiting in the engine fill neither cache nor slots
     used = max(rho / allowed, rho + (1 - rho) * full / params.full_ratio)
     has_missed = window.num_missed > (1 - params.clean_share) * window.num_ended
     is_late = has_missed and used >= params.busy_ratio and (slo.ttft_s or slo.tpot_s)
@@ -228,7 +221,6 @@ def used_share(window: InstanceWindow, row: Instance, alone_s: float, slo: Slo, 
 
 
 def _was_steady(row: Instance, unsteady_at: float, since: float) -> bool:
-    """Return whether the instance has served alone, as a whole, since that time."""
     is_up = row.state is InstanceState.READY and 0 < row.ready_at <= since
     return is_up and row.is_whole and not row.consolidating and unsteady_at < since
 

@@ -1,5 +1,4 @@
-"""Discovery of a node's GPUs: a budget of host memory on a laptop, NVIDIA hardware read through NVML, or emulated
-ones."""
+"""Discover a node's GPUs: a host-memory budget on a laptop, NVIDIA hardware through NVML, or emulated ones."""
 
 import importlib
 from collections.abc import Collection, Iterator, Sequence
@@ -16,20 +15,20 @@ HOST, CUDA, EMULATED = "host", "cuda", "emulated"
 
 
 class HardwareUnavailable(RuntimeError):
-    """The requested hardware cannot be read here; the message tells a person why."""
+    """The message gives a person the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The GPUs found, without grants, and warnings for a person."""
+    """GPUs without grants, and warnings for a person."""
 
     gpus: tuple[Gpu, ...]
     warnings: tuple[str, ...] = ()
 
 
 def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str = HOST) -> Discovery:
-    """Make one GPU of `kind` per budget ("1GiB"). Warns when host GPUs exceed this machine's memory; the bytes of
-    emulated ones are only counted. Raises ValueError for a budget that is no size or is zero."""
+    """One GPU of `kind` per budget ("1GiB"). Warns when host GPUs exceed this machine's memory. Raises ValueError
+    for a budget that is no size or is zero."""
     sizes = [parse_bytes(text) for text in budgets]
     if not sizes or min(sizes) <= 0:
         raise ValueError(f"a node needs at least one GPU of more than 0 bytes, got {list(budgets)}")
@@ -41,10 +40,8 @@ def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str = HOST) -> Dis
 
 
 def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -> Discovery:
-    """Find one `cuda` GPU per NVIDIA device: its total bytes less `headroom_ratio` (driver and contexts).
-
-    Source: NVML through nvidia-ml-py, imported only here. Raises HardwareUnavailable naming what is missing.
-    """
+    """One `cuda` GPU per NVIDIA device: its total bytes less `headroom_ratio` (driver and contexts). NVML comes
+    through nvidia-ml-py, imported only here. Raises HardwareUnavailable."""
     gpus, warnings = [], []
     with _devices("the GPUs", nvml) as (opened, devices):
         for index, device in enumerate(devices):
@@ -59,7 +56,7 @@ def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -
 
 
 def cuda_bytes(pids: Collection[int], nvml: Any = None) -> int:
-    """GPU memory that these processes hold, on all devices together, as NVML counts it. Raises HardwareUnavailable."""
+    """Sum these processes' bytes on all devices. Raises HardwareUnavailable."""
     with _devices("what processes hold", nvml) as (opened, devices):
         used = [one for device in devices for one in opened.nvmlDeviceGetComputeRunningProcesses(device)]
         return sum(int(one.usedGpuMemory or 0) for one in used if one.pid in pids)
@@ -67,8 +64,7 @@ def cuda_bytes(pids: Collection[int], nvml: Any = None) -> int:
 
 @contextmanager
 def _devices(what: str, nvml: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Open NVML and yield it with a handle of each device; `what` names what is read, for errors. Raises
-    HardwareUnavailable."""
+    """`what` is for errors. Raises HardwareUnavailable."""
     nvml = nvml or _nvml()
     try:
         nvml.nvmlInit()
@@ -90,8 +86,8 @@ def _nvml() -> Any:
 
 
 def discover(node_id: str, kind: str, budgets: Sequence[str]) -> Discovery:
-    """Find the GPUs. `kind`: "host" or "emulated" (budgets), "cuda", or "auto": cuda where it can be read, else host
-    with the reason as warning.
+    """`kind`: "host" or "emulated" (budgets), "cuda", or "auto": cuda if readable, else host with the reason as
+    warning.
 
     Raises ValueError for another kind, HardwareUnavailable for "cuda" without it.
     """

@@ -1,11 +1,8 @@
 """The byte ledger: every byte of every GPU of a node has at most one named owner (ARCHITECTURE.md).
 
-Weights that several holders read in the same pages (`Gpu.shared`) are granted once: to a single holder, or to all of
-them together as soon as there are two, whichever came first. When all but one have gone, the weights are granted to
-that one again.
-
-`grant`, `release` and `shrink` are pure functions over frozen `Gpu`s; `ByteLedger` keeps the GPUs of one node and swaps
-a whole `Gpu` at a time, so that a reader never sees half a grant.
+Weights that several holders read in the same pages (`Gpu.shared`) are granted once: to a single holder, or jointly as
+soon as there are two. The last holder gets the grant back. `ByteLedger` swaps a whole frozen `Gpu` at a time, so that a
+reader never sees half a grant.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,11 +16,11 @@ from glowplug.domain.units import show_bytes
 def grant(
     gpu: Gpu, holder: str, bytes_by_owner: Mapping[GrantOwner, int], shared: tuple[str, int] | None = None
 ) -> Gpu:
-    """Return `gpu` with the bytes granted to `holder`, all of them or none. `shared` (key, bytes): how many bytes of
-    its weights are read in the same pages as those of other holders with that key.
+    """Grant all bytes or none. `shared` (key, bytes): bytes of its weights in pages common to all holders with that
+    key.
 
-    Raises OutOfMemory when they do not fit, ValueError for negative bytes, for a holder that has a grant already, and
-    for shared bytes that exceed its weights or differ from those that the others share.
+    Raises OutOfMemory when they do not fit; ValueError for negative bytes, for a holder that has a grant already, and
+    for shared bytes that exceed its weights or differ from the other sharers'.
     """
     if any(num_bytes < 0 for num_bytes in bytes_by_owner.values()):
         raise ValueError(f"{holder}: negative bytes {dict(bytes_by_owner)}")
@@ -45,8 +42,7 @@ def grant(
 
 
 def release(gpu: Gpu, holder: str) -> Gpu:
-    """Return `gpu` without the grants of `holder`; the same `gpu` if it has none. Shared weights stay while another
-    holder reads them."""
+    """Return the same `gpu` if the holder has no grant. Shared weights stay while another holder reads them."""
     kept, asleep = (tuple(g for g in held if g.holder != holder) for held in (gpu.grants, gpu.sleepers))
     if (len(kept), len(asleep)) == (len(gpu.grants), len(gpu.sleepers)):
         return gpu
@@ -58,7 +54,7 @@ def release(gpu: Gpu, holder: str) -> Gpu:
 
 
 def _share(gpu: Gpu, holder: str, key: str, num_bytes: int) -> Gpu:
-    """Return `gpu` with `num_bytes` of the weights of `holder`, so far granted to it alone, shared under that key."""
+    """Share weights so far granted to `holder` alone."""
     known, own = gpu.shares(key), [g.num_bytes for g in gpu.grants if g.holder == holder and g.owner in WEIGHT_OWNERS]
     if len(own) != 1 or not 0 < num_bytes <= own[0] or (known is not None and known.num_bytes != num_bytes):
         raise ValueError(f"{holder} cannot share {num_bytes} bytes of {gpu.gpu_id} as {key}: {known}")
@@ -71,7 +67,7 @@ def _share(gpu: Gpu, holder: str, key: str, num_bytes: int) -> Gpu:
 
 
 def _leave(gpu: Gpu, weights: SharedWeights, holder: str) -> Gpu:
-    """Return `gpu` without `holder` among those who share `weights`; the holder's grants are gone already."""
+    """Remove a holder whose own grants are gone already."""
     left = replace(weights, holders=tuple(one for one in weights.holders if one != holder))
     if weights.counts and not left.counts:
         gpu = _add(gpu, left.holders[0], left.num_bytes)
@@ -80,8 +76,7 @@ def _leave(gpu: Gpu, weights: SharedWeights, holder: str) -> Gpu:
 
 
 def _add(gpu: Gpu, holder: str, num_bytes: int) -> Gpu:
-    """Return `gpu` with so many bytes more (or fewer) in the weights' grant of `holder`, which stays even when
-    empty."""
+    """Change a grant, which stays even when empty."""
     changed = tuple(
         replace(g, num_bytes=g.num_bytes + num_bytes) if g.holder == holder and g.owner in WEIGHT_OWNERS else g
         for g in gpu.grants
@@ -90,8 +85,7 @@ def _add(gpu: Gpu, holder: str, num_bytes: int) -> Gpu:
 
 
 def shrink(gpu: Gpu, holder: str, owner: GrantOwner, num_bytes: int) -> Gpu:
-    """Return `gpu` with the bytes of `holder` for `owner` cut down to `num_bytes`; the same `gpu` if it has exactly
-    those.
+    """Cut the bytes of `holder` for `owner` down to `num_bytes`; the same `gpu` if nothing changes.
 
     Raises ValueError when the holder has less, for negative bytes, and for weights that it shares.
     """
@@ -127,7 +121,6 @@ class ByteLedger:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Every GPU with its present grants, by index."""
         return tuple(self._gpus.values())
 
     def exchange(
@@ -137,8 +130,8 @@ class ByteLedger:
         bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]],
         shared: tuple[str, int] | None = None,
     ) -> None:
-        """Free the grants of `releases` and grant `bytes_by_gpu` (gpu_id -> owner -> bytes) to `holder`, in one step;
-        `shared` as in `grant`.
+        """Free the grants of `releases` and grant `bytes_by_gpu` (gpu_id -> owner -> bytes) to `holder`, in one
+        step; `shared` as in `grant`.
 
         Raises OutOfMemory when they do not fit (or a GPU is not of this node), ValueError as `grant`; nothing changes
         then.
@@ -153,10 +146,8 @@ class ByteLedger:
         self._gpus = gpus
 
     def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
-        """Cut the bytes of `holder` for `owner` down to `num_bytes`; returns the bytes freed.
-
-        Raises ValueError when the holder has less there, for negative bytes, or when the GPU is not of this node.
-        """
+        """Return the bytes freed. Raises ValueError when the holder has less there, for negative bytes, or when the
+        GPU is not of this node."""
         gpu = self._gpus.get(gpu_id)
         if gpu is None:
             raise ValueError(f"this node has no GPU {gpu_id!r}")
@@ -164,16 +155,15 @@ class ByteLedger:
         return gpu.used_bytes - self._gpus[gpu_id].used_bytes
 
     def release(self, holder: str) -> int:
-        """Free all grants of `holder` on any GPU; returns the bytes freed."""
+        """Return the bytes freed."""
         before = sum(gpu.free_bytes for gpu in self._gpus.values())
         self._gpus = {gpu_id: release(gpu, holder) for gpu_id, gpu in self._gpus.items()}
         return sum(gpu.free_bytes for gpu in self._gpus.values()) - before
 
     @property
     def holders(self) -> frozenset[str]:
-        """Ids of all holders of bytes."""
         return frozenset(g.holder for gpu in self._gpus.values() for g in gpu.all_grants)
 
     def held_bytes(self, holder: str) -> int:
-        """Bytes granted to the holder alone, on all GPUs."""
+        """Count bytes granted to the holder alone."""
         return sum(g.num_bytes for gpu in self._gpus.values() for g in gpu.all_grants if g.holder == holder)

@@ -1,4 +1,4 @@
-"""The decisions of all policies. Each carries its reason, and most carry the scores of the rivals."""
+"""The decisions of all policies, with their reasons and mostly the rivals' scores."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from glowplug.domain.decision import Rival
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """The instance that one request goes to; "" holds the request. Made per request, so it carries no rivals."""
+    """The instance for one request; "" holds it."""
 
     instance_id: str
     reason: str
@@ -16,24 +16,21 @@ class RouteDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDecision:
-    """The number of instances one model should have, and which to drain when there are more."""
-
     model_key: str
     num_wanted: int
-    drain: tuple[str, ...] = ()  # instance ids
-    resume: tuple[str, ...] = ()  # draining instances to take back
+    drain: tuple[str, ...] = ()
+    resume: tuple[str, ...] = ()
     reason: str = ""
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
-    group_size: int = 1  # missing instances that one start may supply (HydraServe section 6.1)
-    num_required: int = 0  # instances that demand needs; `num_wanted` may also keep some that are not released yet
-    stands_until: float = 0.0  # epoch s until which this decision holds unless something about the model changes
+    group_size: int = 1  # supplied by one start (HydraServe section 6.1)
+    num_required: int = 0  # by demand, without those kept
+    stands_until: float = 0.0  # epoch s, unless the model changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDecision:
-    """One pipeline stage of an instance: the GPUs of one node that it takes (several: a tensor group), and the bytes on
-    each. The stage fetches `fetch_bytes` of the model first, starting at `first_byte`; 0 means the whole model.
-    `part_bytes`: what the stage fetches where a node has reported how the layers are cut, else 0."""
+    """One pipeline stage: GPUs of one node (several: a tensor group), and bytes on each. It fetches `fetch_bytes` from
+    `first_byte` first (0: the whole model); `part_bytes`: the same by the reported cut of the layers, else 0."""
 
     node_id: str
     gpu_ids: tuple[str, ...]
@@ -45,11 +42,8 @@ class StageDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceDecision:
-    """The place of one instance. `stages` empty means nowhere now; `possible` False means no GPU could ever hold it.
-
-    `source` is the dormant instance that the new one grows from, `drops` the replicas evicted at once; both are on the
-    node of the (then only) stage.
-    """
+    """Empty `stages` means nowhere now; `possible` False means no GPU could ever hold it. `source` is the dormant
+    instance to grow from, `drops` the replicas evicted at once, both on the only stage's node."""
 
     stages: tuple[StageDecision, ...] = ()
     source: str = ""
@@ -57,8 +51,8 @@ class PlaceDecision:
     possible: bool = True
     reason: str = ""
     rivals: tuple[Rival, ...] = ()
-    whole_gpus: bool = False  # the instance wants GPUs that serve no other
-    is_late: bool = False  # the bytes would fit, but the start would be too late for the objectives
+    whole_gpus: bool = False  # wants GPUs that serve no other
+    is_late: bool = False  # the bytes would fit, but too late
 
     @property
     def node_id(self) -> str:
@@ -75,7 +69,7 @@ class PlaceDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictDecision:
-    """The holders that give their bytes back, in order. Empty when all that may be evicted would not free enough."""
+    """The holders to evict, in order; empty if they would not free enough."""
 
     victims: tuple[str, ...] = ()
     freed_bytes: int = 0

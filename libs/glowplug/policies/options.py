@@ -1,8 +1,8 @@
 """Options of a policy, written behind its name: `name:field=value:field=value`.
 
-Options are the fields of the policy's own params, dotted where those nest: `hydraserve:allocation.overlap=false`. Where
-a policy departs from its paper, an option selects the literal formula. A number must be above 0 if its default is, else
-at least 0; 0 is also allowed where the field's metadata are `worth.FROM_ZERO`.
+Options are fields of the policy's params, dotted where nested: `hydraserve:allocation.overlap=false`. Where a policy
+departs from its paper, an option selects the literal formula. A number must be above 0 if its default is, else at least
+0; `worth.FROM_ZERO` metadata also allow 0.
 """
 
 import math
@@ -16,18 +16,16 @@ from glowplug.domain.errors import BadRequest
 from glowplug.policies.worth import FROM_ZERO
 
 Policy = Callable[..., Any]
-_LOOK_AHEAD = frozenset({"preserve_load_aware", "llumnix_like", "union"})  # routing policies that have constants
-_BY_WORTH = frozenset({"mcache", "union"})  # caching policies that have constants
+_LOOK_AHEAD = frozenset({"preserve_load_aware", "llumnix_like", "union"})  # routing, with constants
+_BY_WORTH = frozenset({"mcache", "union"})  # caching, with constants
 
 
 def base_name(name: str) -> str:
-    """The policy's name without its options."""
     return name.partition(":")[0]
 
 
 def options_of(name: str) -> dict[str, str]:
-    """The options behind a policy's name: field -> value as written. Raises ValueError for a part that is not
-    field=value."""
+    """Return field -> text. Raises ValueError for a part that is not field=value."""
     found: dict[str, str] = {}
     for part in name.split(":")[1:]:
         field, equals, value = part.partition("=")
@@ -38,7 +36,7 @@ def options_of(name: str) -> dict[str, str]:
 
 
 def configured(kind: str, name: str, policy: Policy) -> Policy:
-    """`policy` with the options that stand behind its name. Raises BadRequest naming the kind and the field."""
+    """Apply the options behind `name`. Raises BadRequest naming the kind and the field."""
     try:
         options = options_of(name)
         if not options:
@@ -53,7 +51,7 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
 
 
 def _of_a_cache(base: str, policy: Policy, options: Mapping[str, str]) -> Policy:
-    """Lay options over what a cache says of itself. Raises ValueError for a wrong one now, not at the first call."""
+    """Raises ValueError for a wrong option now, not at the first call."""
     from glowplug.policies.caching.mcache_importance import ImportanceParams, RateParams
 
     laid_over(ImportanceParams() if base == "mcache" else RateParams(), options)
@@ -61,8 +59,6 @@ def _of_a_cache(base: str, policy: Policy, options: Mapping[str, str]) -> Policy
 
 
 def _of_a_balancer(base: str, policy: Policy, options: Mapping[str, str]) -> Policy:
-    """Lay options over a router's params, or over those that the union makes of them. Raises ValueError for a wrong
-    one."""
     from glowplug.policies.routing.port import BalancerParams
     from glowplug.policies.routing.preserve_load_aware import preserve_load_aware, union_params
 
@@ -74,8 +70,7 @@ def _of_a_balancer(base: str, policy: Policy, options: Mapping[str, str]) -> Pol
 
 
 def laid_over(params: Any, options: Mapping[str, str], beneath: str = "") -> Any:
-    """Return `params` (a dataclass) with options in place of its fields, each converted to its field's type. Raises
-    ValueError naming the field, prefixed by the path `beneath` which it is nested."""
+    """Replace fields of the dataclass `params`. Raises ValueError naming the field, behind the path `beneath`."""
     inner: dict[str, dict[str, str]] = {}
     changes: dict[str, Any] = {}
     hints = get_type_hints(type(params))
@@ -116,9 +111,8 @@ def _value(path: str, text: str, default: Any, hint: Any, from_zero: bool) -> An
 
 
 def _function(policy: Policy, options: Mapping[str, str]) -> Policy:
-    """Bind options to a policy that takes `params`: a function, or a factory of forecasters."""
     given = signature(policy).parameters.get("params")
     if given is None or not is_dataclass(given.default):
         raise ValueError("it has no options")
     made = partial(policy, params=laid_over(given.default, options))
-    return update_wrapper(made, policy)  # keeps the policy's name and docstring
+    return update_wrapper(made, policy)  # keeps name and docstring

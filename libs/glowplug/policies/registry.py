@@ -1,7 +1,7 @@
-"""Policies by kind and name, and where each of them is defined. A service picks one from configuration:
-`GLOWPLUG_POLICY_<KIND>=name`, with options behind the name where the policy has any (`options`).
+"""Policies by kind and name. A service picks one by `GLOWPLUG_POLICY_<KIND>=name`, with `options` behind the name.
 
-Other packages add theirs as entry points of `glowplug.policies.<kind>` (domain/extensions.py)."""
+Other packages add theirs as entry points of `glowplug.policies.<kind>` (domain/extensions.py).
+"""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -13,8 +13,7 @@ from glowplug.policies.options import base_name, configured
 
 Policy = Callable[..., Any]
 
-# Module below glowplug.policies and name in it. A process imports only the policies that it has chosen: the modules of
-# all kinds together cost each of a fleet's dozen processes a tenth of its start.
+# Imported when chosen: all modules together cost each of a fleet's dozen processes a tenth of its start.
 KINDS: Final[dict[str, dict[str, str]]] = {
     "routing": {
         "least_loaded": "routing.counted:least_loaded",
@@ -66,19 +65,16 @@ KINDS: Final[dict[str, dict[str, str]]] = {
 
 
 def installed(kind: str) -> list[str]:
-    """Every policy of a kind that is installed, sorted."""
     return sorted({*KINDS[kind], *extensions.names(f"policies.{kind}")})
 
 
 def is_known(kind: str, name: str) -> bool:
-    """Whether a policy of that name is installed; options behind the name do not matter."""
     base = base_name(name)
     return base in KINDS[kind] or base in extensions.names(f"policies.{kind}")
 
 
 def choose(kind: str, name: str) -> Policy:
-    """Return the policy `name` of `kind`, with the options behind its name applied. Raises BadRequest naming the field
-    and the names there are."""
+    """Return the policy with its options applied. Raises BadRequest naming the field and known names."""
     if not is_known(kind, name):
         known = ", ".join(installed(kind)) + extensions.hint()
         raise BadRequest(f"no {kind} policy named {base_name(name)!r} (there are: {known})", param=f"policy_{kind}")

@@ -1,10 +1,8 @@
-"""Whole systems by name: a policy of every kind with the settings that go with them. `union` joins the five papers;
-other packages add theirs as entry points of `glowplug.systems`, as the laboratory does with each paper alone and the
-baselines they were compared with.
+"""Whole systems by name: a policy of every kind with its settings. `union` joins the five papers; other packages add
+systems as entry points of `glowplug.systems`, as the laboratory does with each paper and its baselines.
 
-A fleet (`GLOWPLUG_POLICIES=warmserve`), a scenario (`policies: warmserve`, or `--set policies=warmserve`) and the rows
-of the papers' experiments all ask here. A setting given by itself overrides its system's. docs/policies.md says what
-holds for every system alike.
+A fleet (`GLOWPLUG_POLICIES=warmserve`), a scenario (`policies: warmserve`, or `--set policies=warmserve`) and the
+papers' experiments use these. A setting given by itself overrides its system's. docs/policies.md has the common rules.
 """
 
 from collections.abc import Mapping
@@ -17,8 +15,7 @@ from glowplug.domain.errors import BadRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A policy of every kind (`policies`) and settings by service (`params`). Every system defines all of both, so that
-    a scenario keeps nothing of its previous system."""
+    """Policies of every kind and settings by service (`params`). Every system defines all of both."""
 
     about: str
     policies: Mapping[str, str]
@@ -54,11 +51,11 @@ def system_of(
 
 
 DEFAULT: Final = "union"
-"""What a fleet runs unless a setting says otherwise: the defaults of the services' settings are its values."""
+"""A fleet's default: the services' settings have its values."""
 
 UNION: Final = system_of(
     "the five papers joined, one owner per knob",
-    # no Eq. 1 of WarmServe: the union takes instances back from their drain, which needs their KV cache
+    # no Eq. 1 of WarmServe: taking draining instances back needs their KV cache
     stop_becomes="prewarmed",
     evict_becomes="swapped_out",
     turns="balanced",
@@ -75,12 +72,11 @@ UNION: Final = system_of(
 
 
 def installed() -> list[str]:
-    """Every system that is installed, sorted."""
     return sorted({DEFAULT, *extensions.names("systems")})
 
 
 def system(name: str) -> System:
-    """The system of that name. Raises BadRequest naming those there are."""
+    """Raises BadRequest naming the known systems."""
     if name == DEFAULT:
         return UNION
     if name not in installed():

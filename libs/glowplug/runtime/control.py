@@ -1,6 +1,6 @@
-"""One control service, whole: REST first, then bus, store and epoch, then its controller's shell, until stopped.
+"""Run a control service: REST first, then bus, store and epoch, then its controller's shell, until stopped.
 
-Where processes elect a leader each is whole but for its effects: it leads, or stands by (runtime/leader.py).
+Where processes elect a leader, each is complete, but only the leader's effects count (runtime/leader.py).
 """
 
 import asyncio
@@ -33,18 +33,16 @@ if TYPE_CHECKING:
     import httpx
 
 
-# Whichever of several processes a call reaches, the one that leads answers it.
-#
-# A Service of Kubernetes spreads calls over leader and standby alike, so a standby passes its part of the API
-# (`/v1/...`) on: a redirect would name an address that clients outside cannot reach. While no process leads, reads
-# are answered from what the standby knows, and changes are refused (503 not_leader).
+# A Kubernetes Service spreads calls over leader and standbys, so a standby passes its API (`/v1/...`) on: a redirect
+# would name an address unreachable for outside clients. Without a leader, it answers reads from its own knowledge and
+# refuses changes (503 not_leader).
 
 log = logging.getLogger(__name__)
 API: Final = "/v1/"
-PASSED_ON: Final = "x-glowplug-passed-on"  # by whom: a call is passed on once
+PASSED_ON: Final = "x-glowplug-passed-on"  # by whom, and only once
 TIMEOUT_S: Final = 10.0
 READS: Final = ("GET", "HEAD")
-# Of one connection, written anew by each sender, or of the page that sent it: that was judged here, by our own name.
+# Per connection and rewritten by each sender, or about the page, which was judged here.
 _HOP: Final = frozenset(
     {"connection", "content-length", "date", "host", "keep-alive", "server", "te", "trailer", "transfer-encoding"}
     | {"origin", "sec-fetch-site", "x-forwarded-host"}
@@ -52,7 +50,7 @@ _HOP: Final = frozenset(
 
 
 class ToLeader:
-    """HTTP middleware of a service. `candidate()` is None where no leader is elected, or not yet."""
+    """HTTP middleware of a service. `candidate()` is None without an election, or not yet."""
 
     def __init__(self, candidate: Callable[[], Candidate | None]) -> None:
         self._candidate = candidate
@@ -74,8 +72,7 @@ class ToLeader:
         return refused(NotLeader(f"this {candidate.service} does not lead now: {who}", retry_after_s=1))
 
     async def _pass_on(self, request: Request, url: str, by: str) -> Response | None:
-        """The leader's answer; None where it does not answer."""
-        import httpx  # a tenth of a service's start, and only a standby that is called needs it
+        import httpx  # a tenth of a start, needed only by standbys
 
         body = b""
         async for part in request.stream():
@@ -98,13 +95,12 @@ class ToLeader:
         return Response(answer.content, answer.status_code, back)
 
     async def close(self) -> None:
-        """Let go of the connections to the leader."""
         if self._client is not None:
             await self._client.aclose()
 
 
 def _target(request: Request) -> bytes:
-    """Path and query as they came, escapes and all."""
+    """Still escaped."""
     path: bytes = request.scope.get("raw_path") or request.url.path.encode()
     query: bytes = request.scope.get("query_string", b"")
     return path + (b"?" + query if query else b"")
@@ -115,9 +111,9 @@ Background = Callable[[Shell], Any]
 
 
 class ControlService:
-    """Holds the shell once there is one, so that REST can answer (503) while the service is still connecting.
-    `candidate` stands for the lead where one is elected. The service subscribes to what `reads` declares; `executors`
-    carry out the effects of its controller's own, and `target` is whom its commands are addressed to."""
+    """Holds the shell once it exists; until then REST answers 503. `candidate` stands for the lead, if one is elected.
+    Subscribes to the events in `reads`; `executors` perform the controller's own effects; `target` receives its
+    commands."""
 
     def __init__(
         self,
@@ -135,7 +131,7 @@ class ControlService:
         self._watching: asyncio.Task[None] | None = None
 
     def not_ready(self) -> str:
-        """ "" or why this service cannot do its work."""
+        """Why this service cannot work, or ""."""
         if self.shell is None or not self.shell.restored:
             return "connecting to the bus and the store"
         if not self.world.bus.connected:
@@ -143,14 +139,13 @@ class ControlService:
         return self.world.bus.refusal or self.world.store.refusal
 
     def controller(self, kind: type[C]) -> C:
-        """The controller, for REST. Raises NoCapacity (503) while the service connects."""
+        """Raises NoCapacity (503) while connecting."""
         controller = self._connected().controller
         assert isinstance(controller, kind)
         return controller
 
     async def ask(self, stimulus: Any) -> None:
-        """Have the controller handle a stimulus; its errors come out here. Raises NoCapacity (503) while the service
-        connects."""
+        """Raises the controller's errors, or NoCapacity (503) while connecting."""
         await self._connected().ask(stimulus)
 
     def _connected(self) -> Shell:
@@ -159,8 +154,7 @@ class ControlService:
         return self.shell
 
     def about(self) -> dict[str, Any]:
-        """What `/health` tells beside being alive: the role, and who leads. One that has taken the lead still stands by
-        until it has read what the leader before it wrote."""
+        """Role and leader, for `/health`. A new leader still stands by until it has read the last one's writes."""
         if self.candidate is None:
             return {"role": "single"}
         lease = self.candidate.lease
@@ -174,8 +168,8 @@ class ControlService:
         make_controller: Callable[[int], Any],
         background: Background | None = None,
     ) -> None:
-        """Serve until `stopping`. `background(shell)` is a coroutine run beside it (while this process leads, where one
-        does), whose error ends the service. Where one leads, controllers are Elected."""
+        """Serve until `stopping`. `background(shell)` runs beside it (while leading, if elected) and ends the service
+        by an error. Elections need Elected controllers."""
         world, settings = self.world, self.world.settings
         app.state.about = self.about
         forward = ToLeader(lambda: self.candidate)
@@ -210,17 +204,17 @@ class ControlService:
     async def _connect(
         self, make_controller: Callable[[int], Controller], background: Background | None, url: str
     ) -> Coroutine[Any, Any, None]:
-        """Alone: decide and act at once. Returns what to run beside."""
+        """Without an election: act at once. Return the background."""
         world, name = self.world, self.world.settings.service_id
         await world.bus.connect()
         epoch = await world.epoch()
-        await self._claim(url)  # before anything is decided
+        await self._claim(url)  # before any decision
         controller = make_controller(epoch)
         shell = Shell(*self._around(controller), epoch=epoch, **self._options())
         await shell.start()
         await self._listen(shell)
         if self._commands:
-            # Of a service that runs once the name is known (runtime/privileges.py): no other user may read under it.
+            # A service of one process has a known reader name (runtime/privileges.py), closed to other users.
             reader = world.service if isinstance(world.settings, ElectedSettings) else name
             await world.bus.subscribe(self._commands, shell.on_event, durable=f"{reader}-commands")
         self.shell = shell
@@ -235,10 +229,10 @@ class ControlService:
         lease_s: float,
         stopping: asyncio.Event,
     ) -> Coroutine[Any, Any, None]:
-        """One of several: follow, and stand for the lead. Returns the standing."""
+        """With an election: follow and stand for the lead."""
         world, name = self.world, self.world.settings.service_id
         await world.bus.connect()
-        durable = f"{world.service}-commands"  # one name for all: who leads next reads on where the last one stopped
+        durable = f"{world.service}-commands"  # shared: the next leader reads on
 
         async def term(epoch: int) -> None:
             try:
@@ -261,7 +255,6 @@ class ControlService:
         return candidate.run()
 
     def _around(self, controller: C) -> tuple[str, str, C, Bus, Store, Tracing, ShellMetrics]:
-        """A controller, or what makes one, among what its shell connects it to."""
         world = self.world
         name = world.settings.service_id
         return world.service, name, controller, world.bus, world.store, world.tracing, world.metrics
@@ -272,13 +265,13 @@ class ControlService:
         return {"reads": self.reads, "executors": self._executors, **periods}
 
     async def _claim(self, url: str) -> None:
-        """Take the service id, and keep it. Raises ServiceIdTaken."""
+        """Take the service id and keep it. Raises ServiceIdTaken."""
         self.identity = Identity(self.world.store, self.world.settings.service_id, url)
         await self.identity.claim()
         self._watching = asyncio.create_task(self.identity.watch(), name="the service id")
 
     async def _listen(self, shell: Shell) -> None:
-        """Telemetry and facts: what a standby follows too."""
+        """Subscribe to telemetry and facts, also as a standby."""
         bus = self.world.bus
         if telemetry := self.reads.telemetry_filters():
             await bus.subscribe(telemetry, shell.on_event)
@@ -295,7 +288,6 @@ def find_model(models: Mapping[str, Model], name: str) -> Model:
 
 
 async def _beside(shell: Shell, background: Background | None) -> None:
-    """The service's own work beside the shell; for ever."""
     if background is not None:
         await background(shell)
     await asyncio.Event().wait()

@@ -1,10 +1,9 @@
-"""The custom resource definitions of Kubernetes, made from the model file and the tenant's body:
-`python -m glowplug.runtime.custom_resources` writes deploy/helm/glowplug/crds.
+"""Generate the Kubernetes custom resource definitions from model file and tenant body: `python -m
+glowplug.runtime.custom_resources` writes deploy/helm/glowplug/crds.
 
-`spec` is the model file. A structural schema has one type for each field, so one thing is narrower than in a file:
-`weights` and `adapter` are mappings (`{uri: ...}`), since CEL cannot see a field without a type. Seconds, which are a
-number or a text, have none. No default is in the schema: the API server would write it into the object, and a field
-that is there counts as given.
+`spec` is the model file. Structural schemas need one type per field, so `weights` and `adapter` are mappings (`{uri:
+...}`), as CEL cannot see untyped fields; seconds, number or text, stay untyped. Defaults are omitted: the API server
+would write them into the object, where they count as given.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +21,11 @@ FOLDER: Final = Path("deploy/helm/glowplug/crds")
 Schema = dict[str, Any]
 
 _MADE_BY = "# Written by `python -m glowplug.runtime.custom_resources`; change the model file's own fields instead.\n"
-_KEPT: Final = frozenset(  # what a structural schema takes over as it is
+_KEPT: Final = frozenset(  # taken over unchanged
     {"description", "type", "enum", "pattern", "format", "minimum", "maximum", "minLength", "maxLength", "minItems"}
     | {"maxItems", "maxProperties"}
 )
-_OR_TEXT: Final = {  # a number that may be text -> how a structural schema says that, and people
+_OR_TEXT: Final = {  # number that may be text -> its structural schema, and words
     "integer": ("x-kubernetes-int-or-string", "or text with a unit: 512MiB, 24GB"),
     "number": ("x-kubernetes-preserve-unknown-fields", "seconds, or text with a unit: 500ms, 5m"),
 }
@@ -50,7 +49,7 @@ _SAME_NAME = (
 
 
 def structural(node: Mapping[str, Any], defs: Mapping[str, Schema]) -> Schema:
-    """A node of a JSON schema as pydantic makes them, as a structural schema of Kubernetes has it."""
+    """Convert pydantic's JSON schema into Kubernetes' structural form."""
     if "$ref" in node:
         rest = {name: value for name, value in node.items() if name != "$ref"}
         node = {**defs[node["$ref"].rpartition("/")[2]], **rest}
@@ -172,7 +171,6 @@ def _definition(kind: str, spec: Schema, status: Schema, columns: Iterable[Schem
 
 
 def definitions() -> dict[str, Schema]:
-    """File name -> custom resource definition."""
     of_model = {
         "key": _text("key of the model in the fleet"),
         "state": _text("hot, warm, cold, starting, draining or suspended"),
@@ -207,7 +205,6 @@ def definitions() -> dict[str, Schema]:
 
 
 def written(definition: Schema) -> str:
-    """A definition as the text of its file."""
     return _MADE_BY + yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=118)
 
 

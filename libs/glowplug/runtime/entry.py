@@ -1,4 +1,4 @@
-"""How a process begins: its modules are imported with the garbage collector off."""
+"""Begin a process: import with the garbage collector off."""
 
 import gc
 import importlib
@@ -8,11 +8,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """The block imports, and does nothing else.
-
-    Hardly anything that an import allocates is garbage, and the collector would walk all of it again and again: a sixth
-    of a service's start. What has been imported stays, so that later collections need not walk it either.
-    """
+    """Run a block of imports. They make hardly any garbage, and collections during them cost a sixth of a service's
+    start; imported objects are then frozen, as they stay."""
     gc.disable()
     try:
         yield
@@ -22,7 +19,6 @@ def importing() -> Iterator[None]:
 
 
 def run_service(module: str) -> None:
-    """Import `module` and call its `main`."""
     with importing():
         main = importlib.import_module(module).main
     main()

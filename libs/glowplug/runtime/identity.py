@@ -1,5 +1,7 @@
-"""One process per service id. Two that share one would share its durable readers, each receiving half of the facts,
-and no error would show it; so a process that starts asks the one that has the name whether it lives.
+"""Allow one process per service id.
+
+Two would share its durable readers and silently get half of the facts each, so a new process asks the name's holder
+whether it lives.
 """
 
 import asyncio
@@ -12,8 +14,8 @@ from glowplug.events.envelope import MalformedEvent, from_json, to_json
 from glowplug.state.port import Store, StoreUnavailable
 
 log = logging.getLogger(__name__)
-PROCESSES = "processes"  # table: service_id -> Holder
-PROCESS = uuid.uuid4().hex  # this very process, as /live says
+PROCESSES = "processes"  # service_id -> Holder
+PROCESS = uuid.uuid4().hex  # this process, as in /live
 PROBE_S, WATCH_S = 1.0, 10.0
 
 
@@ -23,7 +25,7 @@ class ServiceIdTaken(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who has a service id. `seen_at`: epoch seconds."""
+    """`seen_at`: epoch seconds."""
 
     url: str
     process: str
@@ -31,15 +33,13 @@ class Holder:
 
 
 class Identity:
-    """This process's claim to its service id, at the address where others find it."""
-
     def __init__(self, store: Store, service_id: str, url: str, process: str = PROCESS) -> None:
         self._store, self._service_id = store, service_id
         self._mine = Holder(url=url, process=process, seen_at=0.0)
 
     async def claim(self) -> None:
-        """Take the name. Raises ServiceIdTaken while a process that has it answers. A store that is away decides
-        nothing: `watch` looks again."""
+        """Take the name. Raises ServiceIdTaken if its holder answers. A silent store decides nothing: `watch` looks
+        again."""
         try:
             other = await self._other()
             if other is not None:
@@ -54,7 +54,7 @@ class Identity:
             )
 
     async def watch(self) -> None:
-        """For ever: keep the name, and say so loudly when another living process has taken it too."""
+        """Keep the name for ever, and report another living holder loudly."""
         while True:
             await asyncio.sleep(WATCH_S)
             try:
@@ -72,7 +72,6 @@ class Identity:
                 log.debug("the claim to the service id %s is not renewed: %s", self._service_id, error)
 
     async def release(self) -> None:
-        """Give the name back, if it is ours."""
         try:
             raw = await self._store.get(PROCESSES, self._service_id)
             if raw is not None and from_json(raw, Holder).process == self._mine.process:
@@ -81,7 +80,6 @@ class Identity:
             log.debug("the service id %s is not given back: %s", self._service_id, error)
 
     async def _other(self) -> Holder | None:
-        """Another process that has the name, if it lives."""
         raw = await self._store.get(PROCESSES, self._service_id)
         try:
             holder = from_json(raw, Holder) if raw is not None else None
@@ -97,8 +95,7 @@ class Identity:
 
 
 async def _answers(holder: Holder) -> bool:
-    """Whether that very process answers where it said it was."""
-    import httpx  # hardly ever needed: a process that ended well has given its name back
+    import httpx  # rarely needed: names are usually given back
 
     try:
         async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:

@@ -1,5 +1,5 @@
-"""Named keys for a service that keeps no table of them: the row of a presented key is read from the store when it is
-asked for, and again after a second, so that a revocation is felt within that."""
+"""Look up named keys for services without a table of them: rows are cached for a second, which bounds a revocation's
+delay."""
 
 import time
 from collections import OrderedDict
@@ -12,26 +12,25 @@ from glowplug.events.envelope import MalformedEvent
 from glowplug.state.port import Store, StoreUnavailable
 from glowplug.state.rows import read_row
 
-FRESH_S: Final = 1.0  # a row is read again after so long
-KEPT_S: Final = 60.0  # a row is used for so long while the store does not answer
+FRESH_S: Final = 1.0
+KEPT_S: Final = 60.0  # use of a row while the store is silent
 MAX_ROWS: Final = 4096
 
 
 class KeyReader:
-    """`clock`: seconds since the epoch."""
+    """`clock`: epoch seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
-        self._rows: OrderedDict[str, tuple[float, ApiKey]] = OrderedDict()  # by key id, with when it was read
+        self._rows: OrderedDict[str, tuple[float, ApiKey]] = OrderedDict()  # key id -> time read, row
 
     async def find(self, presented: str) -> ApiKey | None:
-        """The living key that is presented, or None. Raises NoCapacity where the store does not answer."""
+        """Find the presented living key, or None. Raises NoCapacity if the store is silent."""
         key = await self.row(key_id_of(presented))
         return find_key({key.key_id: key}, presented, self._clock()) if key is not None else None
 
     async def row(self, key_id: str) -> ApiKey | None:
-        """The row of a key, revoked or not; None where there is none. Raises NoCapacity where the store does not
-        answer."""
+        """Row of a key, even revoked, or None. Raises NoCapacity if the store is silent."""
         if not key_id:
             return None
         now_s = self._clock()
@@ -50,7 +49,7 @@ class KeyReader:
         try:
             row = read_row(KEYS, key_id, raw, ApiKey)
         except MalformedEvent:
-            return None  # the owner of the table names the row and counts it
+            return None  # its table's owner reports the row
         self._rows[key_id] = now_s, row
         if len(self._rows) > MAX_ROWS:
             self._rows.popitem(last=False)

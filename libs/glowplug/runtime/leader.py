@@ -1,7 +1,7 @@
-"""One process of several leads: the shell around the election, and the shell that only a leader's effects leave.
+"""Elect one leader among processes, and let out only its effects.
 
-A standby is hot: its bus readers run, its controller sees every fact and every reading of the tables, and what it
-would do is not done. Deciding is left to controllers/election.py; here are a clock, the store and the two states.
+A standby is hot: it reads the bus, and its controller sees all facts and tables, but its effects are dropped.
+controllers/election.py decides; here are the clock, the store and the two states.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ RETRY_S = 0.1
 
 
 def unstopping_clock() -> float:
-    """Seconds that pass while this process is stopped and while its machine sleeps."""
+    """Seconds, also while the process is stopped or the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 class Candidate:
-    """Stands for the lead of one service, for as long as `run` runs. `term(epoch)` is run while this process leads,
-    cancelled when it does not any more, and gets time to clean up; its error stops the service."""
+    """Stands for the lead of a service while `run` runs. `term(epoch)` runs while leading, is cancelled with time to
+    clean up, and stops the service by an error."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Candidate:
         clock: Callable[[], float] = unstopping_clock,
         does: str = "",
     ) -> None:
-        self._does = does  # what the leader does, where that is not the whole service
+        self._does = does
         self.service, self.service_id, self.url, self._lease_s = service, service_id, url, lease_s
         self._store, self._metrics, self._serve, self._stopping = store, metrics, term, stopping
         self._clock = clock
@@ -60,21 +60,18 @@ class Candidate:
         metrics.leader.set(0)
 
     def may_act(self) -> bool:
-        """Whether this process leads at this very moment."""
         return self._election.may_act(self._clock())
 
     @property
     def lease(self) -> Lease:
-        """Who leads, as last read; none where that was this process and its lease has run out."""
+        """The lease as last read; none if it was ours and has run out."""
         return self._election.seen(self._clock())
 
     @property
     def leader_id(self) -> str:
-        """Service id of the leader, or ""."""
         return self.lease.holder.partition("@")[0]
 
     async def run(self) -> None:
-        """Stand for ever."""
         while True:
             await asyncio.sleep(self._election.wait_s(self._clock()))
             await self._step()
@@ -92,7 +89,7 @@ class Candidate:
             change = election.failed(self._clock())
         else:
             now = self._clock()
-            change = election.passed(now)  # an answer may come after a pause of ours
+            change = election.passed(now)  # the answer may come after a pause
             if change is Change.NONE:
                 change = election.answered(ask, lease, asked_at, now)
         if election.highest_epoch > newest:
@@ -127,7 +124,7 @@ class Candidate:
         self._term = None
 
     async def resign(self) -> None:
-        """End the term and give the lease back, so that a standby begins at once. After `run` has been cancelled."""
+        """End the term and return the lease, so that a standby begins at once. Call after cancelling `run`."""
         await self._end_term()
         try:
             async with asyncio.timeout(self._lease_s / RENEWALS):
@@ -137,8 +134,8 @@ class Candidate:
 
 
 class ElectedShell(Shell):
-    """A shell whose effects are carried out while `may_act` says so. `make(epoch)` gives a new controller; epoch 0 is
-    a standby's. The other arguments are those of Shell."""
+    """A shell whose effects are performed only if `may_act`. `make(epoch)` makes a controller; epoch 0 is a
+    standby's."""
 
     def __init__(
         self,
@@ -151,13 +148,13 @@ class ElectedShell(Shell):
     ) -> None:
         super().__init__(service, service_id, make(0), *around, **options)
         self._make, self._may_act = make, may_act
-        self._row: Leader | None = None  # ours, while we lead
+        self._row: Leader | None = None
 
     def may_act(self) -> bool:
         return self.epoch > 0 and self._may_act()
 
     async def _handle(self, stimulus: Any) -> None:
-        """A standby takes facts, decides nothing as time passes, and neither commands nor operators reach it."""
+        """A standby takes facts, but no ticks, commands or operators."""
         if not self.may_act():
             if isinstance(stimulus, Tick):
                 return
@@ -169,19 +166,20 @@ class ElectedShell(Shell):
         if not self.epoch:
             return await self._begin(0)
         synced = await super()._resync()
-        if synced and self._row is not None:  # a store that was emptied has lost it, and with it who is fenced off
+        if synced and self._row is not None:  # an emptied store has lost it, and with it the fence
             await self.execute([Save(LEADERS, self.service, self._row)])
         return synced
 
     async def _begin(self, epoch: int) -> bool:
-        """A new controller with what the earlier one knew and the tables say. False when the store does not answer."""
+        """Make a controller from the previous one's knowledge and the tables. Returns False if the store does not
+        answer."""
         try:
             read = {table: await self._read(table) for table in self._tables}
         except StoreUnavailable as error:
             return self._not_synced(error)
         async with self._transaction:
             if epoch == 0 and self.epoch:
-                return True  # the term has begun while this was read
+                return True  # the term began meanwhile
             now_s, successor = self._clock(), self._make(epoch)
             successor.inherit(self.controller, now_s)
             tables = {table: rows for table, rows in read.items() if rows is not None}
@@ -191,7 +189,7 @@ class ElectedShell(Shell):
         return self._synced()
 
     async def lead(self, epoch: int, url: str) -> None:
-        """Begin a term: the leader before is fenced off, and the term goes on from what the tables say."""
+        """Begin a term: fence off the previous leader and read the tables."""
         self.store.fence(self.service, epoch)
         while not await self._begin(epoch):
             await asyncio.sleep(RETRY_S)
@@ -201,8 +199,7 @@ class ElectedShell(Shell):
         await self.execute([Save(LEADERS, self.service, self._row)])
 
     def follow(self) -> None:
-        """End a term. What was decided and not done is left to the next leader. What a standby writes, its own
-        service id, is fenced no more."""
+        """End a term, leaving undone effects to the next leader. A standby's own writes need no fence."""
         self._row = None
         self.epoch = 0
         self.store.fence(self.service, 0)

@@ -1,4 +1,4 @@
-"""REST of logs: the last lines that a process keeps in memory, filtered, and followed with a cursor."""
+"""Serve logs over REST: recent lines, filtered, followed by cursor."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -8,13 +8,13 @@ from pydantic import Field
 from glowplug.telemetry.log_ring import LogRing, Page, Wanted
 
 PATH: Final = "/logs"
-MOST_WAIT_S: Final = 25.0  # below the patience of proxies
+MOST_WAIT_S: Final = 25.0  # within proxies' patience
 Word = Annotated[str, Field(max_length=200)]
 Level = Literal["", "debug", "info", "warning", "error", "critical"]
 
 
 def routes(ring: LogRing, allowed: Any, path: str = PATH) -> APIRouter:
-    """`allowed`: the dependency that lets those through who may read logs."""
+    """`allowed`: dependency for readers of logs."""
     router = APIRouter(tags=["logs"], dependencies=[Depends(allowed)])
 
     @router.get(path)
@@ -38,6 +38,5 @@ def routes(ring: LogRing, allowed: Any, path: str = PATH) -> APIRouter:
 
 
 def page_row(page: Page) -> dict[str, Any]:
-    """A page as JSON."""
     lines = [{"at": line.at, "level": line.level, "text": line.text, "fields": line.fields} for line in page.lines]
     return {"lines": lines, "cursor": page.cursor, "num_lost": page.num_lost}

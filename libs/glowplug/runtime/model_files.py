@@ -1,6 +1,6 @@
-"""Model files: YAML a person writes, checked against a published schema, turned into domain Models.
+"""Turn model files (YAML, checked against a published schema) into domain Models.
 
-Unknown keys are refused. Sizes may be written "300MiB", durations "30s" or "5m".
+Unknown keys are refused. Sizes may be "300MiB", durations "30s" or "5m".
 """
 
 import contextlib
@@ -44,14 +44,13 @@ from glowplug.weights.source import (
 )
 from glowplug.weights.split_gguf import NotJoinable, Part, join, part_names, read_part
 
-# A split GGUF of this machine as one file that can be looked at, without a copy of its tensors.
+# View a local split GGUF as one file, without copying tensors.
 
 
 @contextlib.contextmanager
 def in_one_piece(path: Path) -> Iterator[Path]:
-    """`path` itself, unless it is the first part of a split GGUF: then a file of the same name for as long as the block
-    lasts, which has the joined header, the joined size, and holes for tensors. Raises NotJoinable, which names the part
-    that is missing or wrong, and OSError."""
+    """Yield `path`, or for the first part of a split GGUF a temporary file of the same name, with joined header and
+    size and holes for tensors. Raises NotJoinable naming the bad part, and OSError."""
     names = part_names(path.name)
     if not names:
         yield path
@@ -85,11 +84,10 @@ log = logging.getLogger(__name__)
 DEFAULT_KV_BYTES = 64 * 1024**2
 MAX_FILE_BYTES = 1024**2
 OF_BASE = frozenset({"weights", "weights_bytes", "kv_bytes", "context_tokens", "max_concurrency", "num_gpus"})
-OF_BASE |= {"weights_shared", "asleep", "system_prompt", "engine_args"}  # an adapter has these of its base
+OF_BASE |= {"weights_shared", "asleep", "system_prompt", "engine_args"}  # an adapter takes these from its base
 
 
 def _written(parse: Callable[[str], Any], accepted: Any) -> BeforeValidator:
-    """Text goes through `parse`; numbers pass as they are."""
     return BeforeValidator(
         lambda value: parse(value) if isinstance(value, str) else value, json_schema_input_type=accepted
     )
@@ -170,8 +168,8 @@ class ModelFile(Strict):
             raise ValueError(error.message) from error
 
     def to_model(self, source: str, base: Path | None = None, measure: Measure = not_asked) -> Model:
-        """Raises InvalidModelFile naming the field. Relative weight paths are taken from `base`. The size of weights on
-        other machines is asked by `measure` where the file does not give it."""
+        """Raises InvalidModelFile naming the field. Relative weight paths start at `base`; `measure` gets missing sizes
+        of remote weights."""
         try:
             key = model_key(self.name)
         except ValueError as error:
@@ -221,8 +219,7 @@ class ModelFile(Strict):
             raise InvalidModelFile(error.message, param=error.param) from error
 
     def _adapter(self, key: str, source: str, base: Path | None, measure: Measure) -> Model:
-        """What the file says of a LoRA adapter. The deployment adds what is its base's
-        (controllers/autoscaler/adapting.py)."""
+        """Convert a LoRA adapter's fields; deployment adds its base's (controllers/autoscaler/adapting.py)."""
         for name, other in (("base", "adapter"), ("adapter", "base")):
             if not getattr(self, name):
                 raise _invalid(name, f"{other} is given, and an adapter has both")
@@ -266,7 +263,7 @@ class ModelFile(Strict):
             raise InvalidModelFile(str(error), param=error.field) from error
 
     def _measured(self, uri: str, measure: Measure) -> int:
-        """Bytes of weights on another machine, as their source says; 0 where it does not say."""
+        """Bytes of remote weights by their source; 0 if unknown."""
         if not uri or local_path(uri) is not None:
             return 0
         try:
@@ -274,7 +271,7 @@ class ModelFile(Strict):
             if info is not None and not self.base:
                 _check_form(self.engine, uri, info.is_directory)
         except WeightsUnavailable as error:
-            if error.param == "weights":  # the address does not say which of them
+            if error.param == "weights":  # the address does not name one
                 raise InvalidModelFile(f"weights: {error.message}", param="weights") from error
             message = f"weights_bytes: give the size, it cannot be read from here: {error.message}"
             raise InvalidModelFile(message, param="weights_bytes") from error
@@ -284,7 +281,7 @@ class ModelFile(Strict):
 
 
 def weights_at(uri: str, base: Path | None = None) -> WeightsRef:
-    """The weights of an address as a model file has it. Raises InvalidModelFile."""
+    """Weights as in a model file. Raises InvalidModelFile."""
     return _resolve(WeightsFile(uri=uri, sha256="", num_bytes=0), base)
 
 
@@ -300,7 +297,7 @@ def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
         sample = ", sample:" if scheme_of(uri) and not is_read(scheme_of(uri)) else ""
         raise InvalidModelFile(f"weights: {error.message}{sample}", param="weights") from error
     if scheme_of(uri) == "hf":
-        uri = hub_address(uri).uri  # models that spell it differently share a copy
+        uri = hub_address(uri).uri  # one spelling, so that models share a copy
     path = local_path(uri)
     if path is not None:
         path = path.expanduser()
@@ -310,8 +307,8 @@ def _resolve(weights: WeightsFile, base: Path | None) -> WeightsRef:
 
 
 def _sample(name: str) -> Path:
-    """Of the model that an installed package brings, the file (smollm2), the same in eight bits (smollm2-q8), or the
-    Hugging Face directory (smollm2-hf)."""
+    """File of an installed sample model (smollm2), its eight-bit version (smollm2-q8), or its Hugging Face directory
+    (smollm2-hf)."""
     if name == "smollm2-hf":
         return vllm_sample.sample_dir()
     find = {"smollm2": sample_weights_path, "smollm2-q8": eight_bits_path}.get(name)
@@ -325,7 +322,7 @@ def _sample(name: str) -> Path:
 
 
 def fewer_slots(asked: int, model: Model) -> str:
-    """What to say of a model that runs fewer requests at once than its file asks for; "" where it does not."""
+    """Note about a model with fewer slots than its file asks for, or ""."""
     if model.max_concurrency >= asked:
         return ""
     return (
@@ -335,12 +332,8 @@ def fewer_slots(asked: int, model: Model) -> str:
 
 
 def check_engine(model: Model) -> Model:
-    """The model, with no higher max_concurrency than its engine will run where its weights can be read here: whoever
-    decides by it decides by what is true. Raises EngineMisconfigured where the driver of the model's engine says that
-    no start of it can succeed.
-
-    Weights are looked at when they lie on this machine; others are known by their address alone.
-    """
+    """Lower max_concurrency to what the engine will run, if the weights are local. Raises EngineMisconfigured if the
+    engine's driver finds that no start can succeed. Remote weights are known by address only."""
     engine = declaration(model.engine)
     engine.arguments.check(model.engine_args)
     uri, reads = model.weights.uri, f"{model.engine} reads {engine.weights.kind}"
@@ -367,7 +360,7 @@ def check_engine(model: Model) -> Model:
         raise EngineMisconfigured(f"weights: {path} cannot be read: {error.strerror}", param="weights") from error
     except EngineMisconfigured:
         raise
-    except Exception as error:  # whatever a reader of a person's file did not think of: the file is refused
+    except Exception as error:  # any unforeseen error refuses the file
         log.exception("the weights at %s cannot be read", path)
         text = f"weights: {path} cannot be read: {type(error).__name__}: {error}"
         raise EngineMisconfigured(text, param="weights") from error
@@ -381,8 +374,7 @@ def _check_form(engine: str, uri: str, several: bool) -> None:
 
 
 def _size(uri: str) -> int:
-    """Bytes of a local file (all parts of a split one) or directory now; 0 when it cannot be read. Not a promise: the
-    file may be replaced."""
+    """Present bytes of a local file (all parts if split) or directory; 0 if unreadable. It may change later."""
     path = local_path(uri) if uri else None
     if path is None:
         return 0
@@ -399,7 +391,7 @@ def _size(uri: str) -> int:
 
 
 def parse(data: Any, source: str, base: Path | None = None, measure: Measure = not_asked) -> Model:
-    """A Model from decoded YAML or JSON. Raises InvalidModelFile naming the first wrong field."""
+    """Make a Model of decoded YAML or JSON. Raises InvalidModelFile naming the first wrong field."""
     try:
         return ModelFile.model_validate(data).to_model(source, base, measure)
     except ValidationError as error:
@@ -407,21 +399,18 @@ def parse(data: Any, source: str, base: Path | None = None, measure: Measure = n
 
 
 def first_fault(error: ValidationError) -> InvalidModelFile:
-    """The first wrong field of what a person wrote, as the error that names it."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "file"
     return InvalidModelFile(f"{where}: {message_of(first)}", param=where)
 
 
 def message_of(fault: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors says to a person."""
     message = str(fault["msg"]).removeprefix("Value error, ")
     return "there is no such key" if fault["type"] == "extra_forbidden" else message
 
 
 def read_yaml(path: Path, max_bytes: int = MAX_FILE_BYTES) -> list[Any]:
-    """The documents of a YAML file, without empty ones. Raises InvalidModelFile, whose message leaves the name of the
-    file to the code that reports it."""
+    """Non-empty documents of a YAML file. Raises InvalidModelFile without the file's name, which the caller adds."""
     try:
         text = read_regular(path, max_bytes).decode("utf-8")
         return [d for d in plain_yaml.load_all(text) if d is not None]
@@ -435,7 +424,7 @@ def read_yaml(path: Path, max_bytes: int = MAX_FILE_BYTES) -> list[Any]:
 
 
 def load(path: Path, measure: Measure = not_asked) -> list[Model]:
-    """Every model of one YAML file (documents separated by ---). Raises InvalidModelFile, as `read_yaml` does."""
+    """All models of a YAML file. Raises as `read_yaml`."""
     documents = read_yaml(path)
     if not documents:
         raise InvalidModelFile("no model in it")
@@ -451,7 +440,7 @@ def load(path: Path, measure: Measure = not_asked) -> list[Model]:
 
 
 def json_schema() -> dict[str, Any]:
-    """The published JSON schema of a model file: deploy/models/model.schema.json."""
+    """The published schema: deploy/models/model.schema.json."""
     made_by = "Written by `python -m glowplug.runtime.model_files > deploy/models/model.schema.json`"
     schema = {"$comment": made_by, **ModelFile.model_json_schema()}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"

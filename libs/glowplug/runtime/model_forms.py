@@ -1,7 +1,5 @@
-"""A model file as a form shows it: its fields, the YAML they stand for, and what is wrong, field by field.
-
-The rules are those of model_files.py: a form that this module finds no fault in is a file that can be deployed.
-"""
+"""Show a model file as a form: fields, YAML, and faults by field. A faultless form is a deployable file
+(model_files.py)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,22 +14,22 @@ from glowplug.runtime import plain_yaml
 from glowplug.runtime.model_files import OF_BASE, ModelFile, WeightsFile, message_of
 from glowplug.weights.source import local_path
 
-WHOLE: Final = ""  # the field of a fault that belongs to no single one
+WHOLE: Final = ""  # a fault of no single field
 _UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("GB", 10**9), ("MB", 10**6))
 _SIZES: Final = ("weights_bytes", "kv_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with one field. `field` has dots where it lies in another: `slo.ttft_s`, `engine_args.profile`."""
+    """`field` is dotted if nested: `slo.ttft_s`, `engine_args.profile`."""
 
     field: str
     message: str
 
 
 def read(text: str, otherwise: str = "write one field in a line, as name: value") -> dict[str, Any]:
-    """The mapping that a YAML text is, such as the fields of one model. Raises InvalidModelFile, which names the line
-    where there is one and says `otherwise` of a text that is no mapping."""
+    """Parse a YAML mapping, e.g. a model's fields. Raises InvalidModelFile with the line if known, or `otherwise` for
+    no mapping."""
     try:
         found = plain_yaml.load(text)
     except yaml.MarkedYAMLError as error:
@@ -45,14 +43,14 @@ def read(text: str, otherwise: str = "write one field in a line, as name: value"
 
 
 def written(given: Mapping[str, Any]) -> str:
-    """Fields as the YAML of a model file, in the order of the schema; unknown ones come last."""
+    """Dump fields in the order of the schema, unknown ones last."""
     order = {name: place for place, name in enumerate(ModelFile.model_fields)}
     sorted_fields = dict(sorted(given.items(), key=lambda pair: order.get(pair[0], len(order))))
     return yaml.dump(sorted_fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, and no anchors."""
+    """Multi-line texts as blocks, no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -66,7 +64,6 @@ _Dumper.add_representer(str, _text)
 
 
 def check_fields(given: Mapping[str, Any]) -> tuple[ModelFile | None, list[Fault]]:
-    """The file that the fields make, or every field that is wrong by itself."""
     try:
         return ModelFile.model_validate(dict(given)), []
     except ValidationError as error:
@@ -74,7 +71,7 @@ def check_fields(given: Mapping[str, Any]) -> tuple[ModelFile | None, list[Fault
 
 
 def faults_of(error: ValidationError, given: Mapping[str, Any]) -> list[Fault]:
-    """Each wrong field once. Weights are a text or a mapping: the fault is that of the form in which they are given."""
+    """One fault per field; weights, text or mapping, fail in the given form."""
     wrong = WeightsFile.__name__ if not isinstance(given.get("weights"), Mapping) else "str"
     found: dict[str, Fault] = {}
     for one in error.errors():
@@ -86,14 +83,13 @@ def faults_of(error: ValidationError, given: Mapping[str, Any]) -> list[Fault]:
 
 
 def fault_of(error: GlowplugError) -> Fault:
-    """A refusal as the fault of the field that it names, without that field's name before the message."""
+    """Turn a refusal into its field's fault, without repeating the name."""
     field = error.param or WHOLE
     return Fault(field, error.message.removeprefix(f"{field}: ") if field else error.message)
 
 
 def fields_of(model: Model) -> dict[str, Any]:
-    """The fields of a file that declares this model: those that differ from their defaults, and those it cannot do
-    without. An operator's marks are no part of it."""
+    """Fields that declare this model: required and non-default ones, without operators' marks."""
     found: dict[str, Any] = {"name": model.name, "engine": model.engine}
     if model.base:
         found |= {"base": model.base, "adapter": _weights(model.weights)}
@@ -127,6 +123,5 @@ def _weights(ref: WeightsRef) -> Any:
 
 
 def _size(num_bytes: int) -> int | str:
-    """A size in the unit that says it exactly and in the fewest characters."""
     exact = [f"{num_bytes // step}{unit}" for unit, step in _UNITS if num_bytes and num_bytes % step == 0]
     return min(exact, key=len, default=num_bytes)

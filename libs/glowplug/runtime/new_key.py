@@ -1,4 +1,4 @@
-"""The making of a key: for the autoscaler, which shows it once, and for a person's file, which states its digest."""
+"""Make keys for the autoscaler, which shows each once, and for a person's file, which has its digest."""
 
 import secrets
 import string
@@ -12,6 +12,6 @@ _SECRET_BYTES: Final = 32
 
 
 def new_key() -> tuple[str, str]:
-    """(key id, whole key), both random."""
+    """(key id, whole key), random."""
     key_id = "".join(secrets.choice(_LETTERS) for _ in range(_ID_LENGTH))
     return key_id, f"{prefix_of(key_id)}-{secrets.token_urlsafe(_SECRET_BYTES)}"

@@ -1,7 +1,6 @@
-"""YAML that a person hands in, within bounds: nothing is made of a text before it is known how much that would be.
+"""Load untrusted YAML within bounds, checked before construction.
 
-An alias costs nothing to write and stands for all that it names, so a few hundred bytes can mean a billion values. Here
-an alias counts for as many values as it names, before anything is constructed.
+Aliases let a few hundred bytes mean a billion values, so each counts as many values as it names.
 """
 
 from typing import Any, Final
@@ -9,17 +8,17 @@ from typing import Any, Final
 import yaml
 
 MAX_CHARS: Final = 8 << 20
-MAX_VALUES: Final = 100_000  # mappings, lists, keys and scalars, those that aliases stand for among them
+MAX_VALUES: Final = 100_000  # mappings, lists, keys and scalars, including aliased ones
 MAX_DEPTH: Final = 64
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts while the text is read."""
+    """Counts during parsing."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = self._num_values = 0
-        self._sizes: dict[int, int] = {}  # of a node by its identity, once it is complete
+        self._sizes: dict[int, int] = {}  # of complete nodes, by identity
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -51,8 +50,8 @@ def _refused(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
 
 
 def load_all(text: str) -> list[Any]:
-    """The documents of a text, those that are null among them. Raises yaml.YAMLError, for what is beyond the bounds and
-    for values that are none (the 31st of a February) too."""
+    """All documents, nulls included. Raises yaml.YAMLError, also beyond the bounds and for impossible values (the 31st
+    of a February)."""
     if len(text) > MAX_CHARS:
         raise yaml.YAMLError(f"{len(text)} characters are more than {MAX_CHARS}")
     loader = _Loader(text)
@@ -68,7 +67,7 @@ def load_all(text: str) -> list[Any]:
 
 
 def load(text: str) -> Any:
-    """The only document of a text; None of an empty one. Raises yaml.YAMLError."""
+    """The only document, or None. Raises yaml.YAMLError."""
     documents = load_all(text)
     if len(documents) > 1:
         raise yaml.YAMLError("there is more than one document in it")

@@ -1,26 +1,23 @@
-"""Who may do what on the bus and in the store: one declaration, from which the servers' configurations are made.
+"""Generate the access rules of bus and store from one declaration.
 
-Each service has one user of its own name at NATS and at Valkey, with one password; `reader` is for commands that look
-(`glowplug tap`, `record`, `doctor`, `backup`). privileges.toml beside this file declares what each may do.
-tests/unit/runtime/test_privileges.py holds the declaration against the services' wiring in both directions,
-tests/contract/test_privileges.py tries what it forbids on real servers, and docs/adr/0016-least-privilege.md says what
-it does not separate. The configurations of containers:
+Each service is one user, of its own name and password, at NATS and Valkey; `reader` is for read-only commands
+(`glowplug tap`, `record`, `doctor`, `backup`). privileges.toml declares the rights.
+tests/unit/runtime/test_privileges.py compares it with the services' wiring in both directions,
+tests/contract/test_privileges.py tries forbidden actions on real servers, and docs/adr/0016-least-privilege.md lists
+the remaining gaps. Configurations of containers:
 
     python -m glowplug.runtime.privileges nats > deploy/k8s/base/nats-users.conf       # compose reads them too
     python -m glowplug.runtime.privileges valkey > deploy/k8s/base/valkey-users.sh
 
-NATS checks the subject of each message a client sends and of each subscription. Three things follow from how it works,
-and receivers rely on them:
+NATS checks the subject of each message and subscription of a client. Receivers rely on three consequences:
 
-- A reply goes wherever the request says. Answers of JetStream come back on subjects of the client's own,
-  `_INBOX_<user>`, and a user that may read facts could have them delivered elsewhere. Such a message keeps the
-  subject it was stored under, so a receiver compares the subject of each event with its content
-  (`subjects.is_subject_of`).
-- Who creates or updates a stream may have its messages republished on any subject. One user alone may.
-- The filter of a reader is checked where it is the only one, as it is for commands. Readers of several kinds of facts
-  may read all facts.
+- A reply goes wherever its request says. JetStream answers on the client's own subjects, `_INBOX_<user>`, and a user
+  that may read facts could redirect them. They keep their stored subject, so receivers compare it with the event's
+  content (`subjects.is_subject_of`).
+- Creating or updating a stream allows its republication on any subject, so only one user may.
+- A reader's filter is checked only if single, as for commands. Readers of several kinds of facts may read all facts.
 
-In Valkey a table is one hash, a log one list: who may write a table may write every row of it.
+In Valkey a table is one hash and a log one list: write access covers every row.
 """
 
 import json
@@ -36,38 +33,37 @@ from glowplug.events import subjects
 from glowplug.events.subjects import COMMANDS_STREAM, FACTS_STREAM, USAGE_STREAM, stream_of
 from glowplug.state.keys import PREFIX
 
-STREAMS_OWNER: Final = "placer"  # the one user that makes and changes streams; it commands agents anyway
+STREAMS_OWNER: Final = "placer"  # sole maker of streams; it commands agents anyway
 STREAMS: Final = (FACTS_STREAM, COMMANDS_STREAM, USAGE_STREAM)
-CHECKED: Final = (FACTS_STREAM, COMMANDS_STREAM)  # which streams a client sends messages to that only test them
-LOGS: Final = ("decisions",)  # which of the tables are logs
+CHECKED: Final = (FACTS_STREAM, COMMANDS_STREAM)  # streams that clients probe
+LOGS: Final = ("decisions",)  # tables that are logs
 
-# Commands of Valkey. The connection itself asks for the first ones. No user gets CONFIG, KEYS, SCAN, FLUSHALL, DEBUG,
-# ACL or another user's keys.
+# Valkey commands; the connection needs the first. No user gets CONFIG, KEYS, SCAN, FLUSHALL, DEBUG, ACL or another
+# user's keys.
 _CONNECTING: Final = ("ping", "hello", "auth", "client|setinfo", "client|setname")
-_COUNTING: Final = ("eval", "get", "set")  # redis_store.py; a script runs under the rules of the user that calls it
+_COUNTING: Final = ("eval", "get", "set")  # redis_store.py; scripts run with the caller's rights
 _LEADING: Final = ("hget", "hset", "hmget", "pttl", "pexpire", "del")
 _INSPECTING: Final = ("info", "get", "multi", "exec", "discard")
-# Health checks need no password and may do nothing else.
+# For health checks, without password or rights.
 ANONYMOUS: Final = "user default on nopass resetkeys resetchannels -@all +ping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """What one service does. Filters of the bus, types of events, names of tables and logs."""
+    """One service's rights: bus filters, event types, names of tables and logs."""
 
     follows: tuple[str, ...] = ()  # facts, durably
-    watches: tuple[str, ...] = ()  # telemetry; for those that look, everything
-    obeys: bool = False  # takes commands addressed to it
+    watches: tuple[str, ...] = ()  # telemetry; everything, for observers
+    obeys: bool = False
     publishes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()  # reads them too
+    writes: tuple[str, ...] = ()  # and reads
     has_epoch: bool = False
-    leads: bool = False  # its processes elect a leader
-    inspects: bool = False  # the servers themselves: streams and readers, epochs, the state of the store
+    leads: bool = False
+    inspects: bool = False  # server state: streams, readers, epochs, store
 
 
 def _filters(kind: str) -> Iterator[str]:
-    """The filters of events that are declared as `kind`."""
     if kind == "everything":
         yield from (subjects.FACTS, subjects.USAGE, subjects.TELEMETRY, subjects.COMMANDS_ALL)
     elif kind.endswith(".*"):
@@ -93,33 +89,31 @@ def _declared() -> dict[str, Rights]:
 RIGHTS: Final[Mapping[str, Rights]] = _declared()
 USERS: Final = tuple(RIGHTS)
 READER: Final = "reader"
-# Durable readers of commands whose names are known: those of services of which one process reads.
+# Durable command readers with known names: services with one reading process.
 _COMMAND_READERS: Final = {user: f"{user}-commands" for user, rights in RIGHTS.items() if rights.obeys and rights.leads}
 
 
 def user_of(url: str) -> str:
-    """The user of the declaration that an address names, or "": a server that the user runs, with a token, another
-    user or none."""
+    """Return the declared user in an address, or "": an external server, a token or another user."""
     user = urlsplit(url).username or ""
     return user if user in RIGHTS else ""
 
 
 def inbox_of(url: str) -> str:
-    """What the subjects begin with on which a client of this address gets its answers; no other user may subscribe to
-    them."""
+    """Prefix of a client's reply subjects, closed to other users."""
     return f"_INBOX_{user}" if (user := user_of(url)) else "_INBOX"
 
 
 def makes_streams(url: str) -> bool:
-    """Whether a client of this address may make streams; on servers that the user runs every client may."""
+    """Return whether the address's client may make streams; on external servers all may."""
     return user_of(url) in ("", STREAMS_OWNER)
 
 
 def permissions(user: str) -> dict[str, dict[str, list[str]]]:
-    """{"publish": {"allow": ..., "deny": ...}, "subscribe": ...} of NATS."""
+    """NATS: {"publish": {"allow": ..., "deny": ...}, "subscribe": ...}."""
     rights = RIGHTS[user]
     allow = [subjects.of_event(kind) for kind in rights.publishes]
-    allow += [subjects.among_facts(kind) for kind in rights.publishes if subjects.is_usage(kind)]  # an older service's
+    allow += [subjects.among_facts(kind) for kind in rights.publishes if subjects.is_usage(kind)]  # for older services
     if rights.publishes:
         allow += [subjects.checks(stream) for stream in CHECKED]
     allow += [f"$JS.API.STREAM.INFO.{stream}" for stream in STREAMS]
@@ -131,7 +125,7 @@ def permissions(user: str) -> dict[str, dict[str, list[str]]]:
     for stream in (FACTS_STREAM, USAGE_STREAM):
         followed = [filter_ for filter_ in rights.follows if stream_of(filter_) == stream]
         if followed:
-            only = f".{followed[0]}" if len(followed) == 1 else ""  # it stands in the subject of the call
+            only = f".{followed[0]}" if len(followed) == 1 else ""  # in the call's subject
             allow += [f"$JS.API.CONSUMER.CREATE.{stream}.*{only}", *_reading(stream, "*")]
     if rights.obeys:
         name = _COMMAND_READERS.get(user, "*")
@@ -151,7 +145,7 @@ def _reading(stream: str, reader: str) -> list[str]:
 
 
 def store_rules(user: str) -> list[str]:
-    """The rules of Valkey's ACL after the user's name and password."""
+    """Valkey ACL rules after name and password."""
     rights = RIGHTS[user]
     writes, logs = set(rights.writes), set(LOGS)
     reads = writes | set(rights.reads)
@@ -159,7 +153,7 @@ def store_rules(user: str) -> list[str]:
     commands |= {"eval_ro", "hget", "hgetall"} if reads - logs else set()
     commands |= {"lrange"} if reads & logs else set()
     commands |= {"hset", "hdel"} if writes - logs else set()
-    commands |= {"wait"} if writes else set()  # for a replica, where there is one
+    commands |= {"wait"} if writes else set()  # for a replica, if any
     commands |= {"lpush", "ltrim"} if writes & logs else set()
     keys = [f"%R~{PREFIX}:{name}" for name in sorted(reads - writes)]
     keys += [f"~{PREFIX}:{name}" for name in sorted(writes)]
@@ -176,17 +170,17 @@ def store_rules(user: str) -> list[str]:
 
 
 def nats_users(passwords: Mapping[str, str]) -> list[dict[str, Any]]:
-    """`authorization.users` of a NATS server. `passwords`: by user."""
+    """`authorization.users` of NATS. `passwords`: by user."""
     return [{"user": user, "password": passwords[user], "permissions": permissions(user)} for user in USERS]
 
 
 def valkey_users(passwords: Mapping[str, str]) -> list[str]:
-    """The lines of an ACL file of Valkey. `passwords`: by user."""
+    """Lines of a Valkey ACL file. `passwords`: by user."""
     return [ANONYMOUS, *(" ".join(["user", user, "on", f">{passwords[user]}", *store_rules(user)]) for user in USERS)]
 
 
 def variable(user: str) -> str:
-    """The variable that holds this user's password where servers and services run in containers."""
+    """Environment variable of this user's password in containers."""
     return f"{user.upper()}_PASSWORD"
 
 
@@ -196,7 +190,7 @@ _MADE = (
 
 
 def nats_document() -> str:
-    """Users as a file that a NATS configuration includes; passwords come from the server's environment."""
+    """Users as an include for NATS, with passwords from the server's environment."""
     lines = [_MADE.format("nats"), "authorization {", "  users: ["]
     for user in USERS:
         allowed = json.dumps(permissions(user), indent=2).replace("\n", "\n      ")
@@ -206,7 +200,7 @@ def nats_document() -> str:
 
 
 def valkey_document() -> str:
-    """A script that writes Valkey's ACL file to its first argument; passwords come from its environment and stand on no
+    """Script that writes Valkey's ACL file to its first argument; passwords come from its environment, never the
     command line."""
     lines = valkey_users({user: f"${{{variable(user)}:?}}" for user in USERS})
     return "\n".join([_MADE.format("valkey"), "umask 077", 'cat >"$1" <<END', *lines, "END"]) + "\n"

@@ -1,8 +1,7 @@
-"""The REST surface every service shares: health, metrics, OpenAI-shaped errors, the admin token; /docs as plain
-HTML.
+"""Build the REST surface of every service: health, metrics, OpenAI-shaped errors, admin token, /docs as plain HTML.
 
-A request that the rules of web.py refuse never reaches the app, no body is read past a bound, and every answer gets
-headers that browsers obey."""
+Requests refused by web.py never reach the app, bodies are bounded, and every answer has protective browser headers.
+"""
 
 import base64
 import hashlib
@@ -45,9 +44,9 @@ PAGE_HEADERS: Final = {
 log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
 FindKey = Callable[[str], Awaitable[ApiKey | None]]
-ACTOR_HEADER: Final = "x-glowplug-actor"  # for whom the console asks; believed of holders of the admin token
+ACTOR_HEADER: Final = "x-glowplug-actor"  # on whose behalf the console asks; trusted with the admin token
 MAX_ACTOR_CHARS: Final = 200
-# On every answer that does not say otherwise: it runs and loads nothing, is framed nowhere, and is what it says it is.
+# Defaults of every answer: it runs and loads nothing, is never framed or sniffed.
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -57,12 +56,10 @@ HEADERS: Final = {
 
 
 def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, object]:
-    """OpenAI's error shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 async def no_keys(_: str) -> ApiKey | None:
-    """What a service asks that knows no named keys."""
     return None
 
 
@@ -74,9 +71,9 @@ def admin(
     find: FindKey = no_keys,
     changes: bool = True,
 ) -> Callable[..., Awaitable[None]]:
-    """A dependency that lets holders of the token through, and those of a living key (`find`) whose role includes
-    `least`; open when no token is set (loopback). Calls other than reading are logged with who asked for them, unless
-    they change nothing (`changes`). Raises Unauthorized, and RoleRequired for a key whose role is too small."""
+    """Return a dependency that admits holders of the token, or of a living key (`find`) whose role includes `least`;
+    open without a token (loopback). Changes are logged with the asker, unless `changes` is false. Raises Unauthorized,
+    or RoleRequired for too small a role."""
 
     async def check(request: Request, given: HTTPAuthorizationCredentials | None = Depends(_bearer)) -> None:
         presented = given.credentials if given else ""
@@ -96,13 +93,11 @@ def admin(
 
 
 def _is_open(token: str, presented: str) -> bool:
-    """Return whether no token is asked for, or this is it, in a time that does not tell how much of it is right."""
+    """Compare in constant time; open without a token."""
     return not token or hmac.compare_digest(presented.encode(), token.encode())
 
 
 def opened_by(token: str) -> Callable[[str], bool]:
-    """Whether an `Authorization` header opens what `admin(token)` guards."""
-
     def opens(header: str) -> bool:
         kind, _, given = header.partition(" ")
         return _is_open(token, given if kind.lower() == "bearer" else "")
@@ -118,12 +113,12 @@ def make_app(
     policies: Callable[[], dict[str, str]],
     description: str = "",
 ) -> FastAPI:
-    """An app with the routes every service has. `ready()` returns "" or why the service is not ready;
-    `policies()` maps the kind to the policy in force."""
+    """Build an app with the common routes. `ready()` returns "" or why not; `policies()` maps kinds to policies in
+    force."""
     title = f"glowplug {service}"
     app = FastAPI(title=title, version=__version__, description=description, docs_url=None, redoc_url=None)
 
-    app.state.about = dict  # what else this process says of itself: its role, where processes elect a leader
+    app.state.about = dict  # more about this process, e.g. its role in an election
 
     @app.get("/live", tags=["health"])
     async def live() -> dict[str, str]:
@@ -163,7 +158,6 @@ def make_app(
 
 
 def refused(error: GlowplugError) -> JSONResponse:
-    """An error as an answer."""
     headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))} if error.retry_after_s is not None else {}
     body = error_body(error.message, error.type, error.code, error.param)
     return JSONResponse(body, status_code=error.status, headers=headers)
@@ -180,7 +174,7 @@ def _errors(app: FastAPI) -> None:
                 log.exception("%s %s failed", request.method, request.url.path)
                 body = error_body("the service failed; its log says why", "server_error", "internal_error")
                 response = JSONResponse(body, status_code=500)
-        response.headers.setdefault("X-Request-Id", given[:128])  # an answer passed on has that of who gave it
+        response.headers.setdefault("X-Request-Id", given[:128])  # a passed-on answer keeps its own
         return response
 
     @app.exception_handler(GlowplugError)
@@ -203,9 +197,8 @@ def _errors(app: FastAPI) -> None:
 
 
 class Bounded:
-    """An app that gets no more than MAX_BODY_BYTES of a body: its read of the next part raises HTTPException (413).
-
-    It is next to the routes, where FastAPI passes that exception on as it is; middleware between would wrap it."""
+    """Bound bodies by MAX_BODY_BYTES: reading on raises HTTPException (413). Directly around the routes, since FastAPI
+    passes that on and middleware would wrap it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -225,7 +218,7 @@ class Bounded:
 
 
 class Guarded:
-    """An app behind the rules. Pages of `rules.origins` get the CORS headers they need; cookies never go along."""
+    """Apply the rules to an app. Pages of `rules.origins` get CORS headers, never cookies."""
 
     def __init__(self, app: ASGIApp, rules: WebRules) -> None:
         origins = sorted(rules.origins)
@@ -259,7 +252,6 @@ class Guarded:
 
 
 def render(document: dict[str, Any]) -> str:
-    """The page of an OpenAPI document."""
     info = document["info"]
     by_tag: dict[str, list[str]] = {}
     for tag, row in _rows(document["paths"]):

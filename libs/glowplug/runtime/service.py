@@ -1,4 +1,4 @@
-"""The life of one service process: connect, restore, subscribe, serve REST, drain on SIGTERM."""
+"""Run one service process: connect, restore, subscribe, serve REST, drain on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -33,17 +33,17 @@ from glowplug.telemetry.metrics import ShellMetrics
 from glowplug.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
-FAILED = 70  # exit code of a service an essential part of which has ended by an error (EX_SOFTWARE)
-EXIT_WITHIN_S = 10.0  # after its work is over a process that still runs says where it hangs, and is ended
-ASKS_FIRST = ("router", "autoscaler", "placer")  # without their commands and request.waiting nothing cold starts
+FAILED = 70  # exit code after an essential part failed (EX_SOFTWARE)
+EXIT_WITHIN_S = 10.0  # then a hanging process prints its stacks and ends
+ASKS_FIRST = ("router", "autoscaler", "placer")  # cold starts need their commands and request.waiting
 
 
 class PortTaken(RuntimeError):
-    """The port a service is set to listen on is in use."""
+    """The port is in use."""
 
 
 def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """A bound, listening socket. Raises PortTaken naming host and port."""
+    """Bind a listening socket. Raises PortTaken naming host and port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,8 +61,6 @@ def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 
 @dataclass
 class World:
-    """What a service is given to build itself on."""
-
     settings: ServiceSettings
     service: str
     bus: NatsBus
@@ -94,7 +92,7 @@ class World:
         )
 
     async def epoch(self) -> int:
-        """This process's fencing epoch; waits for the store."""
+        """Return this process's fencing epoch; waits for the store."""
         while True:
             try:
                 return await self.store.next_epoch(self.service)
@@ -103,7 +101,7 @@ class World:
                 await asyncio.sleep(0.2)
 
     async def close(self, *tasks: "asyncio.Task[Any] | None") -> None:
-        """End what runs beside the service, then the bus, the store and, with what is left to send, the traces."""
+        """Bus and store close before the traces, which may have something left to send."""
         await end(tasks)
         await self.bus.close()
         await self.store.close()
@@ -111,7 +109,7 @@ class World:
 
 
 async def announce(shell: Shell, url: str, data_url: str = "") -> None:
-    """Tell the fleet that this service is here (best effort)."""
+    """Best effort."""
     payload = ServiceStarted(
         service=shell.service,
         service_id=shell.service_id,
@@ -125,8 +123,7 @@ async def announce(shell: Shell, url: str, data_url: str = "") -> None:
 
 
 async def serve_rest(app: FastAPI, settings: ServiceSettings) -> tuple[asyncio.Task[None], str]:
-    """Serve `app`, and the log of this process beside it, in this loop. Returns the running task and the base URL that
-    others use."""
+    """Serve `app` and this process's log in this loop. Return the task and the advertised base URL."""
     app.include_router(log_rest.routes(logs.RING, admin(settings.admin_token)))
     sock = listen(settings.host, settings.port)
     port = sock.getsockname()[1]
@@ -139,8 +136,8 @@ async def serve_rest(app: FastAPI, settings: ServiceSettings) -> tuple[asyncio.T
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, whose loop wakes once a second instead of ten times: for the date of its answers. Nothing here sets
-    `should_exit`: a service ends its server by cancelling it."""
+    """uvicorn that wakes once a second, for its date header, instead of ten times. Nothing sets `should_exit`: services
+    cancel it."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
@@ -148,7 +145,7 @@ class _Server(uvicorn.Server):
 
 
 async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:
-    """Serve until cancelled; then stop listening and let open answers finish, for at most the graceful time."""
+    """Serve until cancelled, then finish open answers within the graceful time."""
     try:
         await server._serve([sock])
     except asyncio.CancelledError:
@@ -157,9 +154,11 @@ async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `main(stopping)` on uvloop; SIGTERM and SIGINT set `stopping`. A taken port and a wrong setting
-    end with one clear line; where an essential part has failed the process ends with the code FAILED. What is left over
-    after `main` has EXIT_WITHIN_S to end, then the stacks of all threads are printed and the process exits with 1."""
+    """Run `main(stopping)` on uvloop; SIGTERM and SIGINT set `stopping`.
+
+    A taken port or wrong setting ends with one clear line, a failed essential part with the code FAILED. Remains of
+    `main` have EXIT_WITHIN_S to end; then all threads' stacks are printed and the process exits with 1.
+    """
     try:
         import uvloop
 
@@ -173,12 +172,12 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, stopping.set)
         await main(stopping)
-        # All work is over. What still runs and does not end (a library's task, a thread) must not hold the process.
+        # All work is over: no leftover library task or thread may hold the process.
         faulthandler.dump_traceback_later(EXIT_WITHIN_S, exit=True)
         await end(asyncio.all_tasks() - {asyncio.current_task()})
         if isinstance(stopping.failure, PortTaken | ServiceIdTaken):
-            raise stopping.failure  # a wrong setting, wherever it is found
-        if stopping.failure is not None:  # it is in the log; the exit code is for those who watch processes
+            raise stopping.failure  # a wrong setting
+        if stopping.failure is not None:  # already logged
             raise SystemExit(FAILED)
 
     runner = asyncio.Runner(loop_factory=loop_factory)
@@ -188,7 +187,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         raise SystemExit(f"glowplug: {error}") from error
     except ValidationError as error:
         raise SystemExit(f"glowplug: {explain(error)}") from error
-    except BadRequest as error:  # a setting that only its reader can judge: a policy's name
+    except BadRequest as error:  # only its reader can judge it, e.g. a policy's name
         name = f"GLOWPLUG_{error.param.upper()}: " if error.param else ""
         raise SystemExit(f"glowplug: {name}{error.message}") from error
     finally:

@@ -1,4 +1,4 @@
-"""The shell that lets one pure controller touch the bus and the store: one inbox, one loop, effects in order."""
+"""Connect a pure controller to bus and store: one inbox, one loop, effects in order."""
 
 import asyncio
 import contextlib
@@ -34,10 +34,12 @@ Executor = Callable[[Any, Event | None], Awaitable[None]]
 
 
 class Shell:
-    """Runs a controller. `executors` maps a service's own effect types to what performs them; they must not block
-    for long (start a task and send its outcome back with `put`). Ticks come every `tick_s`; while `is_quiet` says that
-    no time runs out, after `quiet_tick_s`, or `tick_s` after whatever else comes. Raises MissingExecutor when an effect
-    of `reads` has none."""
+    """Runs a controller. `executors` perform a service's own effect types and must not block for long: start a task,
+    send its outcome with `put`.
+
+    Ticks come every `tick_s`; while `is_quiet` (no time runs out) after `quiet_tick_s`, or `tick_s` after another
+    stimulus. Raises MissingExecutor if an effect of `reads` has none.
+    """
 
     def __init__(
         self,
@@ -67,34 +69,32 @@ class Shell:
         self._quiet_tick_s, self._is_quiet, self._stirred = quiet_tick_s, is_quiet, asyncio.Event()
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
-        self._transaction = asyncio.Lock()  # effects of one stimulus (or table) are over before the next is handled
+        self._transaction = asyncio.Lock()  # effects of one stimulus (or table) end before the next is handled
         self._unreadable = Unreadable(metrics.unreadable_rows)
         self.restored = False
 
     def executed(self) -> Iterable[type[Any]]:
-        """The effects of the controller's own that this shell carries out."""
         return self._executors
 
     def may_act(self) -> bool:
-        """Whether effects are carried out now. Asked before each of them."""
+        """Whether effects are carried out; read before each."""
         return True
 
     async def start(self) -> None:
-        """Read the tables once (waiting for the store), then run until `stop`."""
+        """Read the tables (waiting for the store), then run until `stop`."""
         while not await self._resync():
             await asyncio.sleep(0.2)
         self._tasks = [asyncio.create_task(loop()) for loop in (self._consume, self._tick, self._resync_loop)]
 
     async def on_event(self, event: Event) -> None:
-        """The bus handler: returns when the controller has handled `event`, so that it is acknowledged after."""
+        """Handle a bus event; return afterwards, so that it is acknowledged then."""
         await self.ask(event)
 
     async def put(self, stimulus: Any) -> None:
-        """Queue a stimulus of the service's own."""
         await self._inbox.put((stimulus, None))
 
     async def ask(self, stimulus: Any) -> None:
-        """Queue a stimulus and wait until it is handled; errors the controller raises come out here."""
+        """Queue a stimulus and wait until it is handled; raises the controller's errors."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await self._inbox.put((stimulus, done))
         await done
@@ -140,7 +140,7 @@ class Shell:
         await self.execute(effects, event, handled_at)
 
     async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
-        """Perform effects in order. What the world refuses is counted; the next tick decides again."""
+        """Perform effects in order. Refusals are counted; the next tick decides again."""
         traceparent = ""
         if effects and self.may_act() and event is not None and is_sampled(event.traceparent):
             traceparent = self._span(event, effects, self._clock() if at is None else at)
@@ -189,7 +189,7 @@ class Shell:
             await self._executors[type(effect)](effect, event)
 
     def event(self, payload: Any, cause: Event | None = None, traceparent: str = "") -> Event:
-        """Wrap a payload for the bus: id, time, issuer, cause and trace."""
+        """Add id, time, issuer, cause and trace."""
         return Event(
             event_id=uuid.uuid4().hex,
             type=payload.TYPE,
@@ -212,12 +212,12 @@ class Shell:
             self.metrics.store_writable.set(not self.store.refusal)
             self.metrics.ticked(loop.time() - due, self._inbox.qsize(), self.bus.counts, self.tracing.counts)
             try:
-                await self.ask(Tick())  # one at a time: a slow world does not pile up ticks
+                await self.ask(Tick())  # in turn: a slow world piles up no ticks
             except Exception:
                 log.exception("%s failed on Tick", self.service)
 
     async def _while_quiet(self) -> None:
-        """Wait as long as no tick is needed before the next `tick_s` has passed."""
+        """Wait for the end of `tick_s` as long as no tick is needed."""
         if self._is_quiet():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._quiet_tick_s - self._tick_s):
@@ -229,11 +229,11 @@ class Shell:
             await asyncio.sleep(self._resync_s)
             try:
                 await self._resync()
-            except Exception:  # one bad reading must not be the last
+            except Exception:  # survive one bad reading
                 log.exception("%s failed on reading its tables", self.service)
 
     async def _resync(self) -> bool:
-        """Level-triggered: whatever messages were lost, the tables tell."""
+        """Read the tables again, whatever messages were lost (level-triggered)."""
         try:
             for table in self._tables:
                 rows = await self._read(table)
@@ -249,12 +249,10 @@ class Shell:
         return self._synced()
 
     def restore(self, table: str, rows: dict[str, Any]) -> list[Effect]:
-        """Give the controller a whole table."""
         return self.controller.restore(table, rows, self._clock())
 
     async def _read(self, table: str) -> dict[str, Any] | None:
-        """One table, without the rows that cannot be read. Where no table stands it is as good as empty to who starts,
-        and None, what is known stays, to who has read it before."""
+        """Read one table's sound rows. If no table is there: empty at the start, later None, which keeps known rows."""
         try:
             rows, unreadable = self._tables[table].read(await self.store.load(table))
         except NotATable as error:
@@ -279,7 +277,6 @@ class Shell:
 
 
 def ids_of(data: Any) -> dict[str, str]:
-    """The ids by which a log line about an event is found: its model, instance and request."""
     about = getattr(data, "instance", data)
     found = {}
     for label, name in (("model", "model_key"), ("instance", "instance_id"), ("request_id", "request_id")):
@@ -289,7 +286,6 @@ def ids_of(data: Any) -> dict[str, str]:
 
 
 def _say(decision: DecisionRecord, cause: Event | None) -> None:
-    """Put a decision into the log, with the ids that lead to its page, its request and its trace."""
     traceparent = decision.traceparent or (cause.traceparent if cause is not None else "")
     ids = {
         "decision_id": decision.decision_id,

@@ -1,4 +1,4 @@
-"""Background tasks: they end for sure, and a failure is logged."""
+"""Run background tasks that surely end and log their failures."""
 
 import asyncio
 import logging
@@ -10,8 +10,8 @@ ROUNDS, ROUND_S = 20, 0.1
 
 
 async def end(tasks: Iterable["asyncio.Task[Any] | None"]) -> None:
-    """Cancel tasks until they are over. A library may swallow one cancellation (`asyncio.wait_for` of Python 3.11
-    does when its time is up at that moment), so those that go on are cancelled again; after 2 s they are left."""
+    """Cancel tasks until they end. A library may swallow one cancellation (`asyncio.wait_for` of Python 3.11, at its
+    timeout), so they are cancelled again, for 2 s."""
     pending: set[asyncio.Task[Any]] = {task for task in tasks if task is not None and not task.done()}
     for _ in range(ROUNDS):
         if not pending:
@@ -24,7 +24,7 @@ async def end(tasks: Iterable["asyncio.Task[Any] | None"]) -> None:
 
 
 class Stop(asyncio.Event):
-    """Set when a process is to stop; `failure`: the error of an essential part that ended, where that is why."""
+    """Set to stop a process; `failure`: error of an essential part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Stop(asyncio.Event):
 
 
 def essential(task: "asyncio.Task[Any]", stopping: asyncio.Event) -> "asyncio.Task[Any]":
-    """A part its service is nothing without: when it ends by an error the service stops, to be started again whole."""
+    """Run a part whose error stops the service, to be restarted whole."""
 
     def ended(done: "asyncio.Task[Any]") -> None:
         if not done.cancelled() and (error := done.exception()) is not None:

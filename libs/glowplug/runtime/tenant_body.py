@@ -1,4 +1,4 @@
-"""A tenant as its owner writes it: over REST, in a file, or as a custom resource."""
+"""Validate a tenant from REST, a file or a custom resource."""
 
 from pydantic import Field
 
@@ -32,7 +32,7 @@ class TenantBody(Strict):
     weight: float = Field(1.0, ge=0.001, le=1000, description="its share of what is scarce, beside other tenants")
 
     def to_tenant(self, name: str, source: str = "") -> Tenant:
-        """Raises BadRequest for a name that is none."""
+        """Raises BadRequest for a bad name."""
         try:
             return Tenant(
                 name=name,

@@ -1,4 +1,4 @@
-"""What a service could not read of its tables: said once, counted as long as it stands."""
+"""Report unreadable table rows: logged once, counted while they last."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -8,19 +8,17 @@ from prometheus_client import Gauge
 from glowplug.state.rows import shown
 
 log = logging.getLogger(__name__)
-NAMED = 5  # rows of one table that are named in the log at once; the gauge has the number of all
+NAMED = 5  # rows per table in the log; the gauge counts all
 
 
 class Unreadable:
-    """`gauge(table)` shows how many rows of a table were left out at its last reading; None where they are not
-    counted."""
+    """`gauge(table)` shows rows skipped at the last reading; None: uncounted."""
 
     def __init__(self, gauge: Callable[[str], Gauge] | None) -> None:
         self._gauge = gauge
         self._known: dict[str, Mapping[str, str]] = {}
 
     def seen(self, table: str, problems: Mapping[str, str]) -> None:
-        """What is wrong with each row that was left out, by its key; nothing when all could be read."""
         known = self._known.get(table, {})
         if problems == known:
             return
@@ -34,9 +32,8 @@ class Unreadable:
             log.warning("%d more rows of %s cannot be read and are left out", len(fresh) - NAMED, table)
 
     def num(self, table: str) -> int:
-        """How many rows of a table were left out at its last reading."""
         return len(self._known.get(table, ()))
 
     def whole(self, table: str, problem: str) -> None:
-        """What stands there is no table at all; it counts as one row."""
+        """Report a key that is no table; counts as one row."""
         self.seen(table, {"": problem})

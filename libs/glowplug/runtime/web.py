@@ -1,9 +1,8 @@
-"""Which requests a port answers: the names it is called by (against DNS rebinding) and pages of other sites.
+"""Decide which requests a port answers, against DNS rebinding and pages of other sites.
 
-A page of another site can make its reader's browser send requests here. It cannot change Host, Origin or
-Sec-Fetch-Site, which say where a request comes from and by which name it was sent; programs send no Origin and may
-pass. A page that rebinds its own name to an address of ours is of the same origin to the browser, but its name stands
-in Host.
+A foreign page can make its reader's browser send requests here, but cannot forge Host, Origin or Sec-Fetch-Site.
+Programs send no Origin and pass. A page that rebinds its name to our address is same-origin to the browser, but its
+name is in Host.
 """
 
 import ipaddress
@@ -16,20 +15,20 @@ from urllib.parse import urlsplit
 from glowplug.domain.errors import GlowplugError
 
 EVERY: Final = "*"
-MAX_BODY_BYTES: Final = 8 << 20  # of an admin port: a body is read whole before anybody asks for the admin token
+MAX_BODY_BYTES: Final = 8 << 20  # of an admin port: a body is read whole before the token is checked
 _HOST: Final = re.compile(r"(?:\[([0-9a-z:.%_-]+)\]|([a-z0-9._-]+))(?::[0-9]*)?", re.IGNORECASE | re.ASCII)
 _PATTERN: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?", re.ASCII)
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _READS: Final = frozenset(("GET", "HEAD"))
-_OWN_SITES: Final = frozenset(("same-origin", "none"))  # none: typed into the address bar, or a bookmark
-# What a page may send to another site without asking it first (a "simple" request).
+_OWN_SITES: Final = frozenset(("same-origin", "none"))  # none: address bar or bookmark
+# Types that a page may send to another site without asking it first (a "simple" request).
 FORM: Final = "multipart/form-data"
 _SIMPLE_TYPES: Final = frozenset(("text/plain", "application/x-www-form-urlencoded", FORM))
 Header = Callable[[str], str | None]
 
 
 class HostNotAllowed(GlowplugError):
-    """The Host is none of the names this port answers to (421)."""
+    """The port has no such name (421)."""
 
     status, type, code = 421, "invalid_request_error", "host_not_allowed"
 
@@ -41,13 +40,13 @@ class ForeignOrigin(GlowplugError):
 
 
 class UnsupportedMediaType(GlowplugError):
-    """The Content-Type is not what this route reads (415)."""
+    """The route does not read this Content-Type (415)."""
 
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
 def host_name(host: str) -> str:
-    """The name or address in a Host header, without port, brackets and final dot; "" when it is no host."""
+    """Return the host in a Host header, bare; "" if it is none."""
     found = _HOST.fullmatch(host.strip())
     if not found or (found[1] and not is_address(found[1])):
         return ""
@@ -55,7 +54,7 @@ def host_name(host: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an IP address and no name: an address cannot be rebound."""
+    """Return whether it is an IP address, which cannot be rebound."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -65,7 +64,7 @@ def is_address(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Names a port answers to. IP addresses and localhost are always among them."""
+    """Names of a port, besides IP addresses and localhost."""
 
     exact: frozenset[str] = frozenset(("localhost",))
     suffixes: tuple[str, ...] = (".localhost",)
@@ -73,7 +72,7 @@ class AllowedHosts:
 
     @classmethod
     def parse(cls, text: str, own: Iterable[str] = ()) -> "AllowedHosts":
-        """Of "a.example,*.example.org" or "*", and the process's `own` names. Raises ValueError."""
+        """Parse "a.example,*.example.org" or "*" and add the process's `own` names. Raises ValueError."""
         names = [part.strip().lower() for part in text.split(",") if part.strip()]
         for name in names:
             if name != EVERY and not _PATTERN.fullmatch(name) and not is_address(name):
@@ -85,7 +84,7 @@ class AllowedHosts:
         return cls(cls().exact | exact - {""}, cls().suffixes + wild, EVERY in names)
 
     def allows(self, host: str) -> bool:
-        """Whether a request with this Host is answered. Without any it is: no browser leaves it out."""
+        """Return whether to answer this Host. None at all passes: browsers always send one."""
         if self.every or not host:
             return True
         name = host_name(host)
@@ -93,7 +92,7 @@ class AllowedHosts:
 
 
 def parse_origins(text: str) -> frozenset[str]:
-    """Of "https://a.example,http://b.example:3000" or "*". Raises ValueError."""
+    """Parse "https://a.example,http://b.example:3000" or "*". Raises ValueError."""
     found = [part.strip().lower().rstrip("/") for part in text.split(",") if part.strip()]
     for origin in found:
         parts = urlsplit(origin)
@@ -106,7 +105,7 @@ def parse_origins(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class WebRules:
-    """`hosts` this port answers to, `origins` of other sites whose pages may use it."""
+    """`hosts`: names of this port; `origins`: other sites whose pages may use it."""
 
     hosts: AllowedHosts = AllowedHosts()
     origins: frozenset[str] = frozenset()
@@ -114,9 +113,9 @@ class WebRules:
     def refusal(
         self, method: str, hosts: Iterable[str], header: Header, *, only_json: bool = True, reads_forms: bool = False
     ) -> GlowplugError | None:
-        """Why a request is not answered, None when it is. `hosts` are its Host headers, `header` gives any other by
-        its name in lower case. `only_json`: a change sent as text or as a form is refused
-        from every sender, else from pages alone. `reads_forms`: a form with a file is what belongs here."""
+        """Return why a request is refused, or None. `hosts`: its Host headers; `header` gets others by lower-case name.
+        `only_json`: refuse changes as text or form from any sender, else only from pages. `reads_forms`: forms with a
+        file are expected."""
         hosts = list(hosts)
         for host in hosts:
             if not self.hosts.allows(host):
@@ -139,21 +138,20 @@ class WebRules:
         return None
 
     def lets_in(self, origin: str) -> bool:
-        """Whether pages of this other origin may use the port."""
         return bool(self.origins) and (EVERY in self.origins or origin.lower() in self.origins)
 
     def _may(self, method: str, hosts: list[str], header: Header, origin: str, site: str) -> bool:
-        """Whether what a page sent is of our own page, of a site that is let in, or a link that was followed."""
+        """Return whether the page is ours or let in, or a link was followed."""
         if site in _OWN_SITES or (origin and self.lets_in(origin)):
             return True
-        if not site:  # a browser that does not say, or plain http to another machine
+        if not site:  # a browser that omits it, or plain http to another machine
             return _authority(origin) in {*hosts, header("x-forwarded-host") or ""} - {""}
         is_link = header("sec-fetch-mode") == "navigate" and header("sec-fetch-dest") == "document"
         return is_link and not origin and method in _READS
 
 
 def _authority(origin: str) -> str:
-    """Host and port of an origin as a browser writes them in Host; "" when it is none."""
+    """Host and port of an origin, as in Host; "" if none."""
     try:
         parts = urlsplit(origin)
         is_default = parts.port == _DEFAULT_PORTS.get(parts.scheme)

@@ -1,1 +1,1 @@
-"""Current state: a port, Redis (or Valkey) behind it, and an implementation in memory for tests."""
+"""Current state: a port, Redis (or Valkey) behind it, and an in-memory store for tests."""

@@ -1,9 +1,9 @@
-"""Addresses of a store: one server, or a master and its replicas under Sentinel.
+"""Parse addresses of a store: one server, or a master and its replicas under Sentinel.
 
     redis://[USER:PASSWORD@]HOST:PORT/DB     rediss:// with TLS     unix:///path/to/socket
     redis+sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT,.../MASTER[/DB]     rediss+sentinel:// with TLS
 
-Behind `+sentinel` stand the sentinels, which say who is the master now; user and password are the master's.
+`+sentinel` hosts are the sentinels, which name the master; user and password are the master's.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SENTINEL_PORT = 26379
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentinels:
-    """An address of the second kind. `hosts`: (name, port) of each sentinel."""
+    """A `+sentinel` address. `hosts`: (name, port) of each sentinel."""
 
     hosts: tuple[tuple[str, int], ...]
     master: str
@@ -31,7 +31,7 @@ class Sentinels:
 
     @classmethod
     def of(cls, url: str) -> "Sentinels | None":
-        """The sentinels that an address names; None for one server. Raises ValueError."""
+        """Parse; None for one server. Raises ValueError."""
         parts = urlsplit(url)
         if not parts.scheme.endswith("+sentinel"):
             return None
@@ -55,7 +55,7 @@ class Sentinels:
         )
 
     def options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """What a connection to the master is made with."""
+        """Options of a connection to the master."""
         who = {"username": self.user or None, "password": self.password or None}
         return {**given, **who, "db": self.db, **({"ssl": True} if self.tls else {})}
 
@@ -72,7 +72,7 @@ def _host(text: str) -> tuple[str, int]:
 
 
 def connect(url: str, **options: Any) -> Redis:
-    """A client of the store, which connects when it is first used. Raises ValueError for no address."""
+    """Create a lazily connecting client. Raises ValueError."""
     if (under := Sentinels.of(url)) is None:
         return Redis.from_url(url, **options)
     asked: Any = cast(Any, Sentinel)(under.hosts, sentinel_kwargs=under.sentinel_options(options))
@@ -81,7 +81,7 @@ def connect(url: str, **options: Any) -> Redis:
 
 
 def connect_sync(url: str, **options: Any) -> SyncRedis:
-    """As `connect`, for programs without a loop."""
+    """As `connect`, without a loop."""
     if (under := Sentinels.of(url)) is None:
         return SyncRedis.from_url(url, **options)
     asked: Any = cast(Any, SyncSentinel)(under.hosts, sentinel_kwargs=under.sentinel_options(options))

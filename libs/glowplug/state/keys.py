@@ -1,3 +1,3 @@
-"""How the names of the store's keys begin, without the store's client: access is granted by these names."""
+"""Prefix of the store's keys, by which access is granted; needs no client."""
 
-PREFIX = "glowplug:v1"  # of every key
+PREFIX = "glowplug:v1"

@@ -11,18 +11,18 @@ from glowplug.state.port import Fenced, NotATable, StoreUnavailable
 
 
 class MemoryStore:
-    """Set `down = True` to make every call raise StoreUnavailable; what is named in `no_tables` raises NotATable. Share
-    one object between services under test, or give each a `client()` of it where their fences differ."""
+    """`down = True` makes every call raise StoreUnavailable; tables in `no_tables` raise NotATable. Share one between
+    services, or a `client()` of it each where fences differ."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.leases: dict[str, tuple[Lease, float]] = {}  # service -> lease, when it ends by `clock`
+        self.leases: dict[str, tuple[Lease, float]] = {}  # service -> lease and its end by `clock`
         self._clock, self._floor = clock, 0
         self._fence: tuple[str, int] | None = None
         self.tables: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.logs: dict[str, list[bytes]] = defaultdict(list)
         self.epochs: dict[str, int] = defaultdict(int)
         self.down = False
-        self.refusal = ""  # why every write raises StoreUnavailable though reads are answered
+        self.refusal = ""  # makes writes raise StoreUnavailable
         self.no_tables: set[str] = set()
 
     def _check(self) -> None:
@@ -108,13 +108,13 @@ class MemoryStore:
             raise Fenced(f"{self._fence[0]} has a newer epoch than {self._fence[1]}")
 
     def client(self) -> "MemoryStore":
-        """Another client of the same rows, with a fence of its own."""
+        """Share the rows, with another fence."""
         other = copy(self)
         other._fence = None
         return other
 
     def empty(self) -> None:
-        """Lose every row. Epochs go on growing, as they do by the clock on a real store."""
+        """Lose every row; epochs still grow, as on a real store."""
         self._floor = max([self._floor, *self.epochs.values()])
         for kept in (self.tables, self.logs, self.epochs, self.leases):
             kept.clear()

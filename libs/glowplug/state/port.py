@@ -1,4 +1,4 @@
-"""What a service needs of a store: small tables of JSON rows, capped logs, and epochs."""
+"""Define the services' store: small tables of JSON rows, capped logs, and epochs."""
 
 from typing import Protocol
 
@@ -6,19 +6,19 @@ from glowplug.domain.lease import Lease
 
 
 class StoreUnavailable(Exception):
-    """The store cannot answer now. Callers keep what they know and try again at the next tick."""
+    """The store cannot answer now; callers keep their knowledge and retry at the next tick."""
 
 
 class NotATable(StoreUnavailable):
-    """Something else stands where a table or a log is kept, and stays there until it is deleted."""
+    """The key of a table or log holds another kind of value, until deleted."""
 
 
 class Fenced(StoreUnavailable):
-    """Another process leads with a newer epoch: this one's writes are refused."""
+    """A process with a newer epoch leads, so writes are refused."""
 
 
 class Store(Protocol):
-    """Tables are maps from id to bytes (JSON). Each table has one writing service. All raise StoreUnavailable."""
+    """Tables map ids to bytes (JSON), each with one writing service. All methods raise StoreUnavailable."""
 
     async def put(self, table: str, key: str, row: bytes) -> None: ...
 
@@ -27,52 +27,51 @@ class Store(Protocol):
     async def get(self, table: str, key: str) -> bytes | None: ...
 
     async def load(self, table: str) -> dict[str, bytes]:
-        """The whole table. A row whose key is no UTF-8 comes without bytes under its escaped key, so that a reader
-        the table leaves it out and names it. Raises NotATable."""
+        """Return the whole table. A key that is not UTF-8 is escaped and has no bytes, so that the reader skips and
+        names it. Raises NotATable."""
         ...
 
     async def append(self, log: str, row: bytes, *, keep: int) -> None:
-        """Add to the end of a log that keeps its newest `keep` rows."""
+        """Append to a log that keeps its newest `keep` rows."""
         ...
 
     async def tail(self, log: str, count: int) -> list[bytes]:
-        """The newest `count` rows, newest first. Raises NotATable."""
+        """Newest rows first. Raises NotATable."""
         ...
 
     async def next_epoch(self, issuer: str) -> int:
-        """A number greater than any given for `issuer` before: its fencing epoch."""
+        """Return a fencing epoch above any given for `issuer`."""
         ...
 
     async def see_lease(self, service: str, known_epoch: int = 0) -> Lease:
-        """Who leads `service` now. One that leads with less than `known_epoch`, the highest the caller has seen,
-        is refused by all who have seen it too: it cannot keep its lease, and begins anew."""
+        """Return who leads `service`. A leader below `known_epoch`, the highest seen by the caller, is refused by
+        others too, cannot keep its lease, and must begin anew."""
         ...
 
     async def take_lease(self, service: str, holder: str, url: str, lease_s: float) -> Lease:
-        """Lead for `lease_s`, with a new epoch, unless another process does: the answer says which."""
+        """Lead for `lease_s` under a new epoch, unless another process does: see the answer."""
         ...
 
     async def keep_lease(self, service: str, holder: str, epoch: int, url: str, lease_s: float) -> Lease:
-        """Lead on for `lease_s` from now, unless a newer epoch has been given or another process leads: the answer
-        says which. A store that has lost the lease, with everything else, accepts it from the process that had it."""
+        """Extend the lead to `lease_s` from now, unless another process leads or a newer epoch exists: see the answer.
+        An emptied store accepts the last leader."""
         ...
 
     async def drop_lease(self, service: str, holder: str) -> None:
-        """Lead no more, if it is `holder` who does: the next may begin at once."""
+        """End the lead if `holder` has it; the next may begin at once."""
         ...
 
     @property
     def refusal(self) -> str:
-        """Why the store takes no writes though it answers, or ""."""
+        """Why the store answers but takes no writes, or ""."""
         ...
 
     def fence(self, service: str, epoch: int) -> None:
-        """From now on refuse this client's writes (Fenced) once a newer epoch of `service` has been given; with
-        epoch 0, no more."""
+        """Refuse this client's writes (Fenced) once `service` has a newer epoch; epoch 0 lifts the fence."""
         ...
 
     async def ping(self) -> bool:
-        """Whether the store answers now. Never raises."""
+        """Return whether the store answers now. Never raises."""
         ...
 
     async def close(self) -> None: ...

@@ -1,5 +1,5 @@
-"""The store on Redis or Valkey: one hash per table, one capped list per log, one counter per issuer. What the server
-does in one step are the scripts of redis_store.lua."""
+"""Store state on Redis or Valkey: one hash per table, one capped list per log, one counter per issuer. Atomic steps are
+scripts in redis_store.lua."""
 
 import asyncio
 import re
@@ -20,15 +20,14 @@ from glowplug.state.address import Sentinels, connect
 from glowplug.state.keys import PREFIX
 from glowplug.state.port import Fenced, NotATable, StoreUnavailable
 
-FENCED = "GLOWPLUG-FENCED"  # how the error of `fenced_write` begins
+FENCED = "GLOWPLUG-FENCED"
 TIMEOUT_S = 2.0
 REPLICATED_MS = 200
-READ_ONLY = ("MISCONF", "OOM command", "READONLY")  # a full disk, full memory, a replica: reads are answered
-WRONG_TYPE = "WRONGTYPE"  # how the server's error begins: the key holds another kind of value
+READ_ONLY = ("MISCONF", "OOM command", "READONLY")  # full disk, full memory, a replica: still readable
+WRONG_TYPE = "WRONGTYPE"  # prefix of the server's error for another kind of value
 
 
 def _scripts(text: str) -> dict[str, str]:
-    """Name -> script, each after the one that it is written with."""
     found: dict[str, str] = {}
     for part in re.split(r"^-- script ", text, flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
@@ -41,8 +40,8 @@ SCRIPTS = _scripts(Path(__file__).with_suffix(".lua").read_text(encoding="utf-8"
 
 
 class RedisStore:
-    """`url`: see address.py. Under Sentinel a write is answered when a replica has it too, or REPLICATED_MS later, so
-    that the loss of a master loses nothing that was answered while a replica kept up."""
+    """`url`: see address.py. Under Sentinel a write is answered once a replica has it, or after REPLICATED_MS: losing a
+    master loses no answered write while a replica keeps up."""
 
     def __init__(self, url: str) -> None:
         self._has_replicas = Sentinels.of(url) is not None
@@ -50,13 +49,13 @@ class RedisStore:
             url,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
-            # Once more on a connection the server has closed; never after a timeout, which has cost its time already.
+            # One retry on a closed connection; none after a timeout, which has cost its time.
             retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
             health_check_interval=0,
         )
         self._fence: tuple[str, int] | None = None
-        self._packs = True  # a table is read as one string, unless the server refuses that (an old one, or its users)
-        self.refusal = ""  # why the server takes no writes though it answers, or ""
+        self._packs = True  # read tables as one string, unless refused (an old server, or its users)
+        self.refusal = ""  # why it takes no writes, or ""
 
     async def _ask(self, call: Any) -> Any:
         try:
@@ -71,13 +70,13 @@ class RedisStore:
             raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
 
     async def _write(self, command: str, key: str, *words: Any) -> None:
-        """One write, refused as Fenced when this client is fenced off."""
+        """Raises Fenced."""
         words = (command, key, *words)
         if self._fence is not None:
             service, epoch = self._fence
             words = ("EVAL", SCRIPTS["fenced_write"], 2, _epoch(service), key, str(epoch), command, *words[2:])
         if self._has_replicas:
-            pipe = self._redis.pipeline(transaction=False)  # both on one connection: WAIT is about what it has written
+            pipe = self._redis.pipeline(transaction=False)  # one connection: WAIT covers its own writes
             pipe.execute_command(*words)
             pipe.execute_command("WAIT", 1, REPLICATED_MS)
             await self._ask(pipe.execute())
@@ -114,7 +113,7 @@ class RedisStore:
 
     async def tail(self, log: str, count: int) -> list[bytes]:
         if count <= 0:
-            return []  # LRANGE would read -1 as "to the end"
+            return []  # to LRANGE, -1 means the end
         return cast(list[bytes], await self._ask(self._redis.lrange(f"{PREFIX}:{log}", 0, count - 1)))
 
     async def next_epoch(self, issuer: str) -> int:
@@ -158,14 +157,13 @@ class RedisStore:
 
 
 def _unpacked(lengths: bytes, joined: bytes) -> Iterable[tuple[bytes, bytes]]:
-    """The keys and values of a hash as the script `table` gives them."""
     ends = list(accumulate(map(int, lengths.split(b","))) if lengths else ())
     parts = [joined[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     return zip(parts[::2], parts[1::2], strict=True)
 
 
 def table_row(key: bytes, row: bytes) -> tuple[str, bytes]:
-    """One field of a table's hash. See Store.load for a key that is no UTF-8."""
+    """Decode a field; see Store.load for keys that are not UTF-8."""
     try:
         return key.decode(), row
     except UnicodeDecodeError:
@@ -177,5 +175,5 @@ def _epoch(service: str) -> str:
 
 
 def _floor() -> str:
-    """The clock, below which no epoch is given: a store that came back empty still gives a higher one than before."""
+    """Lower bound of epochs, from the clock, so that they grow even in an emptied store."""
     return str(int(time.time() * 1000))

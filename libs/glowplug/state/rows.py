@@ -1,4 +1,4 @@
-"""Rows of a table, one by one: one that cannot be read is named and left out, and takes nothing else with it."""
+"""Decode table rows one by one: an unreadable one is named and skipped."""
 
 from collections.abc import Mapping
 from typing import Generic, TypeVar
@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 from glowplug.events.envelope import SAID, MalformedEvent, from_json
 
 T = TypeVar("T")
-# The field of a row that repeats its key, by table.
+# Key field by table.
 KEYS: Mapping[str, str] = {
     "models": "key",
     "instances": "instance_id",
@@ -21,11 +21,11 @@ KEYS: Mapping[str, str] = {
     "batches": "batch_id",
     "batches_open": "batch_id",
 }
-SHOWN = 80  # characters of a key in a log line: a key may be anything
+SHOWN = 80  # characters of a key in a log line
 
 
 def read_row(table: str, key: str, raw: bytes, cls: type[T]) -> T:
-    """One row. Raises MalformedEvent, also for one that stands under the key of another."""
+    """Raises MalformedEvent, also for a row under another's key."""
     if not raw:
         raise MalformedEvent(f"{cls.__name__}: no bytes, or a key that is no UTF-8")
     row = from_json(raw, cls)
@@ -35,7 +35,7 @@ def read_row(table: str, key: str, raw: bytes, cls: type[T]) -> T:
 
 
 def read_rows(table: str, raw_rows: Mapping[str, bytes], cls: type[T]) -> tuple[dict[str, T], dict[str, str]]:
-    """The rows that can be read, and of each other one what is wrong with it."""
+    """Return the readable rows, and the fault of each other one."""
     rows: dict[str, T] = {}
     unreadable: dict[str, str] = {}
     for key, raw in raw_rows.items():
@@ -47,15 +47,13 @@ def read_rows(table: str, raw_rows: Mapping[str, bytes], cls: type[T]) -> tuple[
 
 
 class TableReader(Generic[T]):
-    """Reads one table again and again, and decodes only the rows whose bytes have changed: the others are the same
-    objects as before."""
+    """Decode only changed rows of a table; others stay the same objects."""
 
     def __init__(self, table: str, cls: type[T]) -> None:
         self._table, self._cls = table, cls
         self._known: dict[str, tuple[bytes, T]] = {}
 
     def read(self, raw_rows: Mapping[str, bytes]) -> tuple[dict[str, T], dict[str, str]]:
-        """As `read_rows`."""
         known = self._known
         changed = {key: raw for key, raw in raw_rows.items() if key not in known or known[key][0] != raw}
         fresh, unreadable = read_rows(self._table, changed, self._cls)
@@ -65,5 +63,5 @@ class TableReader(Generic[T]):
 
 
 def shown(key: str) -> str:
-    """A key as a log line or a finding names it."""
+    """Shorten a key for a log line or finding."""
     return key if len(key) <= SHOWN else f"{key[:SHOWN]}..."

@@ -12,7 +12,7 @@ _LINE = re.compile(r'^(?P<name>[A-Z0-9_]+) = "(?P<value>[^"]+)"(?:  # (?P<commen
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One line of semconv.py: its section, its constant, its value and the comment beside it."""
+    """A line of semconv.py: section, constant, value, comment."""
 
     section: str
     constant: str
@@ -21,7 +21,6 @@ class Name:
 
 
 def names() -> list[Name]:
-    """Every name of semconv.py, in order."""
     found, section = [], ""
     for line in Path(semconv.__file__).read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
@@ -32,19 +31,18 @@ def names() -> list[Name]:
 
 
 def kind(value: str) -> str:
-    """The kind of the metric of this name, by the name's ending."""
     if value.endswith("_timestamp_seconds"):
         return "gauge"
     return "counter" if value.endswith("_total") else "histogram" if value.endswith("_seconds") else "gauge"
 
 
 def labels(name: Name) -> tuple[str, ...]:
-    """The labels of a metric: the part of its comment before the semicolon."""
+    """Its comment up to the semicolon."""
     return tuple(label.strip() for label in name.comment.partition(";")[0].split(",") if label.strip())
 
 
 def document() -> str:
-    """The whole page as Markdown: of each section the metrics whose names say all, then a line for each other name."""
+    """Return the Markdown page: by section, metrics that need no explanation, then a line for each other name."""
     out, sections = [INTRO], dict[str, list[Name]]()
     for name in names():
         if name.section:
@@ -59,7 +57,6 @@ def document() -> str:
 
 
 def _named(name: Name) -> str:
-    """A name, with the labels of a metric behind it."""
     given = labels(name) if name.section.startswith("Metrics:") else ()
     return f"`{name.value}`" + (f" ({', '.join(given)})" if given else "")
 

@@ -1,7 +1,7 @@
-"""The last lines of a log, in memory and within bounds, for readers that come back with a cursor.
+"""Keep the last log lines in memory, bounded, for readers with a cursor.
 
-A cursor is "<run>:<number of the last line read>". A reader that gives it gets each later line once, in order; what was
-dropped meanwhile is counted. A cursor of another run, of the process before a restart, reads from the first line kept.
+A cursor, "<run>:<number of the last line read>", yields each later line once, in order; dropped ones are counted. One
+of another run (before a restart) reads from the first line kept.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from typing import Any, Final
 
 MAX_LINES: Final = 2000
 MAX_BYTES: Final = 1 << 20
-MAX_LINE_CHARS: Final = 8192  # of a text, and of each field; the rest is cut off
-LINE_BYTES: Final = 200  # of a line besides its characters, about
+MAX_LINE_CHARS: Final = 8192  # per text and field
+LINE_BYTES: Final = 200  # overhead per line, about
 LEVELS: Final[Mapping[str, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `at`: epoch seconds; `fields`: the ids it carries and whatever else was said with it."""
+    """`at`: epoch seconds; `fields`: ids and other extras."""
 
     number: int
     at: float
@@ -33,14 +33,13 @@ class Line:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes; each character counts as one."""
+        """Approximate size, one byte per character."""
         return LINE_BYTES + len(self.text) + sum(len(name) + len(value) for name, value in self.fields.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which lines a reader asks for: at least this level, each of the words somewhere in it whatever their case, and
-    one of the ids in a field or in the text. Empty: all."""
+    """A filter: least level, all words (any case), and one of the ids in a field or the text. Empty: all."""
 
     level: str = ""
     words: Collection[str] = ()
@@ -59,7 +58,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Lines, oldest first; the cursor to go on from; and how many lines were dropped unread since the last cursor."""
+    """Lines, oldest first; the next cursor; lines dropped unread since the last."""
 
     lines: tuple[Line, ...]
     cursor: str
@@ -68,7 +67,7 @@ class Page:
 
 @dataclass(slots=True)
 class LogRing:
-    """At most `max_lines` lines of about `max_bytes`. Any thread may put; readers live in event loops."""
+    """About `max_bytes` in `max_lines`. Any thread may put; readers live in event loops."""
 
     max_lines: int = MAX_LINES
     max_bytes: int = MAX_BYTES
@@ -80,7 +79,7 @@ class LogRing:
     _waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = field(default_factory=dict)
 
     def put(self, at: float, level: str, text: str, fields: Mapping[str, Any]) -> None:
-        """Keep a line; the oldest ones leave for it. Fields that say nothing are left out."""
+        """Keep a line, dropping the oldest ones and empty fields."""
         kept = {name: str(value)[:MAX_LINE_CHARS] for name, value in fields.items() if value not in (None, "")}
         with self._lock:
             self._last += 1
@@ -95,7 +94,7 @@ class LogRing:
                 loop.call_soon_threadsafe(event.set)
 
     def read(self, after: str = "", wanted: Wanted = Wanted(), limit: int = MAX_LINES) -> Page:
-        """Without a cursor the newest lines that fit; with one the oldest that came after it. No more than `limit`."""
+        """Return at most `limit` lines: the newest without a cursor, else the oldest after it."""
         with self._lock:
             lines, last = list(self._lines), self._last
         first = lines[0].number if lines else last + 1
@@ -113,7 +112,7 @@ class LogRing:
         return Page(tuple(found), self._cursor(last), max(0, first - since - 1))
 
     async def wait(self, after: str, timeout_s: float) -> None:
-        """Until a line comes after the cursor, or the time is over."""
+        """Wait for a line after the cursor, or the timeout."""
         with self._watching() as came:
             if self._number(after, self._last) < self._last:
                 return
@@ -135,7 +134,6 @@ class LogRing:
         return f"{self.run}:{number}"
 
     def _number(self, cursor: str, last: int) -> int:
-        """The number of the last line read; 0 for a cursor of another run, or none."""
         run, _, number = cursor.partition(":")
         known = run == self.run and number.isascii() and number.isdecimal() and len(number) < 19
         return min(int(number), last) if known else 0

@@ -1,4 +1,4 @@
-"""Logs: one line per event, JSON or for people, with trace and request ids; never a prompt."""
+"""Log one line per event, JSON or text, with trace and request ids; never a prompt."""
 
 import json as jsonlib
 import logging
@@ -14,22 +14,22 @@ from typing import Any, Final
 from glowplug.telemetry.log_ring import LogRing
 from glowplug.telemetry.tracing import is_sampled
 
-REPEAT_S: Final = 10.0  # seconds in which a warning is logged once
-MAX_REPEATS: Final = 256  # different warnings remembered
-_NEEDS_QUOTES: Final = frozenset(" \t=\r\n\"'")  # a text with one of these is written as Python writes it
-_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}  # what every record has
-RING: Final = LogRing()  # the last lines of this process
+REPEAT_S: Final = 10.0  # a warning appears once in them
+MAX_REPEATS: Final = 256  # different warnings
+_NEEDS_QUOTES: Final = frozenset(" \t=\r\n\"'")  # written as a Python literal
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}  # of every record
+RING: Final = LogRing()
 _labels: ContextVar[Mapping[str, str]] = ContextVar("_labels", default=MappingProxyType({}))
 
 
 class Repeats(logging.Filter):
-    """Pass each warning once in REPEAT_S seconds, and then with the number of its repetitions: while a server is gone,
-    the same line would otherwise fill the log of every service. Lines about different requests or events differ."""
+    """Pass a warning once per REPEAT_S, then with its count: a lost server would fill every service's log. Lines of
+    different requests or events differ."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}  # line -> when it last passed, repetitions since
+        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}  # line -> last passed, repetitions
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING or not isinstance(record.msg, str):
@@ -49,7 +49,7 @@ class Repeats(logging.Filter):
 
 
 class Lines(logging.Formatter):
-    """One record as text for people, or as one JSON object: time, level, message, then its labels and extras."""
+    """A record as text or a JSON object: time, level, message, labels and extras."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
@@ -66,12 +66,11 @@ class Lines(logging.Formatter):
         return f"{line}\n{failure}" if failure else line
 
     def failure(self, record: logging.LogRecord) -> str:
-        """The exception of a record with its stack; "" where there is none."""
         return self.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
 
 
 class KeptStream(logging.StreamHandler[Any]):
-    """Writes lines to a stream and keeps the last ones in `ring`."""
+    """Writes lines to a stream and to `ring`."""
 
     def __init__(self, stream: Any, lines: Lines, ring: LogRing) -> None:
         super().__init__(stream)
@@ -80,15 +79,14 @@ class KeptStream(logging.StreamHandler[Any]):
 
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
-        with suppress(TypeError, ValueError, KeyError):  # a text and arguments that do not fit, as the stream has said
+        with suppress(TypeError, ValueError, KeyError):  # unfit arguments, reported by the stream
             more = {name: value for name, value in more_of(record).items() if name != "service"}
             fields = {**more, "exception": self._lines.failure(record)}
             self._ring.put(record.created, record.levelname.lower(), record.getMessage(), fields)
 
 
 def more_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The labels in force and what was said beside the text of a record, which goes before them: None takes a label
-    away."""
+    """Merge the labels in force with a record's extras, which win; None removes a label."""
     more = {**_labels.get(), **{name: value for name, value in vars(record).items() if name not in _OWN}}
     return {name: value for name, value in more.items() if value is not None}
 
@@ -99,8 +97,7 @@ def _shown(value: Any) -> str:
 
 @contextmanager
 def labelled(traceparent: str, **ids: str) -> Iterator[None]:
-    """Add these ids (of an event, or of a call on an admin port) and the trace to lines logged inside, also by tasks
-    begun there."""
+    """Label log lines inside, also of tasks begun there, with ids (of an event or admin call) and the trace."""
     trace = {"trace_id": traceparent[3:35]} if is_sampled(traceparent) else {}
     before = _labels.set({**_labels.get(), **ids, **trace})
     try:
@@ -110,7 +107,7 @@ def labelled(traceparent: str, **ids: str) -> Iterator[None]:
 
 
 def configure(service_id: str, *, level: str = "INFO", json: bool = False) -> None:
-    """Send the log of this process to stderr, each line with `service_id`, and keep its last lines in RING."""
+    """Log to stderr with `service_id`, and into RING."""
     handler = KeptStream(sys.stderr, Lines(as_json=json), RING)
     handler.addFilter(Repeats())
     root = logging.getLogger()

@@ -1,5 +1,5 @@
-"""Prometheus metrics of the shell, counters of failed instances, and a cap on label values so that a stray client
-cannot grow memory."""
+"""Keep the shell's Prometheus metrics and counters of failed instances, with capped label values against stray
+clients."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from glowplug.telemetry.tracing import SpanCounts
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
-BUS_TOTALS = (  # fields of bus.port.BusCounts
+BUS_TOTALS = (  # fields of BusCounts
     (semconv.BUS_RECONNECTS_TOTAL, "Times the bus was lost and found", "num_reconnects"),
     (semconv.BUS_REDELIVERIES_TOTAL, "Events delivered again", "num_redelivered"),
     (semconv.BUS_MALFORMED_TOTAL, "Messages that are no event", "num_malformed"),
@@ -29,13 +29,13 @@ SPAN_TOTALS = (  # fields of SpanCounts
 
 
 class BusTotals(Protocol):
-    """The counts of a bus client, beside the fields of BUS_TOTALS."""
+    """Bus counts besides BUS_TOTALS."""
 
     pending: dict[str, int]
 
 
 class LabelCap:
-    """Map a label's value to itself, or to "other" past the first `limit` distinct values."""
+    """Map label values past the first `limit` to "other"."""
 
     def __init__(self, limit: int = semconv.MAX_LABEL_VALUES) -> None:
         self._limit, self._seen = limit, set[str]()
@@ -50,7 +50,7 @@ class LabelCap:
 
 
 class _Totals:
-    """Counters that follow numbers which other code counts in the fields of a record: (metric, doc, field)."""
+    """Counters that mirror a record's fields: (metric, doc, field)."""
 
     def __init__(self, fields: Sequence[tuple[str, str, str]], service: str, registry: CollectorRegistry) -> None:
         self._counters = {
@@ -66,8 +66,7 @@ class _Totals:
 
 
 class ShellMetrics:
-    """Metrics that every service keeps about itself. `observers` are called with every effect before it is
-    performed."""
+    """A service's metrics of itself. `observers` see every effect before it is performed."""
 
     def __init__(self, service: str, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, doc: str, *labels: str) -> Counter:
@@ -101,12 +100,10 @@ class ShellMetrics:
         self.observers: list[Callable[[Any], None]] = []
         self._build = Gauge(semconv.BUILD_INFO, "Who this is", ["service", "service_id", "version"], registry=registry)
         for seldom in (self.bus_failures, self.store_failures, self.stale):
-            seldom.labels(service)  # shown from 0, so that the first is seen as an increase
+            seldom.labels(service)  # shown from 0, so that the first is an increase
         self._watch(service, registry)
 
     def _watch(self, service: str, registry: CollectorRegistry) -> None:
-        """Make the metrics that are read from other parts at each tick."""
-
         def gauge(name: str, doc: str) -> Gauge:
             return Gauge(name, doc, ["service"], registry=registry).labels(service)
 
@@ -119,18 +116,16 @@ class ShellMetrics:
         ).labels(service)
 
     def introduce(self, service_id: str) -> None:
-        """Set the metric that names this process. Its tables count as read at its start, until it reads them."""
+        """Name this process. Its tables count as read now."""
         self.synced_at.set_to_current_time()
         self._build.labels(self.service, service_id, __version__).set(1)
 
     def saw(self, effect: Any) -> None:
-        """Count one effect that is about to be performed."""
         self.effects.labels(self.service, type(effect).__name__).inc()
         for observer in self.observers:
             observer(effect)
 
     def ticked(self, lag_s: float, num_waiting: int, bus: BusTotals, spans: SpanCounts | None = None) -> None:
-        """Record one tick: how late it came, how many stimuli wait, and what the bus and the traces have counted."""
         self._lag.observe(max(lag_s, 0.0))
         self._inbox.set(num_waiting)
         self._pending.set(sum(bus.pending.values()))
@@ -140,7 +135,7 @@ class ShellMetrics:
 
 
 class FailureCounter:
-    """An observer of ShellMetrics that counts failed instances. `code` is the fact's: one of a short list."""
+    """Counts failed instances as an observer. `code`: one of a few."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         labels = ["model", "code"]
@@ -151,7 +146,6 @@ class FailureCounter:
         self._model = LabelCap()
 
     def saw(self, effect: Any) -> None:
-        """Count an effect that publishes InstanceFailed, and ignore all others."""
         fact = getattr(effect, "payload", None)
         if isinstance(fact, InstanceFailed):
             counter = self._deaths if fact.instance.ready_at else self._starts

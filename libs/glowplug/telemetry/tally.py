@@ -1,7 +1,7 @@
-"""Counters and histograms for a hot path with many label values, at a fraction of the cost of prometheus_client's.
+"""Count on hot paths with many label values, at a fraction of prometheus_client's cost.
 
-An observation is one bisection and two additions; a scrape writes its lines straight from the counts. They are
-registered like any other metric; only `exposition` knows that they can be written faster, a piece at a time.
+An observation is one bisection and two additions; a scrape writes lines straight from the counts. Registered like other
+metrics; only `exposition` writes them faster, in pieces.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-BYTES_AT_ONCE = 16_000  # bytes between two yields, written in a fraction of a millisecond
+BYTES_AT_ONCE = 16_000  # between two yields, a fraction of a millisecond
 
 
 class TallyMetric(Metric):
-    """A metric family whose samples are made only when they are read."""
+    """Makes its samples on reading."""
 
     def __init__(self, family: "Tally") -> None:
         super().__init__(family.name.removesuffix("_total"), family.doc, family.kind)
@@ -31,7 +31,7 @@ class TallyMetric(Metric):
 
     @samples.setter
     def samples(self, _: list[Sample]) -> None:
-        """Ignore the empty list that the base class sets."""
+        """Ignore the base class's empty list."""
 
 
 Labels = tuple[tuple[str, str], ...]
@@ -39,7 +39,7 @@ Row = tuple[str, Labels, float]
 
 
 class Tally(Collector):
-    """A metric with one child per combination of label values. Subclasses define what a child keeps."""
+    """One child per combination of label values; subclasses define a child."""
 
     kind = "counter"
 
@@ -51,14 +51,14 @@ class Tally(Collector):
         yield TallyMetric(self)
 
     def rows(self) -> Iterable[Row]:
-        """Yield (sample name, labels, value) of every child."""
+        """Yield (sample name, labels, value)."""
         raise NotImplementedError
 
     def head(self) -> str:
         return f"# HELP {self.name} {self.doc}\n# TYPE {self.name} {self.kind}\n"
 
     def lines(self) -> Iterator[str]:
-        """The family in Prometheus' text format, a line or a few at a time."""
+        """Prometheus text, a few lines at a time."""
         yield self.head()
         for name, labels, value in self.rows():
             yield f"{name}{{{_text(labels)}}} {value}\n"
@@ -68,7 +68,7 @@ class Tally(Collector):
 
 
 class CountChild:
-    """One counter: add to `value`."""
+    """Add to `value`."""
 
     __slots__ = ("value",)
 
@@ -77,8 +77,6 @@ class CountChild:
 
 
 class TallyCounter(Tally):
-    """Counts events by label values."""
-
     def __init__(self, name: str, doc: str, labels: Sequence[str], registry: CollectorRegistry = REGISTRY) -> None:
         self.children: dict[tuple[str, ...], CountChild] = {}
         super().__init__(name, doc, labels, registry)
@@ -94,7 +92,7 @@ class TallyCounter(Tally):
 
 
 class HistogramChild:
-    """One histogram: `counts` by bucket, the last without bound, and the sum of what was observed."""
+    """`counts` by bucket, the last unbounded, and the sum."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -109,8 +107,6 @@ class HistogramChild:
 
 
 class TallyHistogram(Tally):
-    """Counts observations into buckets by label values."""
-
     kind = "histogram"
 
     def __init__(
@@ -142,7 +138,6 @@ class TallyHistogram(Tally):
             yield f"{self.name}_sum", labels, child.total
 
     def lines(self) -> Iterator[str]:
-        """The family in text format, all lines of one child at a time."""
         name = self.name
         yield self.head()
         for values, child in list(self.children.items()):
@@ -156,8 +151,7 @@ class TallyHistogram(Tally):
 
 
 class TallyRows(Tally):
-    """A metric counted elsewhere and read at each scrape: `read` returns label values and a value, each combination
-    once."""
+    """Counted elsewhere: at each scrape `read` returns label values and a value, each combination once."""
 
     def __init__(
         self,
@@ -187,7 +181,7 @@ def _escaped(text: str) -> str:
 
 
 async def exposition(registry: CollectorRegistry = REGISTRY) -> bytes:
-    """Write a registry as Prometheus text, in pieces between which the event loop serves other tasks."""
+    """Write Prometheus text in pieces, between which the event loop runs other tasks."""
     parts: list[bytes] = []
     for metric in registry.collect():
         if not isinstance(metric, TallyMetric):

@@ -1,4 +1,4 @@
-"""Traces: W3C traceparent in and out, spans with explicit times, OTLP/HTTP export."""
+"""Trace: W3C traceparent in and out, spans with explicit times, OTLP/HTTP export."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from glowplug import __version__
 
 EXPORT_DELAY_MS = 500
 EXPORT_TIMEOUT_S = 3
-QUEUE_SPANS = 2048  # waiting for the exporter; OTEL_BSP_MAX_QUEUE_SIZE sets another bound
+QUEUE_SPANS = 2048  # OTEL_BSP_MAX_QUEUE_SIZE overrides
 NANO = 1_000_000_000
 _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
@@ -25,10 +25,8 @@ Attributes = Mapping[str, str | float | int | bool]
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """The remote context in a W3C traceparent header, or None when it is malformed or all zero.
-
-    Version 00 is exactly four lower-case fields; a later version may carry more after them.
-    """
+    """Parse a W3C traceparent header; None if malformed or all zero. Version 00 has four lower-case fields, later ones
+    may have more."""
     match = _TRACEPARENT.fullmatch(text)
     if match is None or match["version"] == "ff" or (match["version"] == "00" and match["more"]):
         return None
@@ -47,7 +45,7 @@ def is_sampled(traceparent: str) -> bool:
 
 @dataclass
 class SpanHandle:
-    """An open span. Set `traceparent` on what the block causes; add attributes until it ends."""
+    """An open span. Pass on `traceparent`; attributes may be added until its end."""
 
     traceparent: str
     attributes: dict[str, str | float | int | bool] = field(default_factory=dict)
@@ -56,16 +54,15 @@ class SpanHandle:
 
 @dataclass(slots=True)
 class SpanCounts:
-    """Numbers of spans that the receiver took, and that it never got: refused, unreachable, or pushed out of a full
-    queue."""
+    """Spans taken by the receiver, and lost: refused, unreachable, or pushed out of a full queue."""
 
     num_exported: int = 0
     num_dropped: int = 0
 
 
 class _CountingExporter(SpanExporter):
-    """Pass spans on to the exporter that `make` gives, and count whether they were taken. It is made for the first
-    spans: its libraries take 0.2 s of a core, and a process of an idle node never sends any."""
+    """Count taken and lost spans. The exporter is made with the first spans: its libraries cost 0.2 s of a core, which
+    idle nodes never need."""
 
     def __init__(self, make: Callable[[], SpanExporter], counts: SpanCounts) -> None:
         self._make, self._counts = make, counts
@@ -99,8 +96,7 @@ class _CountingExporter(SpanExporter):
 
 
 class _CountingProcessor(BatchSpanProcessor):
-    """Count the spans pushed out of the queue as dropped: one that ends while the queue is full pushes the oldest
-    out."""
+    """Count spans pushed out of a full queue, which drops the oldest."""
 
     def __init__(self, exporter: _CountingExporter, counts: SpanCounts) -> None:
         self._limit = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or QUEUE_SPANS)
@@ -118,10 +114,7 @@ class _CountingProcessor(BatchSpanProcessor):
 
 
 class Tracing:
-    """One service's tracer. Without an endpoint, spans are made and dropped; contexts are still passed on.
-
-    `counts` may be shared by tracers whose spans are counted together.
-    """
+    """One service's tracer. Without an endpoint it only passes on contexts. Tracers may share `counts`."""
 
     def __init__(
         self,
@@ -148,7 +141,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("glowplug", __version__)
 
     def load(self) -> None:
-        """Load what sends spans now and not with the first of them: for a process that must not pause then."""
+        """Load the exporter now, for a process that must not pause at its first span."""
         if self._exporter is not None:
             self._exporter.inner()
 
@@ -163,8 +156,7 @@ class Tracing:
         kind: SpanKind = SpanKind.INTERNAL,
         error: str = "",
     ) -> str:
-        """Record a finished span with explicit times (epoch seconds), child of `traceparent`; returns its own
-        traceparent."""
+        """Record a finished span (epoch seconds) under `traceparent`; return its own traceparent."""
         span = self.begin(name, traceparent, started_at, attributes, kind=kind)
         if error:
             span.set_status(Status(StatusCode.ERROR, error))
@@ -180,7 +172,7 @@ class Tracing:
         *,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> trace.Span:
-        """Begin a span at `started_at` (epoch seconds), or now; the caller ends it."""
+        """`started_at`: epoch seconds, default now. The caller ends the span."""
         parent = parse_traceparent(traceparent) if traceparent else None
         context = trace.set_span_in_context(trace.NonRecordingSpan(parent)) if parent else None
         start = int(started_at * NANO) if started_at is not None else None
@@ -192,7 +184,7 @@ class Tracing:
     def span(
         self, name: str, traceparent: str, attributes: Attributes | None = None, *, kind: SpanKind = SpanKind.INTERNAL
     ) -> Iterator[SpanHandle]:
-        """Open a span around a block. An exception marks the span as failed and propagates."""
+        """An exception marks the span as failed and propagates."""
         span = self.begin(name, traceparent, None, attributes, kind=kind)
         handle = SpanHandle(format_traceparent(span.get_span_context()))
         try:
@@ -207,7 +199,7 @@ class Tracing:
             span.end()
 
     def shutdown(self) -> None:
-        """Export the remaining spans, within two seconds."""
+        """Export remaining spans within two seconds."""
         self._provider.force_flush(2000)
         self._provider.shutdown()
 

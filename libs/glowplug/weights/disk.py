@@ -1,10 +1,10 @@
 """Copies of weights on a node's disk, behind its host memory.
 
     <disk_dir>/<node_id>/<digest>/        laid out as a region in host memory (region.py), whole
-    <disk_dir>/<node_id>/<digest>.part/   one being written: nothing reads it, and the next process removes it
+    <disk_dir>/<node_id>/<digest>.part/   one being written: never read, and removed by the next process
 
-A copy is written under its other name, every file and directory flushed to the disk, and renamed: what has its own name
-is whole, however the machine stopped. What it holds is checked again, byte by byte, when it is read.
+A copy is written under the other name, flushed with every file and directory, and renamed: a copy under its own name is
+whole, however the machine stopped. Its content is checked again, byte by byte, when read.
 """
 
 import os
@@ -25,22 +25,22 @@ from glowplug.weights.region import Region, RegionInfo, RegionState
 from glowplug.weights.source import SourceFile, SourceInfo, SourceInterrupted, SourceOptions, checked_relative, file_uri
 from glowplug.weights.sources.file import FileSource
 
-DISK = "disk"  # the source of weights that were read here: the label of metrics, facts and spans
-STEP_BYTES = 8 << 20  # a copy is given up between two steps
-FLUSH_BYTES = 64 << 20  # are on the disk before more is written: a copy is not given up during a longer flush
-_OURS = re.compile(r"[0-9a-f]{64}(\.part)?")  # other directories are none of ours
+DISK = "disk"
+STEP_BYTES = 8 << 20  # a copy can stop between two steps
+FLUSH_BYTES = 64 << 20  # bytes between flushes: no copy stops during a longer one
+_OURS = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
 class CopyStopped(Exception):
-    """Whoever asked for the copy does not want it any more."""
+    """The copy is no longer wanted."""
 
 
 class CopyUnusable(Exception):
-    """There is no copy, or what there is of it cannot be read."""
+    """There is no readable copy."""
 
 
 class DiskCopies:
-    """The copies of one node. Everything here blocks: it runs in threads."""
+    """All methods block."""
 
     def __init__(self, disk_dir: Path, node_id: str) -> None:
         self._disk_dir, self._node_id = disk_dir, node_id
@@ -50,7 +50,7 @@ class DiskCopies:
         return Region.at(self._disk_dir, self._node_id, digest)
 
     def found(self) -> tuple[CachedWeights, ...]:
-        """The whole copies; what is left of others is removed. Raises OSError where the directory cannot be used."""
+        """Return the whole copies, and remove the remains of others. Raises OSError for an unusable directory."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         whole = read_inventory(self._disk_dir, self._node_id).complete
         names = {copy.digest for copy in whole}
@@ -60,8 +60,8 @@ class DiskCopies:
         return whole
 
     def write(self, memory: Region, stop: threading.Event) -> int:
-        """Copy a whole region; returns its bytes. Raises CopyStopped, or OSError (the disk is full, or fails); what had
-        been written is removed."""
+        """Copy a region; return its bytes. Raises CopyStopped, or OSError (the disk is full, or fails), and removes
+        the partial copy."""
         info, meta = _whole(memory)
         scratch, target = self.root / f"{memory.digest}.part", self.root / memory.digest
         shutil.rmtree(scratch, ignore_errors=True)
@@ -87,14 +87,14 @@ class DiskCopies:
         return info.num_bytes
 
     def remove(self, digest: str) -> None:
-        """Raises OSError where its bytes cannot be given back."""
+        """Raises OSError."""
         region = self.region(digest)
-        (region.directory / "complete.json").unlink(missing_ok=True)  # first: what is half removed is not whole
+        (region.directory / "complete.json").unlink(missing_ok=True)  # first: a half-removed copy is not whole
         if region.directory.exists():
             shutil.rmtree(region.directory)
 
     def is_beside(self, path: Path) -> bool:
-        """Whether `path` lies on the same file system: a copy of it would be no nearer."""
+        """Whether `path` is on the same file system: a copy would be no nearer."""
         try:
             return path.stat().st_dev == self.root.stat().st_dev
         except OSError:
@@ -112,8 +112,6 @@ class DiskCopies:
 
 
 class DiskSource(FileSource):
-    """A copy on disk, to be read as weights are read from anywhere: in parts, resumed, and checked at the end."""
-
     scheme = DISK
 
     def __init__(self, region: Region, options: SourceOptions) -> None:
@@ -125,8 +123,7 @@ class DiskSource(FileSource):
         self.piece_digests = read_piece_digests(region.directory, layout) if layout else ()
 
     def reference(self, wanted: WeightsRef) -> WeightsRef:
-        """`wanted`, held against the size that was true when the copy was written, and the checksum too where none is
-        asked for."""
+        """Return `wanted` with the copy's recorded size, and its checksum where none is given."""
         return replace(wanted, sha256=wanted.sha256 or self._info.sha256, num_bytes=self._info.num_bytes)
 
     def _probe(self) -> SourceInfo:
@@ -141,24 +138,22 @@ class DiskSource(FileSource):
         return SourceFile(path=path, num_bytes=stat.st_size, validator=f"{stat.st_mtime_ns}-{stat.st_ino}")
 
     def restore(self, memory: Region) -> None:
-        """Write into a whole region that was read from here where its weights came from first: that is what they are
-        compared with."""
+        """Record the weights' first source, for later comparisons."""
         memory.write_meta(self.meta)
 
     def keep(self, memory: Region, landed: Sequence[tuple[int, int]]) -> None:
-        """Write into a region that was read from here but for damaged pieces what it lacks, so that a fetch of where
-        the weights came from goes on there."""
+        """Mark damaged pieces as missing, so that a fetch from the first source continues."""
         memory.write_meta({**self.meta, "num_bytes": self._info.num_bytes, "landed": [list(one) for one in landed]})
 
     def forget_pages(self) -> None:
-        """Drop the copy's pages from the page cache, so that the weights lie in host memory once, in the region."""
+        """Free the page cache, so that host memory holds the weights once, in the region."""
         for path, _, _ in self.meta["files"]:
             with _opened(_file(self._region, str(path)), os.O_RDONLY) as fd:
                 _forget_pages(fd)
 
 
 def _whole(region: Region) -> tuple[RegionInfo, dict[str, Any]]:
-    """What a whole region says of itself. Raises OSError for another one."""
+    """Raises OSError for a region that is not whole."""
     status, meta = region.read_state(), region.read_meta()
     if status.state is not RegionState.COMPLETE or status.info is None or not _has_files(meta):
         raise OSError(0, f"{region.digest[:12]} is not whole")
@@ -188,14 +183,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _copy_file(source: Path, target: Path, num_bytes: int, stop: threading.Event) -> None:
-    """`num_bytes` 0: as many as there are."""
+    """`num_bytes` 0: the whole file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _opened(source, os.O_RDONLY) as reading, _opened(target, os.O_RDWR | os.O_CREAT | os.O_EXCL) as writing:
         size = os.fstat(reading).st_size
         if num_bytes and size != num_bytes:
             raise OSError(0, f"{size} bytes of {source.name}, expected {num_bytes}")
         if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(writing, 0, size)  # a full disk says so at once
+            os.posix_fallocate(writing, 0, size)  # a full disk fails at once
         position = flushed = 0
         while position < size:
             if stop.is_set():
@@ -218,12 +213,11 @@ def _forget_pages(fd: int) -> None:
 
 
 def _flush_content(fd: int) -> None:
-    """What is written so far, without its times where the system can tell them apart."""
+    """Flush without timestamps where the system can."""
     getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def _flush(directory: Path) -> None:
-    """Everything below it is on the disk."""
     for path in sorted(directory.rglob("*"), reverse=True):
         if path.is_dir():
             _flush_directory(path)

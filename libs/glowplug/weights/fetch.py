@@ -1,9 +1,6 @@
-"""One fetch: weights into a region, in the order in which an engine reads them, from several holders, resumed,
-rate-limited, checked.
+"""One fetch of weights into a region: in reading order, from several holders, resumed, rate-limited, checked.
 
-Bytes land anywhere, pieces and the watermark follow; each file is hashed from its beginning on. A region is declared
-complete only after size and checksum hold, so that nothing corrupt is ever served; what reads it earlier waits for
-that.
+A region is complete only after size and checksum hold, so that nothing corrupt is ever served.
 """
 
 import asyncio
@@ -31,37 +28,35 @@ FILE = "file"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
-    """Bounds of one fetch. `max_attempts` counts tries in a row that brought nothing."""
+    """`max_attempts` counts successive tries without a byte."""
 
     part_bytes: int = 16 << 20
     max_parts: int = 4
     max_attempts: int = 5
-    max_mismatches: int = 1  # so often what has another checksum is brought again
+    max_mismatches: int = 1  # refetches after a wrong checksum
     backoff_first_s: float = 0.1
     backoff_cap_s: float = 5.0
     timeout_s: float = 3600.0
     peer_parts: int = 2  # of one peer, in parallel
-    peer_ask_s: float = 2.0  # a peer that does not say within this what it holds is left out
+    peer_ask_s: float = 2.0  # a slower peer is left out
 
 
 class PiecesWrong(Exception):
-    """All has landed but these pieces, which differ from the checksums that the source itself has for them."""
+    """All has landed except pieces that differ from the source's own checksums."""
 
     def __init__(self, wrong: Sequence[WrongPiece]) -> None:
         super().__init__(f"{len(wrong)} pieces are damaged; the first: {wrong[0]}")
 
 
 class PeerMismatch(Exception):
-    """The whole is not what it should be, and some of it came from peers, or only a peer says so: what came from them
-    has been dropped."""
+    """The whole is wrong, with bytes from peers or by a peer's checksum alone; the peers' bytes have been dropped."""
 
 
 class Fetch:
-    """Runs once. `on_sized(num_bytes)` is asked for free memory as soon as the size is known (0: unknown) and returns
-    the bytes granted or raises NoSpace. With `num_stages` what stage `stage` of a pipeline reads is brought. Where no
-    layers are known that is all of a directory, since its engine opens every file; of a single file it is bytes
-    [first_byte, last_byte) (0: to the end). `piece_digests` are the source's own
-    checksums, where it has some. `peers` are asked beside the source, and closed at the end."""
+    """Runs once. `on_sized(num_bytes)` requests memory once the size is known (0: unknown), and returns the granted
+    bytes or raises NoSpace. With `num_stages`, only stage `stage` is fetched; without known layers, all of a
+    directory, since its engine opens every file, or bytes [first_byte, last_byte) of a single file (0: to the
+    end). `piece_digests` are the source's own."""
 
     def __init__(
         self,
@@ -88,16 +83,15 @@ class Fetch:
         self._first_byte, self._last_byte = first_byte, last_byte
         self._stage, self._num_stages = stage, num_stages
         self._peers, self._digests = tuple(peers), piece_digests
-        self.tally = Tally(priority=priority)  # its priority may be raised, when a more urgent start joins
-        self.num_bytes = ref.num_bytes  # of the whole weights
-        self.num_bytes_resumed = 0  # left by an earlier try
-        self.seconds = 0.0  # that it took
+        self.tally = Tally(priority=priority)
+        self.num_bytes = ref.num_bytes
+        self.num_bytes_resumed = 0
+        self.seconds = 0.0
         self._writer: RegionWriter | None = None
-        self._sha256_of_peers = ""  # of weights without a checksum: as peers found it when theirs were complete
+        self._sha256_of_peers = ""  # of a complete peer, where the reference has no checksum
 
     @property
     def landed(self) -> list[tuple[int, int]]:
-        """The bytes that are there."""
         return self._writer.landed.as_list() if self._writer else []
 
     @property
@@ -105,8 +99,8 @@ class Fetch:
         return self._writer.landed.total if self._writer else 0
 
     async def run(self) -> RegionInfo | None:
-        """Bring the bytes. None when only a part was asked for and the rest is still missing. Raises
-        WeightsUnavailable, ChecksumMismatch, NoSpace, PiecesWrong; cancelling keeps what landed."""
+        """Return None when only a part was requested and the rest is missing. Raises WeightsUnavailable,
+        ChecksumMismatch, NoSpace, PiecesWrong; cancelling keeps landed bytes."""
         started, peers = self._clock(), self._peers
         try:
             async with asyncio.timeout(self._options.timeout_s):
@@ -122,7 +116,7 @@ class Fetch:
         while True:
             try:
                 return await self._attempt(started)
-            except PeerMismatch as error:  # once at most: there are no peers any more
+            except PeerMismatch as error:  # at most once: no peers remain
                 log.warning("the fetch stops reading from other nodes and goes on with the source alone: %s", error)
             except ChecksumMismatch as error:
                 self.region.clear_bytes()
@@ -137,7 +131,7 @@ class Fetch:
                 await self._back_off(num_failures, error)
 
     async def _back_off(self, num_failures: int, error: Exception) -> None:
-        """Capped exponential with full jitter. Raises WeightsUnavailable when the tries are used up."""
+        """Capped exponential with full jitter. Raises WeightsUnavailable after the last try."""
         if num_failures >= self._options.max_attempts:
             raise WeightsUnavailable(f"{error} (given up after {num_failures} tries)") from error
         ceiling = min(self._options.backoff_cap_s, self._options.backoff_first_s * 2 ** (num_failures - 1))
@@ -165,7 +159,7 @@ class Fetch:
     async def _filled(
         self, writer: RegionWriter, looks: "Looks", lost: Exception | None, started: float
     ) -> RegionInfo | None:
-        # Of a file of this machine no other node reads: its checksums would only delay the start.
+        # No other node reads a local file: its piece checksums would only delay the start.
         digester = Digester(writer, with_pieces=self._source.scheme != FILE)
         origin = Holder(
             self._source.scheme, self._options.max_parts, source=self._source, digests=self._digests, lost=lost
@@ -204,8 +198,8 @@ class Fetch:
             writer.close()
 
     def _retract(self, writer: RegionWriter, transfer: Transfer, *, is_peers_word: bool) -> None:
-        """Drop what peers have brought; where only a peer's word is against the whole, also what an earlier try left,
-        of which it is not known who has brought it. What the source alone has brought stays."""
+        """Drop the peers' bytes; where only a peer's checksum differs, also those of an earlier try, whose origin is
+        unknown."""
         lost = transfer.from_peers.as_list()
         if is_peers_word and self.num_bytes_resumed:
             lost = [(0, writer.num_bytes)]
@@ -240,8 +234,6 @@ class Fetch:
             stage_bytes=self.region.stage_bytes(),
         )
 
-    # peers
-
     async def _look(self, peer: Peer) -> Holding | None:
         try:
             async with asyncio.timeout(self._options.peer_ask_s):
@@ -256,8 +248,7 @@ class Fetch:
             return None
 
     async def _sized(self, looks: "Looks") -> tuple[SourceInfo, Exception | None]:
-        """What is to be brought, as the source says it; as a peer says it that has all of it while the source does not
-        answer, and why that is."""
+        """Ask the source; while it does not answer, a complete peer, and return the source's error too."""
         try:
             return await self._source.probe(), None
         except SourceInterrupted as error:
@@ -267,8 +258,7 @@ class Fetch:
             raise
 
     async def _joined(self, peer: Peer, look: "asyncio.Task[Holding | None]", info: SourceInfo) -> Holder | None:
-        """The peer, where it holds the very bytes that are wanted: of the same checksum, else by validators that are
-        the same wherever the source is asked."""
+        """Return a holder, if its bytes are the wanted ones: same checksum, else same validators."""
         holding = await look
         if holding is None or not info.ranges:
             return None
@@ -286,10 +276,8 @@ class Fetch:
         readers = self._options.peer_parts
         return Holder(peer.name, readers, peer=peer, landed=landed, digests=holding.digests)
 
-    # bytes
-
     async def _transfer(self, writer: RegionWriter, digester: Digester, transfer: Transfer) -> str | None:
-        """All that is wanted; then the digest, or None while other bytes are missing."""
+        """Return the digest, or None while other bytes are missing."""
         digest = asyncio.create_task(digester.run())
         try:
             if not writer.info.ranges:
@@ -307,7 +295,7 @@ class Fetch:
             await asyncio.wait([digest])
 
     async def _whole(self, writer: RegionWriter) -> None:
-        """A server without ranges: one stream from the start; a cut one starts again."""
+        """Read one stream from a server without ranges; a cut one restarts."""
         file, position = writer.info.files[0], 0
         self._link.begin(file.num_bytes)
         try:
@@ -345,7 +333,7 @@ class Fetch:
         return self._first_byte, min(self._last_byte or writer.num_bytes, writer.num_bytes)
 
     async def _order(self, writer: RegionWriter, transfer: Transfer) -> Order:
-        """Bring what says in which order engines read the rest, and write that down for them."""
+        """Bring headers and small files; record the order for engines."""
         layout = writer.layout
         assert layout is not None
         small = [(one.first, one.last) for one in offset_order(layout).ranges if one.kind is Kind.FILES]
@@ -359,7 +347,7 @@ class Fetch:
                 num_bytes = wanted.pop(file.path)
                 content = await asyncio.to_thread(writer.read_all, file.start, num_bytes)
                 if len(content) < num_bytes:
-                    continue  # a piece of it is damaged, and was left out
+                    continue  # a damaged piece was skipped
                 try:
                     header = await asyncio.to_thread(read_header, content, file.num_bytes)
                 except NeedMore as more:
@@ -370,7 +358,7 @@ class Fetch:
         config = next((file for file in layout.files if file.path == "config.json"), None)
         content = writer.read_all(config.start, config.num_bytes) if config else b""
         order = reading_order(layout, headers, content)
-        await asyncio.to_thread(self.region.write_order, order)  # the cuts take a while
+        await asyncio.to_thread(self.region.write_order, order)
         return order
 
 

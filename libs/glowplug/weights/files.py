@@ -1,4 +1,4 @@
-"""Reading files that a person names, whatever is there: pipes, devices, dead network mounts, huge files."""
+"""Read files named by a person, safely: pipes, devices, dead network mounts, huge files."""
 
 import asyncio
 import os
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 class NoAnswer(OSError):
-    """The file system has not answered in time; the thread that asked it waits on, and ends with the process."""
+    """The file system's answer is late; its thread waits on, and ends with the process."""
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The content of a regular file. Raises OSError, with the reason in `strerror`: no such file, no regular file (a
-    pipe would wait for its writer, a device never end), larger than `max_bytes`."""
+    """Raises OSError, with the reason in `strerror`: no such file, no regular file (a pipe or device may never end),
+    larger than `max_bytes`."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -30,21 +30,19 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 class PatientReader:
-    """Runs what touches a file system in threads that no caller waits for: one at a time per name, so that a mount
-    which does not answer holds one thread and not one more at each try."""
+    """Runs file system calls in daemon threads, one at a time per name, so that a dead mount holds one thread."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._stuck: dict[str, threading.Thread] = {}
 
     def is_waiting(self, name: str) -> bool:
-        """Whether a call of that name has been given up and still has no answer."""
+        """Whether an abandoned call still has no answer."""
         thread = self._stuck.get(name)
         return thread is not None and thread.is_alive()
 
     async def run(self, name: str, work: Callable[[], T], timeout_s: float = 0.0) -> T:
-        """What `work` returns or raises. Raises NoAnswer after the time limit (`timeout_s`, where it is given), and at
-        once while an earlier call of that name has not ended."""
+        """Raises NoAnswer after the time limit, and at once while an earlier call of that name has not ended."""
         timeout_s = timeout_s or self._timeout_s
         if self.is_waiting(name):
             raise NoAnswer(0, "the file system still does not answer")
@@ -58,7 +56,7 @@ class PatientReader:
             except BaseException as error:  # noqa: BLE001 - it is raised again where the caller waits
                 done.set_exception(error)
 
-        # No pool: a process that ends waits for the threads of a pool, and these may never return.
+        # No pool: a process's end waits for a pool's threads, and these may never return.
         thread = threading.Thread(target=body, name=f"file {name}", daemon=True)
         thread.start()
         outcome = asyncio.wrap_future(done)
@@ -66,7 +64,7 @@ class PatientReader:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(outcome)
         except TimeoutError as error:
-            if outcome.done():  # `work` has raised it, or has ended in the very moment that its time was up
+            if outcome.done():  # raised by `work`, or a tie with the timeout
                 return outcome.result()
             self._stuck[name] = thread
             outcome.add_done_callback(lambda late: late.cancelled() or late.exception())

@@ -1,5 +1,4 @@
-"""What a node's host memory and disk hold, read from its shared-memory directory. Cheap enough for every beat of an
-agent."""
+"""Content of a node's host memory and disk. Cheap enough for every beat of an agent."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ DISK_FILE = "disk.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialWeights:
-    """A region that a fetch left unfinished. Its files have `num_bytes`, of which `num_bytes_done` have landed."""
+    """A region left unfinished by a fetch."""
 
     digest: str
     num_bytes: int
@@ -30,18 +29,16 @@ class PartialWeights:
 class Inventory:
     complete: tuple[CachedWeights, ...] = ()
     partial: tuple[PartialWeights, ...] = ()
-    failed: tuple[str, ...] = ()  # instances named by failures that still stand
-    rubbish: tuple[str, ...] = ()  # names of directories that nothing can be made of
+    failed: tuple[str, ...] = ()
+    rubbish: tuple[str, ...] = ()  # useless directories
 
 
 def read_cached(shm_dir: Path, node_id: str) -> tuple[CachedWeights, ...]:
-    """The complete regions of one node, by digest: what an agent's beat carries as Node.cached."""
     return read_inventory(shm_dir, node_id).complete
 
 
 def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
-    """Every region of one node. A region whose bytes are not all there is never called complete. Never raises for
-    what another process is changing."""
+    """Never call an incomplete region complete, nor raise for concurrent changes."""
     complete, partial, rubbish, failed = [], [], [], list[str]()
     root = shm_dir / node_id
     try:
@@ -55,7 +52,7 @@ def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
         if (whole := _complete(region)) is not None:
             complete.append(whole)
         elif status.state is RegionState.COMPLETE:
-            rubbish.append(directory.name)  # it says complete and is not: it may not be read any more
+            rubbish.append(directory.name)  # marked complete and is not
         elif (part := _partial(region)) is not None:
             partial.append(part)
         elif status.failure is None:
@@ -64,7 +61,7 @@ def read_inventory(shm_dir: Path, node_id: str) -> Inventory:
 
 
 def read_links(shm_dir: Path, node_id: str) -> tuple[Link, ...]:
-    """The links of one node with the bytes in flight on them, as its prefetcher last wrote them."""
+    """Read the links as last written by the node's prefetcher."""
     try:
         return tuple(from_json((shm_dir / node_id / LINKS_FILE).read_bytes(), list[Link]))
     except (OSError, MalformedEvent):
@@ -77,14 +74,14 @@ def write_links(shm_dir: Path, node_id: str, links: Iterable[Link]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskContent:
-    """The whole copies on a node's disk, and at which rate they came from it, or went to it (0: none has yet)."""
+    """`bytes_per_s`: last rate from or to the disk (0: none yet)."""
 
     copies: tuple[CachedWeights, ...] = ()
     bytes_per_s: float = 0.0
 
 
 def read_disk(shm_dir: Path, node_id: str) -> DiskContent:
-    """What lies on the node's disk, as its prefetcher last wrote it; nothing where it has none."""
+    """Read the content as last written by the node's prefetcher."""
     try:
         return from_json((shm_dir / node_id / DISK_FILE).read_bytes(), DiskContent)
     except (OSError, MalformedEvent):
@@ -97,7 +94,7 @@ def write_disk(shm_dir: Path, node_id: str, content: DiskContent) -> None:
 
 
 def is_whole(region: Region) -> bool:
-    """Complete, and its bytes still there: what may be served."""
+    """Whether it is complete, with its bytes still there."""
     return _complete(region) is not None
 
 
@@ -107,7 +104,7 @@ def _complete(region: Region) -> CachedWeights | None:
         return None
     try:
         num_bytes = _size(Path(status.info.path))
-    except (OSError, ValueError):  # a path may hold what no path can
+    except (OSError, ValueError):
         return None
     if num_bytes != status.info.num_bytes:
         return None
@@ -124,7 +121,7 @@ def _partial(region: Region) -> PartialWeights | None:
     meta = region.read_meta()
     landed, num_bytes = meta.get("landed", []), meta.get("num_bytes", 0)
     if not landed or not num_bytes:
-        return None  # nothing to go on from: a source of unknown size has no ranges
+        return None  # not resumable
     try:
         changed_at = region.directory.stat().st_mtime
     except OSError:
@@ -138,7 +135,6 @@ def _partial(region: Region) -> PartialWeights | None:
 
 
 def _write(root: Path, name: str, content: Any) -> None:
-    """At once, for whoever reads."""
     root.mkdir(parents=True, exist_ok=True)
     scratch = root / f"{name}.tmp"
     scratch.write_bytes(msgspec.json.encode(content))

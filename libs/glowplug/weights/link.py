@@ -1,7 +1,7 @@
-"""A path that bytes take into a node: its rate, declared or measured, what is in flight on it, and who goes first.
+"""A path of bytes into a node: its rate, its bytes in flight, and its priorities.
 
-HydraServe section 4.2 shares a server's network among fetches; the placer's ledger (policies/placement/links.py) goes
-by the rate that is published here.
+HydraServe section 4.2 shares a server's network among fetches; the placer's ledger (policies/placement/links.py) uses
+the rate published here.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from enum import IntEnum
 
 from glowplug.weights.window import LEAST_BYTES, QUEUE_S
 
-COLD_START = 1_000_000  # the priority from which on an instance waits for the bytes
-SERVING = -1  # of bytes that go to other nodes
-ACTIVE_S = 0.5  # a class is under way while a byte of it came within so long
-TRICKLE_S = 2.0  # a transfer that others go before moves a chunk in so long, so that its reader takes it for alive
+COLD_START = 1_000_000  # least priority with a waiting instance
+SERVING = -1  # bytes for other nodes
+ACTIVE_S = 0.5  # a class is active this long after its last byte
+TRICKLE_S = 2.0  # longest wait of an outranked transfer per chunk, so that its reader takes it for alive
 
 
 class Rank(IntEnum):
-    """Of transfers that share the link: those of a lower rank wait while one of a higher rank moves."""
+    """Transfers of a lower rank wait while one of a higher rank moves."""
 
-    BACKGROUND = 0  # bytes for other nodes
+    BACKGROUND = 0
     PREFETCH = 1
     COLD_START = 2
 
@@ -34,15 +34,15 @@ class Rank(IntEnum):
 
 @dataclass(slots=True)
 class RateEstimate:
-    """What a link carries when it is busy, from what was seen of it. Pure.
+    """A busy link's rate. Pure.
 
-    Bytes are counted over windows of `window_s` in which something came all the time; the rate is the 0.9 quantile of
-    the newest windows, so that neither a slow source now and then nor one burst decides. It is a lower bound where
-    every source is slower than the link. Short transfers, which fill no four windows, say nothing.
+    Bytes are counted over windows of `window_s` of steady arrival; the rate is the 0.9 quantile of the newest, so that
+    neither one slow source nor one burst decides. A lower bound where every source is slower than the link. Transfers
+    shorter than four windows are ignored.
     """
 
     window_s: float = 0.5
-    gap_s: float = 0.25  # without a byte: the link was not busy
+    gap_s: float = 0.25
     num_least: int = 4
     began_at: float = 0.0
     last_at: float = -math.inf
@@ -51,7 +51,7 @@ class RateEstimate:
 
     def moved(self, num_bytes: int, now_s: float) -> None:
         if now_s - self.last_at > self.gap_s:
-            self.began_at, self.num_bytes = now_s, 0  # what came now was under way before
+            self.began_at, self.num_bytes = now_s, 0
         else:
             self.num_bytes += num_bytes
         self.last_at = now_s
@@ -61,7 +61,7 @@ class RateEstimate:
 
     @property
     def bytes_per_s(self) -> float:
-        """In two digits, so that small changes are none; 0.0: not known."""
+        """Two digits, to hide small changes; 0.0: unknown."""
         if len(self.rates) < self.num_least:
             return 0.0
         rate = sorted(self.rates)[int(0.9 * (len(self.rates) - 1))]
@@ -76,7 +76,7 @@ MAX_TAGS = 64
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Pure. `bytes_per_s` 0 is no limit. The bucket may go into debt, so one large chunk passes and is paid after."""
+    """Pure. `bytes_per_s` 0 is no limit. May go into debt, so one large chunk passes and is paid after."""
 
     bytes_per_s: float
     burst_bytes: float
@@ -84,7 +84,6 @@ class TokenBucket:
     filled_at: float = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next chunk may pass; 0.0 for now."""
         if self.bytes_per_s <= 0:
             return 0.0
         earned = max(0.0, now_s - self.filled_at) * self.bytes_per_s
@@ -98,22 +97,21 @@ class TokenBucket:
 
 
 class LinkMeter:
-    """The live link of one node. `bytes_per_s` is its declared rate, 0 where there is none: then nothing limits it, and
-    `rate` measures it. Transfers of a lower rank wait while one of a higher rank moves (HydraServe's order: what a
-    request waits for goes first). Of one rank those of the highest priority pass first; of equal ones each fetch gets
-    an even part of the rate, in however many parts it comes, as Eq. 3-4 of HydraServe count on (start-time fair
-    queueing: Goyal, Vin and Cheng, SIGCOMM 1996)."""
+    """`bytes_per_s` is the declared rate, 0 for none: then it is unlimited, and `rate` measures it. Transfers of a
+    lower rank wait while one of a higher rank moves (HydraServe's order: bytes that a request waits for go
+    first). Within a rank, higher priorities pass first; at equal ones each fetch gets an even part of the rate,
+    as Eq. 3-4 of HydraServe assume (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996)."""
 
     def __init__(self, link_id: str, bytes_per_s: float = 0.0, burst_s: float = 0.05) -> None:
         self.link_id, self.bytes_per_s = link_id, bytes_per_s
-        self.bytes_in_flight = 0  # asked for by transfers and not landed yet
+        self.bytes_in_flight = 0  # requested by transfers, not landed yet
         self.num_transfers = 0
         self.rate = RateEstimate()
         self._bucket = TokenBucket(bytes_per_s, burst_bytes=bytes_per_s * burst_s)
         self._moved_at = dict.fromkeys(Rank, -math.inf)
         self._waiting: list[tuple[int, float, int, int, asyncio.Future[None]]] = []
-        self._passed = 0.0  # start tag of the bytes that passed last
-        self._next_tag: dict[str, float] = {}  # fetch -> start tag of the bytes that it brings next
+        self._passed = 0.0
+        self._next_tag: dict[str, float] = {}  # fetch -> start tag of its next bytes
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -122,28 +120,28 @@ class LinkMeter:
         self.bytes_in_flight += num_bytes
 
     def end(self, num_bytes_left: int) -> None:
-        """A transfer is over; `num_bytes_left` of what it asked for never came."""
+        """End a transfer; `num_bytes_left` of its request never came."""
         self.num_transfers -= 1
         self.bytes_in_flight -= num_bytes_left
 
     def window(self, rtt_s: float) -> int:
-        """Bytes that one of the transfers under way has on its way at once, over a connection with that round trip
-        (window.py). By the declared rate alone, and 0 without one: the kernel decides. A measured rate is a lower
-        bound, and would keep a fast source to the rate of a slow one before it."""
+        """Return bytes, for one running transfer's connection with that round trip (window.py); 0 without a declared
+        rate: the kernel decides. A measured rate is a lower bound, and would hold a fast source to the rate of a
+        slow one before it."""
         if self.bytes_per_s <= 0:
             return 0
         return max(LEAST_BYTES, int(self.bytes_per_s * (rtt_s + QUEUE_S) / max(1, self.num_transfers)))
 
     async def take(self, num_bytes: int, priority: int = 0, fetch: str = "", *, is_remote: bool = True) -> None:
-        """Account for bytes of a fetch that came, and wait until rate and rank allow them. Those of no fetch pass in
-        the order that they came; those of this machine's own disks (`is_remote` False) do not measure the link."""
+        """Account for bytes, and wait until rate and rank allow them. Without a fetch they pass in order of arrival;
+        those of local disks (`is_remote` False) do not measure the link."""
         self.bytes_in_flight -= num_bytes
         if is_remote:
             self.rate.moved(num_bytes, asyncio.get_running_loop().time())
         await self.wait(num_bytes, priority, fetch)
 
     async def wait(self, num_bytes: int, priority: int, fetch: str = "") -> None:
-        """Until so many bytes of that priority may pass, whichever way they go."""
+        """Wait for rate and rank, in either direction."""
         loop, rank = asyncio.get_running_loop(), Rank.of(priority)
         self._moved_at[rank] = began_at = loop.time()
         while self._is_outranked(rank, loop.time()) and loop.time() - began_at < TRICKLE_S:
@@ -162,7 +160,7 @@ class LinkMeter:
         tag = max(self._passed, self._next_tag.get(fetch, 0.0))
         if fetch:
             self._next_tag[fetch] = tag + num_bytes
-        if len(self._next_tag) > MAX_TAGS:  # who is behind by now begins as if it were new
+        if len(self._next_tag) > MAX_TAGS:  # fetches behind by now restart as new
             self._next_tag = {name: tag for name, tag in self._next_tag.items() if tag > self._passed}
         return tag
 

@@ -1,4 +1,4 @@
-"""How many bytes weights on other machines are, asked of their source before anything is fetched."""
+"""Sizes of remote weights, asked of their source before any fetch."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,18 +8,15 @@ from glowplug.weights.files import NoAnswer
 from glowplug.weights.source import SourceInfo, SourceInterrupted, SourceOptions, redacted
 from glowplug.weights.sources import open_source
 
-ASK_S = 4.0  # a source that is there answers within a second or two
-Measure = Callable[[str], SourceInfo | None]  # address -> what its source holds; None where it is not asked
+ASK_S = 4.0
+Measure = Callable[[str], SourceInfo | None]  # address -> its source's content; None where not asked
 
 
 def not_asked(_: str) -> SourceInfo | None:
-    """Asks nothing."""
     return None
 
 
 class Remembered:
-    """`measure`, which asks no address a second time that has answered."""
-
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
         self._answers: dict[str, SourceInfo | None] = {}
@@ -31,8 +28,8 @@ class Remembered:
 
 
 def measured(uri: str, options: SourceOptions = SourceOptions(), timeout_s: float = ASK_S) -> SourceInfo:
-    """What the source of `uri` holds now. Blocks for about `timeout_s` at most, and runs an event loop of its own: for
-    a thread without one. Raises WeightsUnavailable; NoAnswer for what may work the next time."""
+    """Block for about `timeout_s` at most, in an event loop of its own. Raises WeightsUnavailable; NoAnswer where a
+    retry may help."""
     bounded = replace(
         options,
         connect_timeout_s=min(options.connect_timeout_s, timeout_s),

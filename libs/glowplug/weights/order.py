@@ -1,13 +1,9 @@
-"""In which order an engine reads weights, and which of them one stage of a pipeline reads. Pure.
+"""Order in which an engine reads weights, and the part of one pipeline stage. Pure.
 
-The order comes from the tensors' names in the headers of safetensors files, or the tensor infos of a GGUF: what is
-needed to build the model, then the embeddings, norm and head, and the layers from the first on: what is left to load
-behind the last byte is one layer, and never a head of a gigabyte, which often lies first in its file and would keep all
-behind it from being hashed. Weights without such a structure are read by offset. HydraServe section 5 fetches layers
-in this order, so that loading follows close behind. A pipeline is cut by bytes, not by layers: the slowest fetch
-decides when it serves. Engines read the cut beside the order, so that each finds every tensor that it asks for.
-
-Offsets are bytes of the region (weights/pieces.py), ends exclusive.
+By tensor names in safetensors headers or GGUF tensor infos: first all that building the model needs, then embeddings,
+norm and head, then layers from the first on. So only one layer is left to load after the last byte, never a head of a
+gigabyte. HydraServe section 5 fetches layers in this order. A pipeline is cut by bytes, not by layers: the slowest
+fetch decides when it serves. Offsets are bytes of the region (weights/pieces.py), ends exclusive.
 """
 
 import itertools
@@ -25,9 +21,9 @@ from typing import Any
 from glowplug.domain.gguf import MAX_HEADER_BYTES, GgufReader, InvalidGguf, NeedMore
 from glowplug.weights.pieces import Layout, LayoutFile
 
-MAX_STAGES = 8  # of a pipeline, that an order says the cut of
-MAX_PARTS = 4  # stages of a pipeline whose bytes a node says (Node.cached): placements make no more
-MAX_LAYERS = 512  # more are not cut: it takes time by their square
+MAX_STAGES = 8
+MAX_PARTS = 4  # of a pipeline, in a node's report (Node.cached) and in placements
+MAX_LAYERS = 512  # no cut beyond: its time is quadratic
 _LENGTH = struct.Struct("<Q")
 _LAYER = re.compile(r"^(?:(.*)\.)?(layers|layer|h|blk|blocks|block)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(^|[._])(embed_tokens|embed_in|word_embeddings|tok_embeddings|token_embd|wte|wpe)([._]|$)")
@@ -39,12 +35,12 @@ _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".npz", ".h5", ".msgpack", ".onnx")
 
 class Kind(StrEnum):
     FILES = "files"  # small files beside the weights: configuration, tokenizer
-    HEADER = "header"  # of a file of tensors
-    OTHER = "other"  # tensors that belong to no layer and are neither of the two below
+    HEADER = "header"
+    OTHER = "other"  # neither of the two below, and in no layer
     EMBEDDING = "embedding"
     FINAL = "final"  # norm and head
     LAYER = "layer"
-    REST = "rest"  # bytes without a structure that is known
+    REST = "rest"
 
 
 _RANK = {kind: number for number, kind in enumerate(Kind)}
@@ -52,7 +48,7 @@ _RANK = {kind: number for number, kind in enumerate(Kind)}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of one file: its bytes begin `first` bytes into the file."""
+    """`first`: byte in its file."""
 
     name: str
     first: int
@@ -60,15 +56,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the head of one file says: where its tensors begin, and all of them."""
-
     num_bytes: int
     tensors: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """[first, last) of the region. `layer` is -1 for what belongs to none."""
+    """[first, last) of the region. `layer` is -1 outside layers."""
 
     first: int
     last: int
@@ -78,16 +72,16 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The ranges of whole weights in reading order: disjoint, and together all bytes. `num_layers` 0: no structure.
-    `is_tied`: the head is the embeddings."""
+    """Disjoint ranges of all bytes in reading order. `num_layers` 0: no structure. `is_tied`: the head is the
+    embeddings."""
 
     ranges: tuple[Range, ...]
     num_layers: int = 0
     is_tied: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """`stages`: of each number of stages, how many layers each of them has (for engines). `parts`: what the stages
-        of a pipeline of 2 read, in bytes, then of 3, and so on up to MAX_PARTS (for placements)."""
+        """`stages`: for each number of stages, each stage's layers (for engines). `parts`: bytes of each stage of a
+        pipeline of 2, then of 3, and so on up to MAX_PARTS (for placements)."""
         ranges = [[r.first, r.last, r.kind.value, r.layer] for r in self.ranges]
         cuts = {number: layers_of_stage(self, number) for number in range(2, min(MAX_STAGES, self.num_layers) + 1)}
         stages = {str(number): [len(layers) for layers in cut] for number, cut in cuts.items()}
@@ -102,7 +96,7 @@ class Order:
 
     @classmethod
     def from_json(cls, value: Any) -> "Order | None":
-        """None for what is no order."""
+        """Return None for an invalid order."""
         try:
             ranges = tuple(Range(int(a), int(b), Kind(kind), int(layer)) for a, b, kind, layer in value["ranges"])
             return cls(ranges=ranges, num_layers=int(value["num_layers"]), is_tied=bool(value["is_tied"]))
@@ -111,10 +105,10 @@ class Order:
 
 
 def layers_of_stage(order: Order, num_stages: int) -> tuple[range, ...]:
-    """The layers of each stage, the first stage first, so that the largest part is as small as can be: the first stage
-    has the embeddings too, the last one the head, which may be the embeddings again. Of such cuts the most even one, by
-    bytes and then by layers. No stage has more than half as many layers again as an even part: its memory for KV cache
-    is an even part. Raises ValueError for more stages than layers, or none."""
+    """Minimise the largest part, where the first stage adds the embeddings, the last one the head, perhaps the
+    embeddings again. Of such cuts take the most even one, by bytes, then by layers. No stage exceeds one and a
+    half times an even part of the layers, since its KV cache's memory is an even part. Raises ValueError for more
+    stages than layers, or none."""
     num_layers = order.num_layers
     if not 1 <= num_stages <= num_layers:
         raise ValueError(f"{num_layers} layers cannot be cut into {num_stages} stages")
@@ -158,9 +152,8 @@ _Cost = tuple[float, float]
 def _cut(
     num_layers: int, num_stages: int, most: int, cost: Callable[[_Cost, int, int, int], _Cost]
 ) -> tuple[_Cost, tuple[int, ...]]:
-    """The least cost of a cut into stages of 1 to `most` layers, and the first layer of each: `cost` of those before
-    with one more stage, (stage, first, last)."""
-    best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0.0, 0.0), ())}  # by the layers that have a stage
+    """Least cost of a cut into stages of 1 to `most` layers, and each stage's first layer."""
+    best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0.0, 0.0), ())}
     for stage in range(num_stages):
         best = {
             last: min(
@@ -175,9 +168,9 @@ def _cut(
 
 
 def stage_ranges(order: Order, stage: int, num_stages: int) -> tuple[Range, ...]:
-    """What one stage reads, in reading order: its layers; the first one the embeddings, the last one norm and head, and
-    the embeddings too where they are the head; all stages what belongs to no layer. Everything for one stage, or
-    where no layers are known. Raises ValueError for a stage that does not exist."""
+    """Return in reading order the stage's layers; embeddings for the first, norm and head (and tied embeddings) for
+    the last; bytes outside layers for all. Everything without known layers. Raises ValueError for a stage that
+    does not exist."""
     if not 0 <= stage < num_stages:
         raise ValueError(f"there is no stage {stage} of {num_stages}")
     if num_stages == 1 or not order.num_layers:
@@ -186,7 +179,6 @@ def stage_ranges(order: Order, stage: int, num_stages: int) -> tuple[Range, ...]
 
 
 def _ranges_of(order: Order, stage: int, cut: Sequence[range]) -> tuple[Range, ...]:
-    """What one stage reads of a model that is cut so."""
     layers, is_first, is_last = cut[stage], stage == 0, stage == len(cut) - 1
     wanted = {
         Kind.EMBEDDING: is_first or (is_last and order.is_tied),
@@ -196,17 +188,16 @@ def _ranges_of(order: Order, stage: int, cut: Sequence[range]) -> tuple[Range, .
 
 
 def offset_order(layout: Layout) -> Order:
-    """Small files first, then everything by offset."""
     return reading_order(layout, {})
 
 
 def has_header(path: str) -> bool:
-    """Whether the head of that file may say where its tensors lie; the path "" may be either kind of file."""
+    """The path "" may be either kind of file."""
     return not path or path.endswith(_TENSOR_FILES)
 
 
 def reading_order(layout: Layout, headers: Mapping[str, Header], config: bytes = b"") -> Order:
-    """The order of all bytes of a region. `headers` by path, of the files that have one; `config` is config.json."""
+    """`headers` by path; `config` is config.json."""
     main = _main_family(tensor.name for header in headers.values() for tensor in header.tensors)
     found: list[Range] = []
     for file in layout.files:
@@ -231,7 +222,7 @@ def reading_order(layout: Layout, headers: Mapping[str, Header], config: bytes =
 
 
 def _ranges(file: LayoutFile, header: Header | None, main: str) -> list[Range]:
-    """One file's ranges. A tensor ends where the next one begins: what pads it goes along with it."""
+    """A tensor extends to the next one: padding goes with it."""
     end = file.start + file.num_bytes
     if header is None or not header.tensors:
         is_weights = has_header(file.path) or PurePosixPath(file.path).suffix in _OTHER_WEIGHTS
@@ -260,13 +251,12 @@ def _family(found: re.Match[str]) -> str:
 
 
 def _main_family(names: Iterable[str]) -> str:
-    """The layers that a pipeline is cut by: of the largest set of tensors, where a model has several towers."""
+    """Choose the family with most tensors, where a model has several towers."""
     counts = Counter(_family(found) for name in names if (found := _LAYER.match(name)))
     return min(counts, key=lambda family: (-counts[family], family), default="")
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
-    """Neighbours of the same kind as one range."""
     joined: list[Range] = []
     for one in ranges:
         before = joined[-1] if joined else None
@@ -288,8 +278,8 @@ def _says_tied(config: bytes) -> bool:
 
 
 def read_header(content: bytes, num_bytes: int) -> Header | None:
-    """The header of a file of `num_bytes`, of which `content` is the beginning: of a GGUF, else of safetensors. None
-    for a file that is neither. Raises NeedMore."""
+    """Parse the header of a file of `num_bytes` that begins with `content`. None for neither format. Raises
+    NeedMore."""
     if len(content) < min(_LENGTH.size, num_bytes):
         raise NeedMore(_LENGTH.size)
     header = _gguf(content) if content.startswith(b"GGUF") else _safetensors(content, num_bytes)

@@ -1,20 +1,18 @@
-"""Which bytes of a region have landed, piece by piece: what a reader may use while the rest still comes.
+"""Landed bytes of a region, piece by piece: the part that is readable while the rest arrives.
 
     layout.json   {"generation": "9f..", "piece_bytes": n, "num_bytes": n, "files": [{"path", "num_bytes", "start"}]}
     landed        one byte per piece: 1 once all bytes of the piece are in the files, else 0
     pieces.json   {"algorithm": "crc32", "piece_bytes": n, "digests": ["<hex>", ..]}
 
-The readers are engines/landing.py and glowplug_vllm/landing.py. Offsets are those of the region: all files end to end,
-in the layout's order; piece i is the bytes from i * piece_bytes, and the last piece may be shorter. A file with the
-path "" is `blob`, any other lies below `files/`. Everything here needs the standard library alone, so that a process
-without this package can read a region by the same rules:
+Its readers are engines/landing.py and glowplug_vllm/landing.py. Offsets are the region's: all files end to end in the
+layout's order; piece i starts at i * piece_bytes, and the last one may be shorter. The path "" is `blob`, any other is
+below `files/`. Standard library only, so that a process without this package can follow the same rules:
 
   - layout.json appears after `landed` and the files, which have their full size from then on.
-  - Map `landed`, and wait until the bytes of the pieces that a range touches are 1; those bytes do not change.
-    A fetch that is taken up again after its process was killed has another file `landed`: look at its inode now and
-    then, and map the new one.
-  - Whether they are right is known once complete.json is there *and* layout.json still names the generation that the
-    reader began with. Another generation, or failed.json: what was read is worth nothing.
+  - Map `landed`, and wait until the pieces of a range are 1; their bytes do not change. A fetch resumed after a kill
+    has another file `landed`: check its inode now and then, and map the new one.
+  - The bytes are proven right once complete.json exists *and* layout.json still names the reader's first generation.
+    Another generation, or failed.json, voids the read.
 """
 
 import hashlib
@@ -29,15 +27,15 @@ from typing import Any
 
 PIECE_BYTES = 1 << 20
 LEAST_PIECE_BYTES = 4096
-ALGORITHM = "crc32"  # it finds what a disk, a network or a memory has changed; whose bytes they are is said by sha256
-EARLIER_ALGORITHM = "blake2b-128"  # of regions and copies that an earlier version wrote: read, and not written any more
-_HEX_DIGITS = {8: ALGORITHM, 32: EARLIER_ALGORITHM}  # of one digest
-_FEW_PIECES = 64  # weights of fewer pieces than this get smaller ones
+ALGORITHM = "crc32"  # detects corruption by disk, network or memory; sha256 proves the bytes' identity
+EARLIER_ALGORITHM = "blake2b-128"  # of an earlier version's regions and copies: read only
+_HEX_DIGITS = {8: ALGORITHM, 32: EARLIER_ALGORITHM}
+_FEW_PIECES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutFile:
-    """One file of a region: `num_bytes` from offset `start`. `path` "" is the region's single file."""
+    """`path` "" is the region's single file."""
 
     path: str
     num_bytes: int
@@ -46,7 +44,7 @@ class LayoutFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a region's bytes lie. `generation` changes whenever bytes that had landed are brought again."""
+    """`generation` changes whenever landed bytes are fetched again."""
 
     piece_bytes: int
     num_bytes: int
@@ -55,7 +53,7 @@ class Layout:
 
     @classmethod
     def of(cls, files: Sequence[tuple[str, int]]) -> "Layout":
-        """A new one, of these (path, bytes) end to end."""
+        """Lay these (path, bytes) end to end."""
         starts, position = [], 0
         for path, num_bytes in files:
             starts.append(LayoutFile(path, num_bytes, position))
@@ -95,7 +93,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, value: Any) -> "Layout | None":
-        """None for what is no layout."""
+        """Return None for an invalid layout."""
         try:
             files = tuple(LayoutFile(str(f["path"]), int(f["num_bytes"]), int(f["start"])) for f in value["files"])
             piece_bytes, num_bytes, generation = int(value["piece_bytes"]), int(value["num_bytes"]), value["generation"]
@@ -118,7 +116,7 @@ def piece_bytes_for(num_bytes: int) -> int:
 
 
 def read_layout(directory: Path) -> Layout | None:
-    """The layout of the region in `directory`; None while there is none that can be read."""
+    """Return None if absent or unreadable."""
     try:
         return Layout.from_json(json.loads((directory / "layout.json").read_bytes()))
     except (OSError, ValueError, RecursionError):
@@ -126,7 +124,7 @@ def read_layout(directory: Path) -> Layout | None:
 
 
 def read_landed(directory: Path, layout: Layout) -> bytes:
-    """One byte for each piece, 0 or 1; all 0 where the file cannot be read."""
+    """One byte per piece, 0 or 1; all 0 where the file is unreadable."""
     try:
         landed = (directory / "landed").read_bytes()
     except OSError:
@@ -135,24 +133,23 @@ def read_landed(directory: Path, layout: Layout) -> bytes:
 
 
 def piece_digest(content: bytes | bytearray | memoryview, before: int = 0) -> str:
-    """The checksum of one piece, as pieces.json has it; `before` is the CRC-32 of what is before it in the piece."""
+    """Return the checksum as in pieces.json; `before` is the CRC-32 of the piece's earlier bytes."""
     return f"{zlib.crc32(content, before):08x}"
 
 
 def is_current(digest: str) -> bool:
-    """Whether this version makes checksums of that kind."""
     return _HEX_DIGITS.get(len(digest)) == ALGORITHM
 
 
 def is_piece(content: bytes | bytearray | memoryview, digest: str) -> bool:
-    """Whether the piece has that checksum, whichever version has made it."""
+    """Accept checksums of either version."""
     if _HEX_DIGITS.get(len(digest)) == EARLIER_ALGORITHM:
         return hashlib.blake2b(content, digest_size=16).hexdigest() == digest
     return piece_digest(content) == digest
 
 
 def read_piece_digests(directory: Path, layout: Layout) -> tuple[str, ...]:
-    """The checksum of each piece; () where there are none that fit the layout."""
+    """Return () without digests that fit the layout."""
     try:
         return piece_digests_of(json.loads((directory / "pieces.json").read_bytes()), layout)
     except (OSError, ValueError, RecursionError):
@@ -160,7 +157,7 @@ def read_piece_digests(directory: Path, layout: Layout) -> tuple[str, ...]:
 
 
 def piece_digests_of(value: Any, layout: Layout) -> tuple[str, ...]:
-    """The same of the content of a pieces.json."""
+    """Do the same for the content of a pieces.json."""
     if not isinstance(value, dict) or value.get("algorithm") not in _HEX_DIGITS.values():
         return ()
     digests = value.get("digests")
@@ -179,14 +176,12 @@ def piece_digests_json(layout: Layout, digests: Sequence[str]) -> dict[str, Any]
 
 
 class LandingMap:
-    """The writer's side of `landed`."""
-
     def __init__(self, directory: Path, layout: Layout) -> None:
         self._path, self._layout = directory / "landed", layout
         self._fd = -1
 
     def open(self, pieces: Sequence[int]) -> None:
-        """Write the file anew with these pieces landed, in place of an earlier one. Raises OSError."""
+        """Replace the file by one with these pieces landed. Raises OSError."""
         marks = bytearray(self._layout.num_pieces)
         for index in pieces:
             marks[index] = 1

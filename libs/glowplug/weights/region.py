@@ -3,23 +3,23 @@
     <shm_dir>/<node_id>/<digest>/
         blob | files/    the bytes: one file, or a directory of files (HF layout)
         progress         8 bytes little-endian: contiguous bytes that have landed (the watermark)
-        layout.json      which bytes lie where, and the generation; written before any byte where sizes are known
-        landed           one byte per piece: which pieces of the bytes may be read while the others still come
-        order.json       the ranges of bytes in the order in which an engine reads them (weights/order.py)
+        layout.json      the files' places, and the generation; written before any byte where sizes are known
+        landed           one byte per piece: readable while the others still arrive
+        order.json       byte ranges in an engine's reading order (weights/order.py)
         pieces.json      a checksum of each piece, written when the region is complete
-        meta.json        what the writer needs to resume: source, validator, layout, landed ranges
+        meta.json        the writer's state for a resume: source, validator, layout, landed ranges
         models.json      keys of the models that asked for these weights
         complete.json    written last and atomically, after the checksum
-        stage-S-of-N.json  like complete.json, once all that stage S of a pipeline of N reads has landed
+        stage-S-of-N.json  like complete.json, once stage S of a pipeline of N has all its bytes
         failed.json      written atomically on failure, removed by the next try
 
-A region can be read while it fills, by the rules of weights/pieces.py: what is READY on it waits for complete.json and
-for the generation that it began with. What a stage's file says has landed, and is checked only where the source gave a
-checksum of each piece; a later fetch of the rest completes the same region, and checks everything.
+A region can be read while it fills, by the rules of weights/pieces.py: a reader's READY waits for complete.json, with
+the generation it began with. A stage's bytes have landed, but are checked only where the source has piece checksums; a
+later fetch of the rest completes the region and checks everything.
 
-The contract is files, so it outlives the bus and both processes. Sizes are bytes, times are epoch seconds.
-HydraServe section 4.1 keeps the watermark in the first 8 bytes of the arena; here it is a file of its own, so that
-`blob` stays a valid weight file that any engine can map.
+The contract is files, so it outlives the bus and both processes. Sizes are bytes, times are epoch seconds. HydraServe
+section 4.1 keeps the watermark in the first 8 bytes of the arena; here it is a file of its own, so that `blob` stays a
+valid weight file that any engine can map.
 """
 
 import json
@@ -44,15 +44,15 @@ _WATERMARK = struct.Struct("<Q")
 
 
 class RegionState(StrEnum):
-    ABSENT = "absent"  # nothing there, or only a failure of another's try
-    FETCHING = "fetching"  # bytes are landing, or landed in part and wait to be resumed
+    ABSENT = "absent"  # nothing, or only another try's failure
+    FETCHING = "fetching"  # arriving, or interrupted and resumable
     COMPLETE = "complete"  # checked; may be served
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionInfo:
-    """What complete.json says. `path` is absolute: the file, or the directory of files."""
+    """`path` is absolute: the file, or the directory of files."""
 
     path: str
     num_bytes: int
@@ -64,19 +64,18 @@ class RegionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionFailure:
-    """What failed.json says. `code` is an error code of domain/errors.py (weights_unavailable, no_space ...)."""
+    """`code` is an error code of domain/errors.py (weights_unavailable, no_space ...)."""
 
     code: str
     message: str
     failed_at: float = 0.0
-    instance_ids: tuple[str, ...] = ()  # whose try this was; empty: no instance's in particular
+    instance_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionStatus:
-    """One look at a region. `info` is set when COMPLETE, `failure` when FAILED. `path` is where its bytes lie or land,
-    "" while that is not known: then nothing can be read before it is complete. `generation` is that of the bytes: what
-    was read under another one is worth nothing."""
+    """`info` is set when COMPLETE, `failure` when FAILED. `path` is "" while unknown. Bytes read under another
+    `generation` are worthless."""
 
     state: RegionState
     num_bytes_done: int = 0
@@ -87,20 +86,15 @@ class RegionStatus:
 
 
 def region_digest(ref: WeightsRef) -> str:
-    """The name of the region of `ref` (`ref.digest`): 64 hex digits, safe as a file name.
-
-    Raises InvalidModelFile for a checksum that is not one (it becomes a directory name).
-    """
+    """Raises InvalidModelFile for a malformed checksum (it becomes a directory name)."""
     if not _SHA256.fullmatch(ref.digest):
         raise InvalidModelFile(f"weights.sha256 is not 64 hex digits: {ref.sha256[:80]!r}", param="weights.sha256")
     return ref.digest
 
 
 class Region:
-    """Paths, the reader's side and the writer's small atomic files. Holds nothing open; cheap to make.
-
-    Reader: `read_state`, `read_order`. Writer: `begin`, `set_watermark`, `write_*`, `complete`, `fail`, `clear_bytes`.
-    """
+    """Reader: `read_state`, `read_order`. Writer: `begin`, `set_watermark`, `write_*`, `complete`, `fail`,
+    `clear_bytes`. Holds nothing open; cheap to make."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -125,11 +119,11 @@ class Region:
     # reader's side
 
     def read_state(self, instance_id: str = "", *, stage: int = 0, num_stages: int = 1) -> RegionStatus:
-        """Look once; never raises for a half-written or vanishing region. For a stage of a pipeline it is COMPLETE once
-        all that the stage reads has landed; `info.num_bytes` are those then.
+        """Look once; never raise for a half-written or vanishing region. A pipeline stage is COMPLETE once its own
+        bytes, `info.num_bytes`, have landed.
 
-        With `instance_id`, a failure left by a try that was not made for that instance reads as ABSENT: its own
-        fetch command is still on the way and will remove the old failure.
+        With `instance_id`, a failure of a try for other instances reads as ABSENT: this one's fetch command will remove
+        it.
         """
         layout = read_layout(self.directory)
         generation = layout.generation if layout else ""
@@ -147,7 +141,7 @@ class Region:
         return RegionStatus(state=RegionState.ABSENT)
 
     def watermark(self) -> int:
-        """Contiguous bytes from the start that have landed; 0 when there is no region."""
+        """Contiguous bytes from the start that have landed; 0 without a region."""
         try:
             raw = self._progress.read_bytes()
         except OSError:
@@ -155,15 +149,14 @@ class Region:
         return int(_WATERMARK.unpack(raw)[0]) if len(raw) == _WATERMARK.size else 0
 
     def root(self, layout: Layout) -> Path:
-        """Where its bytes lie: a file, or a directory of files."""
         return self.files if layout.is_directory else self.blob
 
     def read_order(self) -> Order | None:
-        """In which order an engine reads the bytes; None while that is not known."""
+        """Return None while the order is unknown."""
         return Order.from_json(_read_json(self._order))
 
     def stage_bytes(self) -> tuple[int, ...]:
-        """What the stages of pipelines read of it, as in CachedWeights; () while that is not known."""
+        """Return the bytes as in CachedWeights; () while unknown."""
         parts = _read_json(self._order).get("parts")
         return tuple(parts) if isinstance(parts, list) and all(map(_is_count, parts)) else ()
 
@@ -175,7 +168,7 @@ class Region:
             return 0.0
 
     def read_meta(self) -> dict[str, Any]:
-        """What the writer wrote down; {} when it is absent or does not say which bytes have landed."""
+        """Return {} when absent or without valid landed ranges."""
         meta = _read_json(self._meta)
         landed, num_bytes = meta.get("landed", []), meta.get("num_bytes", 0)
         if not _is_count(num_bytes) or not isinstance(landed, list) or not all(_is_range(item) for item in landed):
@@ -188,7 +181,7 @@ class Region:
     # writer's side
 
     def begin(self) -> None:
-        """Make the directory and forget the last try's failure and completion. Landed bytes stay."""
+        """Forget the last try's failure and completion. Landed bytes stay."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._failed.unlink(missing_ok=True)
         self._complete.unlink(missing_ok=True)
@@ -197,7 +190,7 @@ class Region:
             self.set_watermark(0)
 
     def set_watermark(self, num_bytes: int) -> None:
-        """Publish how many contiguous bytes are readable. One 8-byte write in place: readers never see a torn value."""
+        """One 8-byte write in place, never torn for readers."""
         fd = os.open(self._progress, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(fd, _WATERMARK.pack(num_bytes), 0)
@@ -205,14 +198,14 @@ class Region:
             os.close(fd)
 
     def write_layout(self, layout: Layout) -> None:
-        """After `landed` and the files are there."""
+        """Call after `landed` and the files exist."""
         _write_json(self._layout, layout.to_json())
 
     def write_order(self, order: Order) -> None:
         _write_json(self._order, order.to_json())
 
     def renew_order(self) -> None:
-        """Say how it is cut into stages where an earlier version, which cut otherwise, has not."""
+        """Add the cut into stages that an earlier version's order lacks."""
         if "stages" not in _read_json(self._order) and (order := self.read_order()) is not None:
             self.forget_stages()
             self.write_order(order)
@@ -224,7 +217,7 @@ class Region:
         _write_json(self._meta, meta)
 
     def add_model_key(self, model_key: str) -> None:
-        """Remember who uses these weights, for the inventory. An empty key is no model."""
+        """Record a user, for the inventory. An empty key is no model."""
         known = self.model_keys()
         if model_key and model_key not in known and self.directory.is_dir():
             _write_json(self._models, {"model_keys": sorted((*known, model_key))})
@@ -236,11 +229,9 @@ class Region:
         _write_json(self._complete, asdict(info))
 
     def complete_stage(self, info: RegionInfo, stage: int, num_stages: int) -> None:
-        """Declare that all has landed which that stage reads."""
         _write_json(self._stage(stage, num_stages), asdict(info))
 
     def forget_stages(self) -> None:
-        """No stage has all that it reads."""
         for path in self.directory.glob("stage-*.json"):
             path.unlink(missing_ok=True)
 
@@ -256,8 +247,8 @@ class Region:
             os.utime(self._complete, (now_s, now_s))
 
     def clear_bytes(self) -> None:
-        """Drop what has landed, keep the directory (and its failure, if any) for readers."""
-        self._complete.unlink(missing_ok=True)  # first, and the layout next: what a reader has begun with is over
+        """Drop the bytes; keep the directory (and its failure, if any) for readers."""
+        self._complete.unlink(missing_ok=True)  # first, then the layout, to void reads
         for path in (self._layout, self._landed):
             path.unlink(missing_ok=True)
         self.forget_stages()
@@ -266,7 +257,7 @@ class Region:
         shutil.rmtree(self.files, ignore_errors=True)
 
     def remove(self) -> None:
-        """Drop everything. complete.json goes first, so that no reader trusts a half-removed region."""
+        """Remove complete.json first, so that no reader trusts a half-removed region."""
         self._complete.unlink(missing_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -278,7 +269,7 @@ class Region:
             try:
                 return from_json(path.read_bytes(), RegionInfo)
             except (OSError, MalformedEvent):
-                continue  # absent, torn or of another version: nothing to trust
+                continue
         return None
 
     def _read_failure(self) -> RegionFailure | None:
@@ -295,7 +286,7 @@ class Region:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`, or {} when it is absent or none that can be read."""
+    """Return {} when absent or unreadable."""
     try:
         return from_json(path.read_bytes(), dict[str, Any])
     except (OSError, MalformedEvent):
@@ -307,7 +298,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_range(value: Any) -> bool:
-    """[first, last) of bytes that have landed."""
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value)) and value[0] <= value[1]
 
 

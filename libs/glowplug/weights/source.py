@@ -1,6 +1,7 @@
-"""A place that weights come from: how its address is written, and what it gives.
+"""Sources of weights: the syntax of their addresses, and their interface.
 
-Offsets and sizes are bytes; ends are exclusive. Sources and deployments check addresses by the same rules."""
+Offsets and sizes are bytes; ends are exclusive. Sources and deployments check addresses by the same rules.
+"""
 
 import re
 from collections.abc import AsyncGenerator
@@ -15,56 +16,56 @@ from glowplug.weights.window import WindowOf
 
 UNKNOWN_BYTES = 0
 SCHEMES = ("file", "http", "https", "hf", "s3", "gs")
-OBJECTS = ("s3", "gs")  # stores of objects: a key, or a prefix for a directory
-MAIN = "main"  # the revision of a repository that an address without one means
+OBJECTS = ("s3", "gs")
+MAIN = "main"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB = re.compile(rf"hf:(?://)?({_NAME}/{_NAME})(?:@([A-Za-z0-9][A-Za-z0-9._/+-]{{0,199}}))?(?::(.{{1,1000}}))?", re.I)
 
-Chunk = bytes | memoryview  # bytes on their way; a view lasts until the next one is asked for
-_PLAIN = "/ !$&'()*+,:;=@[]"  # what needs no escape in a path: all but %, ? and #
+Chunk = bytes | memoryview  # a view is valid until the next request
+_PLAIN = "/ !$&'()*+,:;=@[]"  # unescaped in a path: all but %, ? and #
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """How sources talk to the world. Times in seconds, sizes in bytes."""
+    """Times in seconds, sizes in bytes."""
 
     chunk_bytes: int = 1 << 20
     connect_timeout_s: float = 10.0
-    stall_timeout_s: float = 30.0  # no byte for so long: interrupted
-    redirect_hosts: tuple[str, ...] = ()  # patterns of https hosts that another host's redirect may lead to
+    stall_timeout_s: float = 30.0  # without a byte: interrupted
+    redirect_hosts: tuple[str, ...] = ()  # patterns of https hosts allowed as redirect targets
     s3_endpoint: str = ""  # "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, then Amazon's
     hf_endpoint: str = ""  # "": HF_ENDPOINT, then the hub's own
     hf_cache_dir: Path | None = None  # None: HF_HUB_CACHE, then `hub` in HF_HOME
     hf_offline: bool | None = None  # None: HF_HUB_OFFLINE
     hf_token: str | None = field(default=None, repr=False)  # None: HF_TOKEN, then the token's file; "": no token
-    window: WindowOf | None = field(default=None, repr=False)  # of each connection; None: as the kernel has it
-    hf_falls_back: bool = True  # where the hub does not answer, its cache on this machine does
+    window: WindowOf | None = field(default=None, repr=False)  # per connection; None: the kernel's
+    hf_falls_back: bool = True  # use the local cache where the hub does not answer
 
 
 class SourceInterrupted(Exception):
-    """A read that may succeed when repeated: a cut connection, a 5xx, a stall. It goes on from the last byte."""
+    """A cut connection, a 5xx, a stall: a retry continues after the last byte."""
 
 
 class SourceChanged(Exception):
-    """The object is not the one the first bytes came from. What has landed is worthless."""
+    """The object has changed: landed bytes are worthless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One file of a source. `path` is relative, with forward slashes; "" for a source that is one file."""
+    """`path` is relative; "" for a source that is one file."""
 
     path: str
     num_bytes: int
-    validator: str = ""  # ETag, Last-Modified or mtime: equal means equal bytes; "" when there is none
+    validator: str = ""  # ETag, Last-Modified or mtime: equal means equal bytes; "" for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceInfo:
-    """What a source holds. `num_bytes` is UNKNOWN_BYTES when the server does not say before the end."""
+    """`num_bytes` is UNKNOWN_BYTES when the server does not state it."""
 
     files: tuple[SourceFile, ...]
-    ranges: bool  # can be read from the middle, and by several readers at once
+    ranges: bool  # readable from the middle, and by parallel readers
 
     @property
     def is_directory(self) -> bool:
@@ -84,19 +85,18 @@ class Source(Protocol):
         ...
 
     async def probe(self) -> SourceInfo:
-        """Sizes and validators. Raises WeightsUnavailable (missing, refused) or SourceInterrupted."""
+        """Raises WeightsUnavailable (missing, refused) or SourceInterrupted."""
         ...
 
     async def measure(self) -> SourceInfo:
-        """Sizes, by the question that costs least: what is known before anything is fetched. Raises as `probe`."""
+        """Sizes by the cheapest request. Raises as `probe`."""
         ...
 
     def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
-        """Bytes of `file` in [first_byte, last_byte) in bounded chunks, each of which lasts until the next one is asked
-        for; `last_byte` 0 means to the end.
+        """Yield [first_byte, last_byte) in bounded chunks, each valid until the next request; `last_byte` 0 means to
+        the end.
 
-        May end early without an error: the caller counts. Raises WeightsUnavailable, SourceInterrupted,
-        SourceChanged.
+        May end early without an error: the caller counts. Raises WeightsUnavailable, SourceInterrupted, SourceChanged.
         """
         ...
 
@@ -104,7 +104,7 @@ class Source(Protocol):
 
 
 def checked_relative(path: str) -> str:
-    """`path` when it stays below the directory it is joined to. Raises WeightsUnavailable otherwise."""
+    """Raises WeightsUnavailable where `path` leaves its directory."""
     pure = PurePosixPath(path)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path:
         raise WeightsUnavailable(f"file name {path[:200]!r} leaves its directory")
@@ -113,8 +113,8 @@ def checked_relative(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """`hf:org/name[@revision][:file]`: a repository of the Hugging Face hub, or one file of it. `file` may be a pattern
-    (`*Q4_K_M.gguf`), and is "" for the weights that the repository holds."""
+    """`hf:org/name[@revision][:file]`. `file` may be a pattern (`*Q4_K_M.gguf`), and is "" for the repository's
+    weights."""
 
     repo: str
     revision: str = MAIN
@@ -122,13 +122,12 @@ class HubAddress:
 
     @property
     def uri(self) -> str:
-        """The one spelling of this address."""
         revision = "" if self.revision == MAIN else f"@{self.revision}"
         return f"hf:{self.repo}{revision}" + (f":{self.file}" if self.file else "")
 
 
 def hub_address(uri: str) -> HubAddress:
-    """The parts of an hf: address; hf://org/name is the same. Raises WeightsUnavailable."""
+    """Parse an hf: address (hf://org/name is the same). Raises WeightsUnavailable."""
     found = _HUB.fullmatch(uri)
     if not found or ".." in f"{found[1]} {found[2]}":
         raise _wrong(
@@ -138,28 +137,27 @@ def hub_address(uri: str) -> HubAddress:
 
 
 def redacted(uri: str) -> str:
-    """`uri` without user, password and query (which may hold a signature), fit for logs, facts and spans."""
+    """Strip user, password and query (which may hold a signature), fit for logs, facts and spans."""
     parts = urlsplit(uri)
     has_query = scheme_of(uri) != "hf" and (parts.query or parts.fragment)
     if "@" not in parts.netloc and not has_query:
-        return uri  # as it was written: urlunsplit would make file:/a of it file:///a
+        return uri  # urlunsplit would turn file:/a into file:///a
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def scheme_of(uri: str) -> str:
-    """The scheme in lower case; '' for a bare path. A path with a colon in its first part begins with ./ or file:."""
+    """Return '' for a bare path. A path with a colon in its first part begins with ./ or file:."""
     found = _SCHEME.match(uri)
     return found[1].lower() if found else ""
 
 
 def is_read(scheme: str) -> bool:
-    """Whether a source is installed for a scheme: ours, or an entry point of `glowplug.sources`, a class made with
-    (uri, options)."""
+    """Include entry points of `glowplug.sources`, classes called with (uri, options)."""
     return scheme in SCHEMES or scheme in extensions.names("sources")
 
 
 def check_reference(uri: str) -> SplitResult:
-    """The parts of an address that a source can be asked for. Raises WeightsUnavailable saying what is allowed."""
+    """Raises WeightsUnavailable with the allowed forms."""
     scheme = scheme_of(uri)
     if scheme and not is_read(scheme):
         allowed = ", ".join(f"{known}:" for known in (*SCHEMES, *extensions.names("sources")))
@@ -186,12 +184,11 @@ def check_reference(uri: str) -> SplitResult:
 
 
 def file_uri(path: Path) -> str:
-    """The address of a path, whatever its name holds."""
     return f"file:{quote(str(path), safe=_PLAIN)}"
 
 
 def local_path(uri: str) -> Path | None:
-    """The path of a file: address or a bare path; None for an address on another machine."""
+    """Return None for a remote address."""
     scheme = scheme_of(uri)
     if scheme:
         return Path(unquote(urlsplit(uri).path)) if scheme == "file" else None
@@ -199,8 +196,7 @@ def local_path(uri: str) -> Path | None:
 
 
 def is_directory(uri: str) -> bool | None:
-    """Whether the source of a remote address gives several files; None for a path or a repository, which must be looked
-    at."""
+    """Return None for a path or a repository, which needs a look."""
     scheme = scheme_of(uri)
     if scheme in ("http", "https"):
         return False
@@ -211,12 +207,11 @@ def is_directory(uri: str) -> bool | None:
 
 
 def is_pattern(file: str) -> bool:
-    """Whether the file of a hub address stands for those that match it."""
     return any(char in file for char in "*?[")
 
 
 def suffix(uri: str) -> str:
-    """The ending of the last name in the address, in lower case: '.gguf'; '' for a whole repository."""
+    """Lower case: '.gguf'; '' for a whole repository."""
     path = hub_address(uri).file if scheme_of(uri) == "hf" else unquote(urlsplit(uri).path)
     return PurePosixPath(path).suffix.lower()
 

@@ -1,11 +1,8 @@
-"""A GGUF in several parts as the one file it was split from. Pure.
+"""Join a GGUF in several parts into the one file it was split from. Pure.
 
 llama.cpp's gguf-split writes `NAME-00001-of-00003.gguf` and so on: the first part has all metadata, each part its own
-tensors, and `split.no`, `split.count` and `split.tensors.count` say how they belong together. Joined, the metadata but
-for these three is followed by the infos of all tensors and then by the tensors of one part after the other: a new
-header, and bytes that stay what they were. Whoever fetches, counts, orders or reads weights has one file to do it with.
-
-Offsets are bytes, ends exclusive.
+tensors. The joined file has the metadata without `split.no`, `split.count` and `split.tensors.count`, all tensor infos,
+then the parts' tensors in order: a new header, and unchanged bytes. Offsets are bytes, ends exclusive.
 """
 
 import re
@@ -17,18 +14,18 @@ from urllib.parse import urlsplit, urlunsplit
 
 from glowplug.domain.gguf import GgufReader, InvalidGguf, padded
 
-MAX_PARTS = 1000  # the largest models there are have below fifty
+MAX_PARTS = 1000  # the largest models have below fifty
 _NAME = re.compile(r"(?P<stem>[^?#]*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>\.gguf)", re.IGNORECASE)
 _KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 class NotJoinable(Exception):
-    """The parts are none of one file, or not all."""
+    """The parts belong to no common file, or some are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """[first, last) of the joined file lies in part `part` (counted from 0), from its byte `part_byte` on."""
+    """[first, last) of the joined file, from byte `part_byte` of part `part` (counted from 0)."""
 
     first: int
     last: int
@@ -38,14 +35,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class JoinedGguf:
-    """The file that parts make. What lies between its header and its pieces, and between two of these, is zeros."""
+    """Gaps between header and pieces are zeros."""
 
     header: bytes
     pieces: tuple[Piece, ...]
     num_bytes: int
 
     def stretches(self, first: int, last: int) -> list[bytes | Piece]:
-        """What [first, last) consists of, in order: bytes as they are, or a piece of a part."""
+        """Return literal bytes and pieces of parts, in order."""
         found: list[bytes | Piece] = []
         at = first
         if at < len(self.header):
@@ -67,14 +64,13 @@ class JoinedGguf:
 
 
 def is_later_part(name: str) -> bool:
-    """Whether a file of this name is the second part of a split GGUF, or one behind it."""
     found = _NAME.fullmatch(name)
     return found is not None and int(found["number"]) > 1
 
 
 def part_names(uri: str) -> tuple[str, ...]:
-    """The addresses of all parts, where `uri` (an address or a file's name) names the first one; () where it names a
-    file in one piece. Raises NotJoinable for the address of another part, and for a number of parts that none has."""
+    """Return all parts' addresses, if `uri` (an address or file name) names the first one; () for a file in one
+    piece. Raises NotJoinable."""
     parts = urlsplit(uri) if "://" in uri else None
     found = _NAME.fullmatch(parts.path if parts else uri)
     if found is None or int(found["count"]) == 1:
@@ -90,8 +86,8 @@ def part_names(uri: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The head of one part: `values` are its metadata as they stand in the file, but for the three of the split;
-    `infos` those of its tensors, each up to its offset, and `offsets` of them from `data_first` on."""
+    """`values`: raw metadata without the split's; `infos` of its tensors, each up to its offset; `offsets` from
+    `data_first` on."""
 
     version: int
     split: dict[str, int]
@@ -104,7 +100,7 @@ class Part:
 
 
 def read_part(content: "bytes | mmap") -> Part:
-    """The head of the part that begins with `content`. Raises NeedMore where it goes on past it; NotJoinable."""
+    """Raises NeedMore where the head exceeds `content`; NotJoinable."""
     try:
         reader = GgufReader(content)
         values = list(reader.values())
@@ -125,7 +121,7 @@ def read_part(content: "bytes | mmap") -> Part:
 
 
 def join(parts: Sequence[Part], sizes: Sequence[int]) -> JoinedGguf:
-    """The file that `parts` of `sizes` bytes make, in the order of their numbers. Raises NotJoinable."""
+    """`sizes` in bytes, in the order of the parts' numbers. Raises NotJoinable."""
     first = parts[0]
     for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):
         named = part.split.get("split.no", -1), part.split.get("split.count", -1)

@@ -1,8 +1,7 @@
-"""Bytes of one region from several holders at once: the source that its address names, and peers that have them too.
+"""Bring a region's bytes from several holders at once: the source of its address, and peers.
 
-Each holder reads parts with a few readers side by side, at whatever rate it has. A peer that fails,
-is slow beside the others, or sends a piece that differs from its own checksum is left out from then on, and its part
-goes to the others; what it sent wrong has never landed. The source is asked again, as often as its options say.
+A peer that fails, is slow beside the others, or sends a piece that differs from its own checksum is dropped, and its
+part goes to the others; a wrong piece never lands. The source is retried as its options say.
 """
 
 import asyncio
@@ -19,21 +18,19 @@ from glowplug.weights.pieces import Layout, is_piece
 from glowplug.weights.source import Chunk, Source, SourceChanged, SourceFile, SourceInterrupted
 from glowplug.weights.writer import Intervals, RegionWriter
 
-# What of some ranges is still to be brought, and who brings which part of it. Pure: time and rates come from outside.
-#
-# Parts are handed out in the order of the ranges, each as long as its holder needs about `part_s` for, so that a slow
-# holder is given little and early bytes are not long under way. When nothing is left to hand out, a holder that is free
-# takes over the end of a part that another one is slow with. All bounds are those of pieces (weights/pieces.py).
+# Assignment of missing bytes to holders. Pure: time and rates are arguments.
+# Parts follow the order of the ranges, each about `part_s` of its holder's time, so that early bytes land soon. When
+# none are left, a free holder takes over the end of a slow one's part. Bounds are those of pieces (weights/pieces.py).
 
-PART_S = 1.0  # of reading, for one part
-FIRST_PART_BYTES = 4 << 20  # of a holder whose rate is not known yet
-STALLED_S = 2.0  # without a byte: all that is left of a part may be taken over
-_WORTH_TAKING = 2.0  # a part is taken over that would take so often as long where it is
+PART_S = 1.0
+FIRST_PART_BYTES = 4 << 20  # for a holder of unknown rate
+STALLED_S = 2.0  # without a byte: the rest of a part may be taken over
+_WORTH_TAKING = 2.0  # a part is taken over if it would take that many times as long where it is
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """[position, last) of the region, on its way from `holder`. `last` falls when another takes over the end."""
+    """[position, last) of the region, under way from `holder`. `last` falls when another takes over the end."""
 
     rank: int
     first: int
@@ -42,7 +39,7 @@ class Part:
     began_at: float
     moved_at: float
     position: int
-    num_bytes: int = 0  # that came; more than the position moved where some are read twice
+    num_bytes: int = 0  # received; exceeds the position's progress after rereads
 
     @property
     def num_bytes_left(self) -> int:
@@ -50,7 +47,7 @@ class Part:
 
 
 class Parts:
-    """`ranges` are [first, last) in the order wanted, of whole pieces and disjoint."""
+    """`ranges`: [first, last) in the wanted order, of whole pieces and disjoint."""
 
     def __init__(self, layout: Layout, ranges: Sequence[tuple[int, int]], part_bytes: int) -> None:
         self._layout, self._part_bytes = layout, part_bytes
@@ -59,11 +56,11 @@ class Parts:
 
     @property
     def is_done(self) -> bool:
-        """What has been taken over from a holder that is stalled counts for nothing there."""
+        """The rest of a part taken over from a stalled holder does not count."""
         return not self._missing and not any(part.num_bytes_left for part in self._running)
 
     def take(self, holder: str, bytes_per_s: float, has: bytes | None, now_s: float) -> Part | None:
-        """The next part for a holder of that rate (0: not known) that has these pieces (None: all)."""
+        """`bytes_per_s` 0: unknown. `has` None: all pieces."""
         for at, (rank, first, last) in enumerate(self._missing):
             start, end = (first, last) if has is None else self._available(first, last, has)
             if start >= end:
@@ -75,7 +72,7 @@ class Parts:
         return None
 
     def take_over(self, holder: str, bytes_per_s: float, has: bytes | None, now_s: float) -> Part | None:
-        """The end of a part that another holder is slow with, so that both are done at about the same time."""
+        """Split another's slow part so that both end at about the same time."""
         if bytes_per_s <= 0:
             return None
         others = [part for part in self._running if part.holder != holder and part.num_bytes_left]
@@ -91,7 +88,7 @@ class Parts:
         part.position, part.moved_at = position, now_s
 
     def end(self, part: Part) -> None:
-        """Take a part back from its reader, and hand out again the bytes that have not come."""
+        """Reassign its missing bytes."""
         self._running.remove(part)
         first, _ = self._layout.rounded(part.position, part.position + 1)
         if part.num_bytes_left:
@@ -107,12 +104,11 @@ class Parts:
         return max(piece, min(int(wanted), self._part_bytes) // piece * piece)
 
     def _split(self, part: Part, bytes_per_s: float, now_s: float) -> int:
-        """Where the part may be cut; its end where that is not worth it."""
         if now_s - part.moved_at >= STALLED_S:
             return self._layout.rounded(part.position, part.position + 1)[0]
         left, taken_s = part.num_bytes_left, now_s - part.began_at
         if part.position == part.first:
-            return part.last  # it has only just begun
+            return part.last
         rate = (part.position - part.first) / max(taken_s, 1e-6)
         own_s = left / bytes_per_s
         if rate * own_s * _WORTH_TAKING >= left:
@@ -121,7 +117,6 @@ class Parts:
         return self._layout.rounded(part.position, part.position + kept + 1)[1]
 
     def _available(self, first: int, last: int, has: bytes) -> tuple[int, int]:
-        """The first run of pieces in [first, last) that are there."""
         pieces = self._layout.touched(first, last)
         start = has.find(1, pieces.start, pieces.stop)
         if start < 0:
@@ -132,22 +127,22 @@ class Parts:
 
 
 log = logging.getLogger(__name__)
-LOCAL = ("file", "disk")  # schemes of sources on this machine
-IDLE_S = 0.1  # between two looks of a reader that found nothing to do
-LOOK_S = 0.5  # between two questions to a peer that brings the weights itself
+LOCAL = ("file", "disk")
+IDLE_S = 0.1  # between polls of an idle reader
+LOOK_S = 0.5  # between questions to a peer that is still fetching
 GIVE_UP_S = 10.0  # without a byte, once the source is lost
-SLOW_RATIO = 0.1  # of the fastest holder's rate: a peer below it, over `SLOW_AFTER_S` of reading, is left out
+SLOW_RATIO = 0.1  # of the fastest rate: a peer below it for `SLOW_AFTER_S` is dropped
 SLOW_AFTER_S = 2.0
-KNOWN_AFTER_S = 0.25  # of reading a holder's rate says how long its parts are: before, it is that of its first answers
-PAUSE_S = 1.0  # of a peer that is busy
+KNOWN_AFTER_S = 0.25  # reading time before a holder's rate counts
+PAUSE_S = 1.0
 
 
 class PeerBusy(SourceInterrupted):
-    """A peer gives nothing of it for the moment: it is asked again after `PAUSE_S`."""
+    """The peer is busy: ask again after `PAUSE_S`."""
 
 
 class WrongPiece(Exception):
-    """A piece differs from the checksum that its holder has for it."""
+    """A piece differs from its holder's checksum."""
 
     def __init__(self, holder: str, index: int, first: int, last: int) -> None:
         super().__init__(f"piece {index} from {holder} differs from its checksum")
@@ -156,8 +151,8 @@ class WrongPiece(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What a peer says of weights that it holds. `files` with their validators, in the region's order; `landed` one
-    byte per piece; `digests` one per piece, or none; `sha256` "" while they are not complete there."""
+    """`files` with their validators, in the region's order; `landed` one byte per piece; `digests` one per piece, or
+    none; `sha256` "" while incomplete."""
 
     files: tuple[SourceFile, ...]
     landed: bytes
@@ -176,11 +171,11 @@ class Peer(Protocol):
     def name(self) -> str: ...
 
     async def look(self, *, again: bool = False) -> Holding | None:
-        """What it holds now, None for nothing; `again` leaves the checksums out. Raises SourceInterrupted."""
+        """Return None for nothing; `again` leaves the checksums out. Raises SourceInterrupted."""
         ...
 
     def read(self, first: int, last: int) -> AsyncGenerator[Chunk, None]:
-        """Bytes of the region, as a source gives them. Raises SourceInterrupted; may end early."""
+        """Raises SourceInterrupted; may end early."""
         ...
 
     async def close(self) -> None: ...
@@ -188,8 +183,6 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """What a fetch has done so far, over all its tries."""
-
     priority: int = 0
     num_bytes: int = 0  # over the link
     num_retries: int = 0
@@ -199,7 +192,7 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """One that bytes are read from: the source (`source`), or a `peer`. `landed` None: it has all of them."""
+    """The source (`source`) or a `peer`. `landed` None: it has all bytes."""
 
     name: str
     num_readers: int
@@ -207,7 +200,7 @@ class Holder:
     peer: Peer | None = None
     landed: bytes | None = None
     digests: tuple[str, ...] = ()
-    lost: Exception | None = None  # why nothing is read from it any more
+    lost: Exception | None = None  # why it is no longer read
     num_bytes: int = 0
     busy_s: float = 0.0
     num_busy: int = 0
@@ -220,7 +213,7 @@ class Holder:
         return self.source is None or self.source.scheme not in LOCAL
 
     def rate(self, now_s: float) -> float:
-        """Bytes a second over the time in which it was read, all readers together; 0.0 before anything came."""
+        """Return bytes a second of reading time, all readers together; 0.0 at first."""
         busy_s = self.seconds(now_s)
         return self.num_bytes / busy_s if busy_s > 0 else 0.0
 
@@ -239,8 +232,8 @@ class Holder:
 
 
 class Transfer:
-    """Moves bytes into one region. `back_off(failures, error)` waits before the source is asked again, or raises
-    WeightsUnavailable. `joining` are peers that are still being asked: each becomes a holder, or None."""
+    """`back_off(failures, error)` waits before the source is retried, or raises WeightsUnavailable. `joining`: peers
+    still to answer."""
 
     def __init__(
         self,
@@ -258,12 +251,12 @@ class Transfer:
         self._part_bytes, self._clock = part_bytes, clock
         self._joining = [asyncio.ensure_future(one) for one in joining]
         self._origin, self._holders = origin, [origin]
-        self.from_peers = Intervals()  # what peers have brought
-        self.wrong: list[WrongPiece] = []  # of an origin that has checksums: left out
+        self.from_peers = Intervals()
+        self.wrong: list[WrongPiece] = []  # skipped pieces of an origin with checksums
 
     async def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Return when all of `ranges` has landed but for `wrong`. Raises what the source raises once nobody else has
-        what is missing."""
+        """Return when all of `ranges` has landed except `wrong`. Raises the source's error once no holder has the
+        rest."""
         layout = self._writer.layout
         assert layout is not None
         done = Intervals([*self._writer.landed.as_list(), *((one.first, one.last) for one in self.wrong)])
@@ -286,7 +279,7 @@ class Transfer:
             raise _first(errors) from errors
 
     async def _watch(self, run: "_Run") -> None:
-        """Return once nothing is missing. Raises the source's error when nobody else goes on."""
+        """Return once nothing is missing. Raises the source's error when no other holder goes on."""
         num_bytes, moved_at = self._tally.num_bytes, self._clock()
         while not run.parts.is_done:
             await run.idle()
@@ -334,7 +327,7 @@ class Transfer:
                 self._writer.save()
             except WrongPiece as wrong:
                 self._tally.num_wrong_pieces += 1
-                if holder.peer is None:  # nobody else has it here: the caller does without
+                if holder.peer is None:  # left to the caller
                     self.wrong.append(wrong)
                     run.parts.moved(part, min(wrong.last, part.last), self._clock())
                 else:
@@ -352,7 +345,7 @@ class Transfer:
                 run.end(part)
 
     def _lose(self, holder: Holder, error: Exception) -> None:
-        """Read nothing from it any more. Raises the error of the source where there is no one else."""
+        """Raises the source's error where no holder is left."""
         holder.lost = error
         if holder.peer is None and not self._living():
             raise error
@@ -367,7 +360,7 @@ class Transfer:
                 self._lose(one, SourceInterrupted(f"it is slow: {one.rate(now_s):.0f} bytes/s beside {best:.0f}"))
 
     async def _look_again(self, holder: Holder) -> None:
-        """A peer that is bringing the weights itself has more of them by now."""
+        """Refresh the holding of a peer that is still fetching."""
         now_s = self._clock()
         if holder.peer is None or holder.landed is None or holder.lost is not None or now_s - holder.looked_at < LOOK_S:
             return
@@ -381,8 +374,6 @@ class Transfer:
             self._lose(holder, SourceInterrupted("it has them no more"))
         else:
             holder.landed = holding.landed if 0 in holding.landed else None
-
-    # one part
 
     async def _bring_part(self, run: "_Run", holder: Holder, part: Part) -> None:
         asked = part.num_bytes_left
@@ -405,17 +396,16 @@ class Transfer:
             self._link.end(asked - part.num_bytes)
 
     async def _stream(self, parts: Parts, holder: Holder, part: Part) -> None:
-        """One read of what is left of the part, by whole pieces where the holder has checksums of them; it is cut off
-        where another holder takes the rest."""
+        """Read by whole pieces where the holder has checksums, until another holder takes over."""
         position, end = self._bounds(holder, part)
         chunks = holder.peer.read(position, end) if holder.peer else self._read_source(holder, position, end)
         landing = _Landing(self._writer, holder, position)
         async with aclosing(chunks):
             async for chunk in chunks:
-                limit = max(0, self._bounds(holder, part)[1] - position)  # 0: cut off before what has come already
+                limit = max(0, self._bounds(holder, part)[1] - position)  # 0: cut off before bytes that have arrived
                 piece = chunk[:limit]
                 if not piece or holder.lost is not None:
-                    break  # it goes on past what was asked for, or is not wanted any more
+                    break  # past the request, or no longer wanted
                 first = landing.position
                 await landing.take(piece)
                 position += len(piece)
@@ -437,7 +427,7 @@ class Transfer:
         return layout.rounded(part.position, part.last) if holder.digests else (part.position, part.last)
 
     async def _read_source(self, holder: Holder, first: int, last: int) -> AsyncGenerator[Chunk, None]:
-        """Bytes of the region, file after file; ends where one file does before its end."""
+        """Read file after file; end where one ends early."""
         assert holder.source is not None
         while first < last:
             index = self._writer.file_at(first)
@@ -447,22 +437,19 @@ class Transfer:
                 async for chunk in chunks:
                     landing = chunk[: end - first]
                     if not landing:
-                        break  # the source goes on past what was asked for
+                        break
                     yield landing
                     first += len(landing)
             if first < end:
                 return
 
     async def close(self) -> None:
-        """Ask nobody any more."""
         for one in self._joining:
             one.cancel()
         await asyncio.gather(*self._joining, return_exceptions=True)
 
 
 class _Run:
-    """One `bring`: its parts, and the tasks that read them."""
-
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.group: asyncio.TaskGroup | None = None
@@ -470,7 +457,6 @@ class _Run:
         self._done = asyncio.Event()
 
     async def idle(self) -> None:
-        """Until all is done, or for a moment."""
         try:
             async with asyncio.timeout(IDLE_S):
                 await self._done.wait()
@@ -484,12 +470,11 @@ class _Run:
 
 
 class _Landing:
-    """Bytes of one read on their way into the region: at once from a holder without checksums, else by whole pieces. A
-    read from a holder that has them begins and ends with a piece."""
+    """Lands bytes at once without checksums, else by whole pieces, with which the read then begins and ends."""
 
     def __init__(self, writer: RegionWriter, holder: Holder, position: int) -> None:
         self._writer, self._holder, self.position = writer, holder, position
-        self._waiting = bytearray()  # of the piece that is coming in
+        self._waiting = bytearray()
 
     async def take(self, chunk: Chunk) -> None:
         """Raises WrongPiece."""
@@ -525,7 +510,7 @@ class _Landing:
 
 
 def distinct(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges in their order, each without what is in an earlier one."""
+    """Keep the order; drop from each range its overlap with earlier ones."""
     taken, found = Intervals(), []
     for first, last in ranges:
         found += taken.gaps(first, last)
@@ -534,6 +519,5 @@ def distinct(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first plain error inside a group: the others were cancelled because of it."""
     inner = errors.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

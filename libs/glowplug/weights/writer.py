@@ -1,5 +1,4 @@
-"""One region being written: files of their full size, parts that land in any order, the pieces and the watermark that
-follow."""
+"""Write one region: files of full size, parts in any order, then pieces and the watermark."""
 
 import asyncio
 import errno
@@ -19,16 +18,16 @@ from glowplug.weights.pieces import LandingMap, Layout, is_current, piece_digest
 from glowplug.weights.region import Region
 from glowplug.weights.source import UNKNOWN_BYTES, Chunk, SourceFile, SourceInfo, checked_relative, redacted
 
-SAVE_EVERY_BYTES = 8 << 20  # what a killed fetch may have to bring again
-STEP_BYTES = 1 << 20  # that are hashed at a time: they fit into a core's cache
-BATCH_BYTES = 4 << 20  # that have landed before a thread hashes them
-MAX_HASHED = 4  # files at a time
+SAVE_EVERY_BYTES = 8 << 20  # a killed fetch's largest loss
+STEP_BYTES = 1 << 20  # hashed at a time: fits into a core's cache
+BATCH_BYTES = 4 << 20
+MAX_HASHED = 4
 BLOCK_BYTES = 512  # of `st_blocks`
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 
 
 class Intervals:
-    """Ranges [first, last). Adding is O(number of ranges), which parts keep small."""
+    """Adding is O(number of ranges), which parts keep small."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._ranges: list[tuple[int, int]] = []
@@ -36,7 +35,7 @@ class Intervals:
             self.add(first, last)
 
     def add(self, first: int, last: int) -> None:
-        """Take in [first, last); touching and overlapping ranges become one."""
+        """Touching and overlapping ranges merge."""
         if first >= last:
             return
         low = bisect_left(self._ranges, first, key=lambda r: r[1])
@@ -47,7 +46,7 @@ class Intervals:
 
     @property
     def prefix_end(self) -> int:
-        """The end of the range that starts at 0: the watermark."""
+        """The watermark."""
         return self._ranges[0][1] if self._ranges and self._ranges[0][0] == 0 else 0
 
     @property
@@ -55,7 +54,7 @@ class Intervals:
         return sum(last - first for first, last in self._ranges)
 
     def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
-        """What of [first, last) is missing, in order."""
+        """Missing parts of [first, last), in order."""
         missing, position = [], first
         for start, end in self._ranges:
             if end <= position:
@@ -70,7 +69,7 @@ class Intervals:
         return missing
 
     def around(self, position: int) -> tuple[int, int]:
-        """The range that holds `position`; an empty one where none does."""
+        """Return an empty range where none holds `position`."""
         at = bisect_right(self._ranges, position, key=lambda r: r[0]) - 1
         if at >= 0 and position < self._ranges[at][1]:
             return self._ranges[at]
@@ -81,10 +80,9 @@ class Intervals:
 
 
 class RegionWriter:
-    """All files of a source laid end to end in one space of offsets, in the source's order.
+    """All files of a source end to end in one space of offsets.
 
-    `max_bytes` is the memory granted; a source of unknown size that grows past it raises NoSpace. So do a full
-    file system and a file size limit.
+    NoSpace is raised for a source that grows past the granted `max_bytes`, a full file system and a file size limit.
     """
 
     def __init__(self, region: Region, ref: WeightsRef, info: SourceInfo, max_bytes: int) -> None:
@@ -93,7 +91,7 @@ class RegionWriter:
         self.landed = Intervals()
         self.layout = Layout.of([(f.path, f.num_bytes) for f in info.files]) if info.num_bytes else None
         self._landing = LandingMap(region.directory, self.layout) if self.layout else None
-        self.checked_pieces: dict[int, str] = {}  # whose checksum was found to hold before they landed
+        self.checked_pieces: dict[int, str] = {}
         self.grown = [asyncio.Event() for _ in info.files]  # set when more of the file may have landed
         self._identity = _identity(ref, info)
         self._max_bytes = max_bytes
@@ -106,10 +104,10 @@ class RegionWriter:
             position += file.num_bytes
 
     def open(self) -> int:
-        """Take up what an earlier try left, when it is of the same source.
+        """Resume an earlier try of the same source; return its landed bytes.
 
-        Returns the bytes that had landed already. Blocking: runs in a thread. Raises NoSpace where less than the rest
-        is free, and WeightsUnavailable for a file name that leaves the region.
+        Blocking. Raises NoSpace where less than the rest is free, and WeightsUnavailable for a file name that leaves
+        the region.
         """
         if self.num_bytes > self._max_bytes:
             raise NoSpace(f"{self.num_bytes} bytes of weights, room for {self._max_bytes}")
@@ -136,7 +134,7 @@ class RegionWriter:
         return landed.total
 
     def _resumed(self) -> Intervals:
-        """What an earlier try left. Its generation goes on: readers that wait have read the same bytes."""
+        """Keep the earlier generation: waiting readers have read the same bytes."""
         meta = self.region.read_meta()
         if not may_resume(meta, self._identity, self.info) or not all(
             _has_size(self._path(f), f.num_bytes) for f in self.info.files
@@ -152,7 +150,7 @@ class RegionWriter:
         return landed
 
     def _publish(self) -> None:
-        """Let readers begin: which pieces are there, and then the layout."""
+        """Publish landed pieces first, then the layout."""
         if self.layout is None or self._landing is None:
             return
         whole = [index for index in range(self.layout.num_pieces) if self._is_whole(index)]
@@ -177,14 +175,14 @@ class RegionWriter:
         return fd
 
     def _check_room(self) -> None:
-        """Raises OSError. Another fetch may take the room meanwhile: `write` says so then."""
+        """Raises OSError. Another fetch may take the room later."""
         there = os.statvfs(self.region.directory)
         held = sum(os.fstat(fd).st_blocks * BLOCK_BYTES for fd in self._fds)
-        if there.f_blocks and there.f_bavail * there.f_frsize < self.num_bytes - held:  # without blocks it has no limit
+        if there.f_blocks and there.f_bavail * there.f_frsize < self.num_bytes - held:  # no blocks: no limit
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, offset: int, chunk: Chunk | bytearray) -> None:
-        """Land bytes and move the watermark. Raises NoSpace."""
+        """Raises NoSpace."""
         end = offset + len(chunk)
         if end > self._max_bytes:
             raise NoSpace(f"the source goes on past the {self._max_bytes} bytes of room")
@@ -210,12 +208,12 @@ class RegionWriter:
             raise self._translated(error) from error
 
     def retract(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """What landed there was wrong: it is to be brought again, in another generation of the region."""
+        """Mark wrong bytes as missing, in another generation of the region."""
         if self.layout is None or self._landing is None:
             return
         self.region.forget_stages()
         self.layout = replace(self.layout, generation=Layout.of([]).generation)
-        self.region.write_layout(self.layout)  # before any mark goes: a reader that has used them notices
+        self.region.write_layout(self.layout)  # before any mark goes, so that readers notice
         lost = Intervals(self.layout.rounded(*one) for one in ranges)
         self.landed = Intervals(gap for one in self.landed.as_list() for gap in lost.gaps(*one))
         for first, last in lost.as_list():
@@ -226,18 +224,18 @@ class RegionWriter:
         self.save()
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Landed bytes, not across a file's end. Blocking: runs in a thread."""
+        """Read within one file. Blocking."""
         index = self.file_at(offset)
         return os.pread(self._fds[index], min(num_bytes, self.file_end(index) - offset), offset - self._starts[index])
 
     def read_into(self, view: memoryview, offset: int) -> int:
-        """The same into `view`: as many bytes as fit. Returns how many."""
+        """Return the number of bytes."""
         index = self.file_at(offset)
         num_bytes = min(len(view), self.file_end(index) - offset)
         return os.preadv(self._fds[index], [view[:num_bytes]], offset - self._starts[index])
 
     def read_all(self, offset: int, num_bytes: int) -> bytes:
-        """Bytes that have landed, within one file; fewer where some of them have not."""
+        """Bytes within one file; empty if some have not landed."""
         if self.landed.gaps(offset, offset + num_bytes):
             return b""
         return self.read(offset, num_bytes) if num_bytes else b""
@@ -255,12 +253,11 @@ class RegionWriter:
         return self.num_bytes or self.landed.prefix_end
 
     def close_size(self) -> None:
-        """The stream of a source of unknown size has ended: what landed is all."""
         self.num_bytes = self.landed.prefix_end
         self.grown[0].set()
 
     def save(self) -> None:
-        """Write down which bytes landed, so that a killed fetch resumes."""
+        """Record landed bytes, so that a killed fetch resumes."""
         self._num_bytes_unsaved = 0
         self.region.write_meta({**self._identity, "num_bytes": self.num_bytes, "landed": self.landed.as_list()})
 
@@ -284,8 +281,8 @@ class RegionWriter:
 
 
 class Digester:
-    """SHA-256 of what is in the region, read back behind the bytes that land; with `with_pieces`, in the same pass, the
-    checksum of each piece. Files are hashed beside each other, each from its beginning, in threads.
+    """SHA-256 of the region's content and, with `with_pieces`, each piece's checksum in the same pass. Files are
+    hashed in parallel threads, each from its beginning.
 
     A directory's digest is that of `sha256sum`'s listing: `<hex>  <path>` lines, in path order.
     """
@@ -297,19 +294,18 @@ class Digester:
         self._hashes = [hashlib.sha256() for _ in writer.info.files]
         self._pieces = [""] * (self._layout.num_pieces if self._layout else 0)
         self._threads = asyncio.Semaphore(MAX_HASHED)
-        self._buffers: list[memoryview] = []  # of threads that have ended
+        self._buffers: list[memoryview] = []
 
     @property
     def piece_digests(self) -> tuple[str, ...]:
-        """Of every piece, once `run` has returned; () without them, and for weights whose size was not known before."""
+        """One per piece, after `run`; () without them, and for weights of unknown size."""
         return tuple(self._pieces)
 
     def stop(self) -> None:
-        """Make a thread that still reads let go of the files."""
         self._stopped = True
 
     async def run(self) -> str:
-        """The digest, once every byte has landed."""
+        """Return the digest once every byte has landed."""
         try:
             async with asyncio.TaskGroup() as group:
                 for index, file in enumerate(self._writer.info.files):
@@ -322,7 +318,6 @@ class Digester:
         return self._finish()
 
     async def _follow(self, index: int) -> None:
-        """Hash one file as it lands, `BATCH_BYTES` at a time."""
         writer = self._writer
         position, crc = writer.file_start(index), 0
         while writer.num_bytes == UNKNOWN_BYTES or position < writer.file_end(index):
@@ -337,8 +332,7 @@ class Digester:
             position = available
 
     def _take(self, index: int, position: int, available: int, crc: int) -> int:
-        """Hash bytes of one file. `crc` is that of the beginning of the piece at `position`; returns the one at
-        `available`."""
+        """`crc` covers the piece up to `position`; returns the one up to `available`."""
         buffer = self._buffers.pop() if self._buffers else memoryview(bytearray(self._step_bytes))
         while position < available and not self._stopped:
             num_bytes = self._writer.read_into(buffer[: available - position], position)
@@ -352,7 +346,7 @@ class Digester:
         return crc
 
     def _take_pieces(self, layout: Layout, index: int, position: int, view: memoryview, crc: int) -> int:
-        """Of bytes in one file: those of a piece that lies in several are left out."""
+        """Skip pieces that span files."""
         while view:
             piece = position // layout.piece_bytes
             first, last = layout.piece(piece)
@@ -390,9 +384,9 @@ class Digester:
 
 
 def _is_mapped_whole(file: SourceFile) -> bool:
-    """Whether engines may map all of it before it is there, as llama.cpp does with a GGUF: the map would take memory
-    for what is still to come, in the engine's name. Everything else takes memory as its bytes land: to take it ahead
-    keeps the first byte waiting, a quarter of a second per gigabyte. A single file has no name here."""
+    """Whether engines may map all of it before it lands, as llama.cpp does with a GGUF: the map would allocate on
+    the engine's account. Other files are not preallocated: that delays the first byte by a quarter of a second
+    per gigabyte. A single file has no name here."""
     return not file.path or file.path.endswith(".gguf")
 
 
@@ -401,17 +395,14 @@ def _has_size(path: Path, num_bytes: int) -> bool:
 
 
 def may_resume(meta: Mapping[str, Any], identity: Mapping[str, Any], info: SourceInfo) -> bool:
-    """Whether what an earlier try left may be kept: it is of the same source with the same validators.
-
-    Without validators only a checksum, which is checked over every byte at the end, makes it safe to go on.
-    """
+    """Compare source and validators. Without validators only a checksum over every byte makes a resume safe."""
     same = bool(meta) and all(meta.get(key) == value for key, value in identity.items())
     safe = identity["checked"] or all(f.validator for f in info.files)
     return bool(info.ranges and same and safe)
 
 
 def is_unchanged(meta: Mapping[str, Any], info: SourceInfo) -> bool:
-    """Whether a source still holds what was fetched, as far as sizes and validators show."""
+    """Compare as far as sizes and validators show."""
     return bool(meta.get("files") == _files(info))
 
 

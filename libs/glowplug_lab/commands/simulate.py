@@ -1,4 +1,4 @@
-"""`glowplug simulate`: what a fleet would do with a trace under a policy."""
+"""`glowplug simulate`: run a trace against a simulated fleet under a policy."""
 
 import os
 import shlex
@@ -27,7 +27,7 @@ DATA = "GLOWPLUG_DATA"
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 Column = tuple[str, str, Callable[[float | None], str]]
 MAX_MODELS = 40
-UNANSWERED = "unanswered"  # refused and unfinished: worked out here
+UNANSWERED = "unanswered"
 REPORT = "report.html"
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -76,15 +76,15 @@ def simulate(
         with whole_folder(folder) as partial:
             outcomes = run_in(partial, todo, jobs, record=not no_record)
             write_report(partial, whole, todo, outcomes)
-            if no_record:  # the report needed those of the first case
+            if no_record:  # the report needed the first case's
                 for file in place(partial, todo, todo[0]).glob("*.jsonl"):
                     file.unlink()
     show(outcomes, whole, folder, as_json)
 
 
 def load_with(scenario: Path | None, trace: Path | None, settings: Sequence[str]) -> Scenario:
-    """The scenario, with the requests of `trace` instead of its own; without one, a small fleet for the trace. Raises
-    ScenarioError; CliError when there is neither."""
+    """Load the scenario with the requests of `trace`, or a small fleet for the trace alone. Raises ScenarioError;
+    CliError without either."""
     if trace is None:
         if scenario is None:
             raise CliError("give a SCENARIO, or requests with --trace FILE", WRONG_USAGE)
@@ -98,8 +98,7 @@ def load_with(scenario: Path | None, trace: Path | None, settings: Sequence[str]
 
 
 def check(todo: Sequence[Case]) -> Scenario:
-    """The scenario of the first case, once every variant has been read: an error in the last is found before the first
-    has run. Raises ScenarioError."""
+    """Load every variant before the first case runs. Raises ScenarioError."""
     firsts = {case.variant: case for case in reversed(todo)}
     scenarios = {name: load_tree(case.tree, case.beside) for name, case in firsts.items()}
     scenario = scenarios[todo[0].variant]
@@ -110,8 +109,7 @@ def check(todo: Sequence[Case]) -> Scenario:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its place when all is written: what fails or is interrupted leaves nothing
-    behind. Raises CliError."""
+    """Yield a partial folder that replaces `folder` only on success. Raises CliError."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     above = [parent for parent in partial.parents if not parent.exists()]
     try:
@@ -131,7 +129,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def run_in(partial: Path, todo: Sequence[Case], jobs: int, *, record: bool = True) -> list[Outcome]:
-    """Run all cases, each recorded below `partial`; without `record` the first alone."""
+    """Without `record`, record only the first case."""
     places = [place(partial, todo, case) if record or case is todo[0] else None for case in todo]
     with progress(len(todo)) as tick:
         return run_cases(todo, places, jobs, tick)
@@ -140,13 +138,12 @@ def run_in(partial: Path, todo: Sequence[Case], jobs: int, *, record: bool = Tru
 def write_report(
     partial: Path, scenario: Scenario, todo: Sequence[Case], outcomes: Sequence[Outcome], **parts: Any
 ) -> None:
-    """The page of `outcomes`, with the first case in full. `parts`: other parts of the page, see `page_data`."""
+    """`parts`: see `page_data`."""
     detail = detail_of_run(place(partial, todo, todo[0]), load_tree(todo[0].tree, todo[0].beside).setup)
     (partial / REPORT).write_text(html(page_data(scenario, outcomes, detail, **parts)), encoding="utf-8")
 
 
 def _take_away(folders: Iterable[Path]) -> None:
-    """Remove the folders made for a run that failed, the deepest first, unless another run uses them."""
     with suppress(OSError):
         for folder in folders:
             if folder.exists():
@@ -154,7 +151,6 @@ def _take_away(folders: Iterable[Path]) -> None:
 
 
 def place(folder: Path, todo: Sequence[Case], case: Case) -> Path:
-    """Where a case is recorded: the folder itself when there is only one."""
     if len(todo) == 1:
         return folder
     slug = "".join(c if c.isalnum() or c in "-_=." else "_" for c in case.variant)
@@ -162,8 +158,7 @@ def place(folder: Path, todo: Sequence[Case], case: Case) -> Path:
 
 
 def free_folder(folder: Path, force: bool) -> Path:
-    """A folder to write to. Raises CliError when something else is there; what `glowplug` wrote itself to its own
-    default place, or with --force, is replaced."""
+    """Raises CliError if `folder` holds anything but a replaceable run: one in the default place, or with --force."""
     if not folder.exists():
         return folder
     ours = (folder / REPORT).is_file()
@@ -179,8 +174,6 @@ def free_folder(folder: Path, force: bool) -> Path:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """What is wrong with a scenario ends the command with its one line; so does an invariant that breaks. Who ends it
-    from outside (`kill`, a closed terminal) leaves no more behind than Ctrl-C does."""
     before = {number: signal.signal(number, _ended) for number in ENDS}
     try:
         yield
@@ -199,7 +192,6 @@ def _ended(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def progress(num: int) -> Iterator[Callable[[Sequence[float]], None] | None]:
-    """A bar on stderr where that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -214,7 +206,6 @@ def progress(num: int) -> Iterator[Callable[[Sequence[float]], None] | None]:
 
 
 def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, as_json: bool) -> None:
-    """The table, or JSON, and where the report lies."""
     if as_json:
         value = [{"variant": o.variant, "seed": o.seed, "simulated": True, **o.numbers} for o in outcomes]
         say_json({"runs": value, "notes": list(scenario.notes), "folder": str(folder)})
@@ -234,9 +225,7 @@ def show(outcomes: Sequence[Outcome], scenario: Scenario, folder: Path, as_json:
 def again(
     verb: str, target: Path | None, case: Case, settings: Sequence[str] | None, options: Iterable[str] = ()
 ) -> Case:
-    """`case` with the line that runs it alone: `glowplug VERB TARGET` (None: no target) with every setting of the
-    command and of the case's own variant, in the order they were laid over, then `options`; quoted for a shell, with
-    the data folder in front where the environment names one."""
+    """Add the shell command that runs `case` alone, with the data folder if the environment names one."""
     argv = ["glowplug", verb, *([str(target)] if target is not None else [])]
     for setting in (*(settings or ()), *case.settings):
         argv += ["--set", setting]
@@ -264,7 +253,7 @@ def _bytes(value: float | None) -> str:
     return "-" if value is None else f"{value / 1e12:.2f} TB" if value >= 1e12 else f"{value / 1e9:.0f} GB"
 
 
-# Header, field and look of each figure of requests, then of the fleet.
+# Header, field and format of each column: requests, then fleet.
 _OF_REQUESTS: tuple[Column, ...] = (
     ("requests", "num_arrived", _count),
     ("ttft p50", "ttft_s_p50", _seconds),
@@ -286,7 +275,7 @@ _OF_FLEET: tuple[Column, ...] = (
 
 
 def per_model(outcome: Outcome) -> Table:
-    """Every model, the busiest first, and all of them together; past 40 the quiet ones are one row of dots."""
+    """Past 40 models the quiet ones become one row of dots."""
     rows = sorted(outcome.numbers["models"], key=lambda row: (-row["num_arrived"], row["model"]))
     shown = [(row["model"], *_figures(_OF_REQUESTS, row)) for row in rows[:MAX_MODELS]]
     if rest := rows[MAX_MODELS:]:
@@ -297,7 +286,6 @@ def per_model(outcome: Outcome) -> Table:
 
 
 def per_tenant(outcome: Outcome) -> Table:
-    """Every tenant that the scenario names, the busiest first."""
     rows = sorted(outcome.numbers.get("tenants", ()), key=lambda row: (-row["num_arrived"], row["tenant"]))
     shown = [(row["tenant"], *_figures(_OF_REQUESTS, row), _count(_tokens(row))) for row in rows[:MAX_MODELS]]
     return ("tenant", *(header for header, _, _ in _OF_REQUESTS), "tokens"), shown
@@ -308,7 +296,7 @@ def _tokens(row: Mapping[str, Any]) -> int:
 
 
 def comparison(outcomes: Sequence[Outcome]) -> Table:
-    """Every variant: means over its seeds, with half the range, in percent, where seeds differ."""
+    """Means over seeds, with half the range in percent."""
     rows = [
         (variant["label"], *_figures(_OF_REQUESTS, variant["total"]), *_figures(_OF_FLEET, variant["fleet"]))
         for variant in variants_over_seeds(outcomes)
@@ -317,7 +305,6 @@ def comparison(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _figures(columns: Sequence[Column], row: Mapping[str, Any]) -> list[str]:
-    """Cells of numbers, and of numbers over seeds: {"mean", "min", "max"}."""
     return [_span(_unanswered(row) if name == UNANSWERED else row.get(name), show) for _, name, show in columns]
 
 

@@ -1,4 +1,4 @@
-"""`glowplug plan` and `glowplug replay`: how many GPUs a load needs under a policy, and a recorded day under others."""
+"""`glowplug plan` and `glowplug replay`: size a fleet, and rerun a recording under other policies."""
 
 import shutil
 import tempfile
@@ -50,15 +50,13 @@ NO_HOST_MEMORY = "replayed: weights lie in host memory from the start, for the r
 
 @dataclass(slots=True)
 class _Sweep:
-    """What has been tried: outcomes by number of GPUs, or why a number is impossible."""
-
     scenario: Scenario
     objectives: tuple[Objective, ...]
     seeds: tuple[int, ...]
     server: str
     jobs: int
     check: bool
-    again: Callable[[int, Case], Case]  # adds the command that tries this number alone with the seed of the case
+    again: Callable[[int, Case], Case]  # adds the command for this case alone
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
     impossible: dict[int, str] = field(default_factory=dict)
 
@@ -89,7 +87,6 @@ class _Sweep:
         return bool(some) and all(all_met(self.objectives, one.numbers["total"]) for one in some)
 
     def points(self) -> list[dict[str, Any]]:
-        """Every number that was tried, with the worst of its seeds."""
         rows = []
         first = self.objectives[0]
         for number in sorted({*self.outcomes, *self.impossible}):
@@ -112,7 +109,6 @@ class _Sweep:
 
 
 def _why_not(point: Mapping[str, Any]) -> str:
-    """Of one number of GPUs; "-" where it meets the goal."""
     if point["impossible"] or point["met"]:
         return str(point["impossible"]) or "-"
     lost = [f"{point['lost']} not answered"] if point["lost"] else []
@@ -267,7 +263,6 @@ def replay(
 
 
 def _simulated(run: Path) -> tuple[Tree, Path, Outcome]:
-    """A simulated run has its scenario with it: the replay draws the very same requests."""
     about, results = read_json(run, "setup.json"), read_json(run, "results.json")
     tree = {**about["scenario"], "seed": about["seed"]}
     return tree, run / about["beside"], Outcome(RECORDED, about["seed"], results, ("recorded: a simulated run",))

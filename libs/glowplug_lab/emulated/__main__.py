@@ -1,4 +1,4 @@
-"""python -m glowplug_lab.emulated RUN_DIR: the stages of a cold start in modelled time, then serve."""
+"""python -m glowplug_lab.emulated RUN_DIR: pass through a cold start in modelled time, then serve."""
 
 import asyncio
 import os
@@ -20,7 +20,6 @@ from glowplug_lab.emulated.stages import DEFAULT_STAGE_TIMEOUT_S, StageLost
 
 
 def configuration(spec: dict[str, Any]) -> EngineConfig:
-    """What the launch spec asks of the emulated engine."""
     args = spec["engine_args"]
     profile = PROFILES[args.get("profile", DEFAULT_PROFILE)]
     num_stages = spec.get("num_stages", 1)
@@ -49,7 +48,7 @@ def sleep_until(moment: float) -> None:
 
 
 def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults: Faults) -> list[list[Any]]:
-    """Live through launch, load and warm-up; return their phases. Raises when the weights cannot be had."""
+    """Return the phases of launch, load and warm-up. Raises when the weights are unavailable."""
     args, scale = spec["engine_args"], config.time_scale
     sleep_until(spec["launched_at"] + args.get("launch_s", ColdStart().launch_s) / scale)
     launched_at = time.time()
@@ -66,7 +65,7 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
     if faults.startup_failure:
         raise RuntimeError(faults.startup_failure)
     moved_s = config.first_bytes / config.load_bytes_per_s / scale
-    if (landing := Landing.of(weights)) is not None:  # moved as they come, the last chunk behind the last byte
+    if (landing := Landing.of(weights)) is not None:  # loaded as they arrive
         landing.wait_complete(spec["wait_s"], stage=spec.get("stage", 0), num_stages=spec.get("num_stages", 1))
         last_s = min(CHUNK_BYTES, config.first_bytes) / config.load_bytes_per_s / scale
         moved_s = max(moved_s, time.time() - load_at + last_s)
@@ -82,7 +81,7 @@ def cold_start(run_dir: Path, spec: dict[str, Any], config: EngineConfig, faults
 
 
 async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: list[list[Any]]) -> None:
-    """Serve until SIGTERM; the port, the kernel's choice if none is given, goes back through the run directory."""
+    """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
@@ -90,7 +89,7 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
     api = Api(engine, spec["names"], spec["system_prompt"], api_key, spec["adapter_slots"])
     server = await loop.create_server(lambda: Connection(api), spec["host"], spec["port"], backlog=1024)
     stepping = asyncio.ensure_future(engine.run())
-    stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem to live
+    stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem alive
     port = server.sockets[0].getsockname()[1]
     config = engine.config
     step_s = config.profile.step_s(tok=0, sq=0, num_decoding=1, ctx=0) / config.time_scale
@@ -103,7 +102,6 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
 
 
 def main() -> int:
-    """Run the engine of one run directory (argv 1) until SIGTERM; 2 when there is no spec in it."""
     run_dir, spec = rendezvous.of_this_process()
     try:
         config = configuration(spec)

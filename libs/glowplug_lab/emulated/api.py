@@ -1,4 +1,4 @@
-"""The routes: vLLM's HTTP subset and the routes for fault injection, over one engine."""
+"""Routes of one engine: vLLM's HTTP subset, pipeline stages, fault injection."""
 
 import asyncio
 import base64
@@ -25,11 +25,8 @@ from glowplug_lab.emulated.openai import ApiError, Generate
 from glowplug_lab.emulated.stages import KV_CHUNK_BYTES, Pipeline, StageLink, StageLost, StepPart, ended
 from glowplug_lab.emulated.text import answer_tokens, count_tokens, embedding, natural_length, num_begun, token_ids
 
-# LoRA adapters of an emulated engine: vLLM's routes to load and unload them, and what they cost in modelled time.
-#
-# A load moves the adapter's bytes over the modelled link and takes `ADAPTER_LOAD_S` besides. While the engine holds
-# any, each step takes `STEP_S` longer, as in Punica (Chen et al. 2023, arXiv 2310.18547, abstract: "only adding 2ms
-# latency per token").
+# LoRA adapters: a load takes `ADAPTER_LOAD_S` more than its bytes. While any is held, a step takes `STEP_S` longer, as
+# in Punica (Chen et al. 2023, arXiv 2310.18547, abstract: "only adding 2ms latency per token").
 
 STEP_S: Final = 0.002
 
@@ -44,8 +41,7 @@ class _UnloadBody(openai.Body):
 
 
 class Adapters:
-    """The adapters that an engine holds, at most `num_slots`. `names`: of its model, to which theirs are added;
-    `count(name)`: requests under a name that are being answered."""
+    """`count(name)`: requests in flight."""
 
     def __init__(self, engine: Engine, names: list[str], num_slots: int, count: Callable[[str], int]) -> None:
         self._engine, self._names, self._num_slots, self._count = engine, names, num_slots, count
@@ -82,11 +78,8 @@ class Adapters:
         reply.send(200, shown)
 
 
-# One text on its way to a client: tokens come from the engine's clock, their words from the prompt.
-
-
 class Answer:
-    """Sent whole or as a stream; `abort` ends it early with the finish reason "abort"."""
+    """`abort` ends the answer early with the finish reason "abort"."""
 
     def __init__(self, engine: Engine, wanted: Generate, answer_id: str, chat: bool) -> None:
         self._engine = engine
@@ -97,7 +90,7 @@ class Answer:
         num_there = num_begun(wanted.prompt, seed, wanted.begun, is_echo) if wanted.begun else 0
         prompt = wanted.prompt if num_there else wanted.prompt + wanted.begun
         self._words = islice(answer_tokens(prompt, seed, is_echo), num_there, None)
-        self._due: asyncio.Queue[bool | None] = asyncio.Queue()  # one entry per token: is it the last; None: aborted
+        self._due: asyncio.Queue[bool | None] = asyncio.Queue()  # per token: is it the last; None: aborted
         self._num_tokens = 0
         self._reason = "stop"
         num_free = engine.config.context_tokens - wanted.num_prompt
@@ -141,8 +134,7 @@ class Answer:
         self._due.put_nowait(None)
 
     async def _pieces(self) -> AsyncGenerator[str, None]:
-        """Pieces of text as tokens come due, cut at the first stop string."""
-        self._reason = "abort"  # what holds when this ends early
+        self._reason = "abort"
         sequence = self._engine.submit(self._wanted.num_prompt, self._length, self._due.put_nowait)
         cutter = StopCutter(self._wanted.body.stops)
         try:
@@ -168,7 +160,7 @@ class Answer:
 
 
 class StopCutter:
-    """Lets text through up to the first stop string; holds back what could still become one."""
+    """Holds back a possible beginning of a stop string."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
@@ -176,7 +168,6 @@ class StopCutter:
         self.found = False
 
     def feed(self, text: str) -> str:
-        """The text that is sure to be shown now."""
         if not self._stops:
             return text
         self._held += text
@@ -195,23 +186,17 @@ class StopCutter:
         return shown
 
     def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that begins `stop`."""
         return next((n for n in range(min(len(stop), len(self._held)), 0, -1) if self._held.endswith(stop[:n])), 0)
 
 
-# How one stage gets all of the model while the pipeline serves on (HydraServe section 6): the rest of the weights
-# first, then the other stages' part of the KV cache, then it runs all of the layers from one step to the next.
-#
-# KV cache moves while tokens are made, in rounds: what came meanwhile is the next round, and the last, small one
-# holds up a single step. Where a stage is lost before its part has come, that is computed again from the tokens.
+# A stage takes over the whole model while serving (HydraServe section 6): first the other weights, then the KV cache in
+# rounds for the tokens made meanwhile; only the last, small round holds up a step.
 
 MAX_ROUNDS = 4
-FEW_TOKENS = 32  # what is left for the last round
+FEW_TOKENS = 32  # left for the last round
 
 
 class Consolidation:
-    """One at a time, by whoever asks; a second one waits for the first."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._task: asyncio.Task[None] | None = None
@@ -221,7 +206,6 @@ class Consolidation:
         return self._engine.config.num_blocks * BLOCK_TOKENS
 
     async def run(self, whole: Whole) -> None:
-        """Returns once it runs all of the model; at once where it does already."""
         if self._engine.num_stages == 1:
             return
         if self._task is None or self._task.done():
@@ -229,7 +213,7 @@ class Consolidation:
         await asyncio.shield(self._task)
 
     async def abandon(self) -> bool:
-        """Give it up. Whether it was whole sooner."""
+        """Return whether the model was whole already."""
         if self._task is not None and not self._task.done():
             await ended(self._task)
         if self._engine.num_stages > 1:
@@ -251,8 +235,7 @@ class Consolidation:
                     engine.be_whole(recompute=True)
 
     async def _take_kv(self) -> None:
-        """The other stages' part of what the requests under way have computed; the last of it between two steps, at the
-        end of which it has become whole. Raises StageLost."""
+        """The last round is between two steps. Raises StageLost."""
         engine, taken = self._engine, dict[Sequence, int]()
         for _ in range(MAX_ROUNDS):
             if (pipeline := engine.pipeline) is None or _missing(engine, taken) <= FEW_TOKENS:
@@ -273,18 +256,16 @@ class Consolidation:
 
 
 def _missing(engine: Engine, taken: dict[Sequence, int]) -> int:
-    """Tokens of requests under way that have not been taken."""
     return sum(max(0, one.num_computed - taken.get(one, 0)) for one in engine.batch.running)
 
 
-# The routes of a stage: what its agent asks of it, and what a pipeline's first stage asks of the later ones. All of
-# them ask for the engine's key.
+# The routes of a stage, all guarded by the engine's key:
 #
 #     POST /stage/join         agent to the first stage: {"stages": [{"url", "api_key"}, ...]}, the later ones in order
-#     POST /stage/consolidate  agent: {"kv_bytes", "max_running"}; answers when it runs all of the model
+#     POST /stage/consolidate  agent: {"kv_bytes", "max_running"}; answers when it runs the whole model
 #     POST /stage/abandon      agent: give that up
 #     POST /stage/attach       first stage: {"instance_id", "stage", "num_stages"}
-#     POST /stage/step         first stage: activations of a step's tokens; its numbers stand in the query
+#     POST /stage/step         first stage: activations of a step's tokens; its numbers in the query
 #     GET  /stage/kv           first stage: keys and values of so many `tokens`
 
 Route = Callable[[Request, Reply], Awaitable[None]]
@@ -300,8 +281,6 @@ class _Join(msgspec.Struct):
 
 
 class StageApi:
-    """`routes` by method and path."""
-
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self._name = engine, name
         self._consolidation = Consolidation(engine)
@@ -373,7 +352,7 @@ class _KvBody(msgspec.Struct):
 
 
 class Api:
-    """One model's HTTP surface. `names`: every name it is served under, the first is its own."""
+    """`names`: the model's own name first."""
 
     def __init__(
         self, engine: Engine, names: list[str], system_prompt: str = "", api_key: str = "", adapter_slots: int = 0
@@ -385,7 +364,7 @@ class Api:
         self._expected = f"Bearer {api_key}".encode() if api_key else b""
         self._created = int(time.time())
         self._answers: set[Answer] = set()
-        self._states: dict[str, Callable[[], dict[str, Any]]] = {  # what a GET of each path shows
+        self._states: dict[str, Callable[[], dict[str, Any]]] = {
             "/v1/models": self._models,
             "/admin/config": lambda: as_json(engine.faults),
             "/admin/kv": self._kv,
@@ -481,8 +460,7 @@ class Api:
         await self._answer(request, reply, wanted, chat=False)
 
     def _admitted(self, request: Request, reply: Reply, kind: type[BodyT]) -> tuple[BodyT, str]:
-        """The body and its model, unless this request is one that must fail (X-Return-Error, failure_rate), or comes
-        while the engine sleeps."""
+        """Raises ApiError for an injected error (X-Return-Error, failure_rate) or a sleeping engine."""
         if self._engine.refuses:
             reply.headers[REFUSED] = "asleep"
             raise ApiError(503, "the engine sleeps", code="engine_asleep")
@@ -587,7 +565,7 @@ class Api:
         reply.send(200, {"status": "paused"})
 
     def _pause_if_idle(self, reply: Reply) -> None:
-        """Ours: pause, and refuse what comes, unless something runs."""
+        """Unlike vLLM, pause only without running requests."""
         num_in_flight = self._engine.num_in_flight
         if not num_in_flight:
             self._engine.refuses = True
@@ -607,6 +585,5 @@ def _vector(text: str, encoding: str) -> list[float] | str:
 
 
 def _fail_for(reason: str) -> None:
-    """Raises ApiError, where there is a reason."""
     if reason:
         raise ApiError(500, reason, type="injected_error", code="injected")

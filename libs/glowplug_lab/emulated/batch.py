@@ -1,8 +1,7 @@
-"""Which sequences an engine step runs: continuous batching over paged KV memory, in vLLM's V1 order. Pure.
+"""Choose the sequences of an engine step: continuous batching over paged KV memory, in vLLM's V1 order. Pure.
 
-Running sequences first, each with one token (decode) or the next piece of its prompt; then the waiting queue, first
-come first served, while seats, step budget and blocks last. When a decode finds no free block, the youngest running
-sequence is preempted: it loses its blocks and computes them again later.
+Running sequences come first, each with a token (decode) or the next piece of its prompt; then the waiting queue, within
+seats, step budget and blocks. A decode without a free block preempts the youngest running sequence.
 """
 
 from collections import deque
@@ -15,11 +14,11 @@ BLOCK_TOKENS = 16
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request inside the engine. Its `num_computed` tokens have KV; `num_generated` tokens went to the client."""
+    """`num_computed` tokens have KV; `num_generated` went to the client."""
 
     sequence_id: str
     num_prompt: int
-    num_wanted: int  # tokens it will generate
+    num_wanted: int
     num_computed: int = 0
     num_generated: int = 0
     num_blocks: int = 0
@@ -27,7 +26,6 @@ class Sequence:
 
     @property
     def num_known(self) -> int:
-        """Tokens whose content is known: prompt and generated."""
         return self.num_prompt + self.num_generated
 
     @property
@@ -37,8 +35,6 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One forward pass: how many new tokens each sequence computes, and what it costs."""
-
     pieces: dict[Sequence, int]
     seconds: float
     num_prefill_tokens: int
@@ -46,13 +42,13 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """The scheduler's state. Invariant: `num_used_blocks` is the sum over running sequences, never above the total."""
+    """Invariant: `num_used_blocks` is the sum over running sequences, never above the total."""
 
     profile: Profile
     num_blocks: int
     max_running: int
     max_step_tokens: int = 2048
-    long_prefill_tokens: int = 0  # of one prompt in a step while other requests are there; 0: no limit
+    long_prefill_tokens: int = 0  # with other requests; 0: no limit
     running: list[Sequence] = field(default_factory=list)
     waiting: deque[Sequence] = field(default_factory=deque)
     num_used_blocks: int = 0
@@ -67,7 +63,7 @@ class Batch:
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Finish or abort: its blocks are free at once. Unknown sequences are ignored."""
+        """Ignores unknown sequences."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._release(sequence)
@@ -75,14 +71,14 @@ class Batch:
             self.waiting.remove(sequence)
 
     def plan(self) -> Step | None:
-        """The next step, or None when nothing can run. Blocks are taken now; `commit` follows when time has passed."""
+        """Take blocks for the next step; `commit` follows when its time has passed."""
         pieces: dict[Sequence, int] = {}
         budget = self.max_step_tokens
         preempted_before = self.num_preemptions
         most = (self.long_prefill_tokens if len(self.running) + len(self.waiting) > 1 else 0) or budget
         for sequence in list(self.running):
             if sequence not in self.running or budget == 0:
-                continue  # preempted by an older one in this very step, or next time
+                continue
             piece = min(sequence.num_known - sequence.num_computed, budget, most)
             if self._grow(sequence, piece):
                 pieces[sequence] = piece
@@ -92,7 +88,7 @@ class Batch:
         while can_admit and self.waiting and budget and len(self.running) < self.max_running:
             sequence = self.waiting[0]
             piece = min(sequence.num_known, budget, most)
-            if not self._take(sequence, _blocks(sequence.num_known + 1)):  # whole prompt, so that it cannot starve
+            if not self._take(sequence, _blocks(sequence.num_known + 1)):  # whole prompt: no starvation
                 break
             self.running.append(self.waiting.popleft())
             pieces[sequence] = piece
@@ -100,7 +96,7 @@ class Batch:
         return self._cost(pieces) if pieces else None
 
     def commit(self, step: Step) -> list[Sequence]:
-        """Sequences that got a token by this step, in running order. Those removed meanwhile get none."""
+        """Return the sequences that got a token, in running order."""
         emitted = []
         for sequence, piece in step.pieces.items():
             if sequence not in self.running:
@@ -121,7 +117,7 @@ class Batch:
         return Step(pieces=pieces, seconds=seconds, num_prefill_tokens=tok)
 
     def _grow(self, sequence: Sequence, piece: int) -> bool:
-        """Blocks for `piece` more tokens of a running sequence, preempting the youngest as needed."""
+        """Preempts the youngest as needed."""
         needed = _blocks(sequence.num_computed + piece)
         while not self._take(sequence, needed):
             victim = self.running[-1]

@@ -1,4 +1,4 @@
-"""The emulated engine: a real process with vLLM's HTTP subset over modelled time. Never to be taken for a real one."""
+"""Driver of the emulated engine, a real process with vLLM's HTTP subset over modelled time."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from glowplug.engines.port import (
 from glowplug_lab.emulated.faults import Faults, changed
 from glowplug_lab.emulated.profiles import PROFILES
 
-_MOST_S = 86_400.0  # a modelled stage of more than a day never ends for those who wait for it
+_MOST_S = 86_400.0  # a day
 _MOST_RATE = 1e15  # bytes per second, far above any memory
 _MOST_SCALE = 1e6
 
@@ -60,7 +60,7 @@ ARGUMENTS = EngineArguments(
 
 
 def unreadable(path: Path) -> str:
-    """'' for anything but an empty file. Raises OSError."""
+    """Return "" for anything but an empty file. Raises OSError."""
     return f"{path.name} is empty" if path.is_file() and not path.stat().st_size else ""
 
 
@@ -73,7 +73,7 @@ WEIGHTS = EngineWeights(
 
 
 class EmulatedDriver(HostedDriver, Stager):
-    """Runs `emulated_host` for one model. `engine_args`: see ARGUMENTS."""
+    """`engine_args`: see ARGUMENTS."""
 
     name = "emulated"
     arguments = ARGUMENTS
@@ -106,14 +106,13 @@ class EmulatedDriver(HostedDriver, Stager):
         spec |= {"stage": request.stage, "num_stages": num_stages}
         if num_stages > 1:
             spec["kv_bytes"] = max(0, request.num_bytes - -(-model.weights_bytes // num_stages))
-            if not request.stage:  # it runs the requests of all of them (HydraServe section 6.1)
+            if not request.stage:  # it runs all stages' requests (HydraServe section 6.1)
                 spec["max_concurrency"] = model.max_concurrency * num_stages
         spec["time_scale"] = request.model.engine_args.get("time_scale", self._settings.emulated_time_scale)
         return spec
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
-        """Prewarmed, it is paused with its weights where they are; swapped out, they go to host memory, which takes its
-        modelled time."""
+        """Pause; swapped out, also move the weights to host memory in modelled time."""
         await self._tell(handle, "/pause?mode=abort", self._settings.health_timeout_s)
         if becomes == "swapped_out":
             await self._tell(handle, "/sleep?level=1", self._settings.load_timeout_s)
@@ -139,7 +138,7 @@ class EmulatedDriver(HostedDriver, Stager):
         await self._tell(handle, "/admin/kv", self._settings.health_timeout_s, body=body)
 
     async def load_adapter(self, handle: EngineHandle, adapter: Model, weights_path: Path) -> None:
-        if not weights_path.exists():  # its bytes are moved, not read
+        if not weights_path.exists():
             raise EngineFailed(f"there is no adapter at {weights_path}")
         body = json.dumps({"lora_name": adapter.name, "num_bytes": adapter.weights_bytes}).encode()
         await self._tell(handle, "/v1/load_lora_adapter", self._settings.load_timeout_s, body=body)

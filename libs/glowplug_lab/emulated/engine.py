@@ -1,5 +1,5 @@
-"""The batch in time: one task that plans a step, sleeps for its cost, and gives out tokens; and vLLM's metric names for
-it in Prometheus text, written by hand, since a client library would double this process's memory."""
+"""Run the batch in time. Metrics use vLLM's names; their Prometheus text is handwritten, since a client library would
+double this process's memory."""
 
 import asyncio
 import os
@@ -21,21 +21,19 @@ from glowplug_lab.emulated.stages import (
     StepPart,
 )
 
-OnToken = Callable[[bool], None]  # called once per token; True with the last one
+OnToken = Callable[[bool], None]  # True: the last token
 CRASH_STATUS = 139
 _CRASH_DELAY_S = 0.005
 
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters of one engine; gauges are read from the batch when asked."""
-
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason
 
     def text(self, labels: str, batch: Batch, num_carried: int = 0) -> str:
-        """The whole exposition; every sample has these labels. `num_carried`: see stages.Carried."""
+        """`num_carried`: see stages.Carried."""
         blocks = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{batch.num_blocks}",cache_dtype="auto"'
         samples = (
             ("vllm:num_requests_running", "gauge", labels, len(batch.running)),
@@ -58,55 +56,52 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What this engine emulates. Times are emulated seconds; `time_scale` of them pass per real second."""
+    """Times are emulated seconds; `time_scale` of them pass per real second."""
 
     profile: Profile
     context_tokens: int
     max_running: int
-    kv_bytes: int  # of its GPU: a stage's own, of its part of the layers
-    weights_bytes: int  # of the whole model
+    kv_bytes: int  # a stage's own
+    weights_bytes: int  # whole model
     load_bytes_per_s: float
-    first_bytes: int = -1  # of the weights, loaded at the start; the rest when it is woken; -1: all
+    first_bytes: int = -1  # loaded at the start; -1: all
     max_step_tokens: int = 2048
-    long_prefill_tokens: int = 0  # as of Batch
+    long_prefill_tokens: int = 0  # see Batch
     time_scale: float = 1.0
     seed: int = 0
     stage: int = 0
-    num_stages: int = 1  # that the layers are shared out to at the start
-    hop_s: float = 0.0  # added to each way between two stages
+    num_stages: int = 1
+    hop_s: float = 0.0  # added per hop
     stage_timeout_s: float = DEFAULT_STAGE_TIMEOUT_S
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of the grant, never fewer than one whole context needs."""
         every_context = self.max_running * -(-self.context_tokens // BLOCK_TOKENS) * self.block_bytes
         return self.blocks_of(self.kv_bytes or every_context)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one KV block, of the layers that the engine starts with."""
+        """Of the layers held at the start."""
         return max(1, self.profile.kv_bytes_per_token * BLOCK_TOKENS // self.num_stages)
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of the weights of the layers that the engine starts with."""
+        """Weights of the layers held at the start."""
         return -(-self.weights_bytes // self.num_stages)
 
     def blocks_of(self, num_bytes: int) -> int:
-        """Blocks in that many bytes, never fewer than one whole context needs."""
+        """At least those of one full context."""
         return max(num_bytes // self.block_bytes, -(-(self.context_tokens + 1) // BLOCK_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What a stage is once it runs all of the layers: KV cache of its GPU, and the requests it runs at once."""
-
     kv_bytes: Annotated[int, msgspec.Meta(ge=0)]
     max_running: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Engine:
-    """Sequences in, tokens out by callback. Everything runs on one event loop."""
+    """Runs on one event loop."""
 
     def __init__(self, config: EngineConfig, faults: Faults) -> None:
         self.config = config
@@ -120,20 +115,20 @@ class Engine:
             long_prefill_tokens=config.long_prefill_tokens,
         )
         self.rest_bytes = config.weights_bytes - config.first_bytes if config.first_bytes >= 0 else 0
-        self.num_stages = config.num_stages  # 1 once it has all of the layers
-        self.pipeline: Pipeline | None = None  # of a first stage, once it is joined
-        self.carried = Carried(config.profile.kv_bytes_per_token // config.num_stages)  # of a later stage
-        self.whole: Whole | None = None  # what it becomes, once all of the weights are there
-        self.adapters_s = 0.0  # that each step takes longer beside LoRA adapters
-        self.stepping = asyncio.Lock()  # held while a step is under way
-        self.sleeps = False  # its weights are in host memory
-        self.frozen = False  # paused with its requests kept
-        self.refuses = False  # what comes meanwhile
+        self.num_stages = config.num_stages  # 1 once it has all layers
+        self.pipeline: Pipeline | None = None  # of a joined first stage
+        self.carried = Carried(config.profile.kv_bytes_per_token // config.num_stages)
+        self.whole: Whole | None = None  # once all weights are there
+        self.adapters_s = 0.0  # per step, for LoRA adapters
+        self.stepping = asyncio.Lock()
+        self.sleeps = False  # weights in host memory
+        self.frozen = False  # requests are kept
+        self.refuses = False  # new requests
         self.chance = random.Random(config.seed)
         self._on_token: dict[Sequence, OnToken] = {}
         self._wake = asyncio.Event()
         self._tokens_to_crash = faults.crash_at_token
-        self._grown: list[bytes] = []  # by the fault of that name
+        self._grown: list[bytes] = []
         self._next_id = 0
 
     @property
@@ -141,7 +136,6 @@ class Engine:
         return len(self._on_token)
 
     def submit(self, num_prompt: int, num_wanted: int, on_token: OnToken) -> Sequence:
-        """Queue one request; `on_token` is called for each of its `num_wanted` tokens."""
         self._next_id += 1
         sequence = Sequence(str(self._next_id), num_prompt, num_wanted)
         self._on_token[sequence] = on_token
@@ -151,7 +145,7 @@ class Engine:
         return sequence
 
     def finish(self, sequence: Sequence, reason: str) -> None:
-        """Forget a request: it has all it wants, or its client left (reason "abort"). Idempotent."""
+        """Forget a finished or aborted request. Idempotent."""
         if self._on_token.pop(sequence, None) is None:
             return
         self.batch.remove(sequence)
@@ -164,16 +158,14 @@ class Engine:
         self._wake.set()
 
     async def sleep(self) -> None:
-        """Stop stepping, and take the weights to host memory over the modelled link, as fast as they come back
-        (SwapServeLLM section 4 charges both ways)."""
+        """Move the weights to host memory at loading speed (SwapServeLLM section 4 charges both ways)."""
         if not self.sleeps:
             self.sleeps = True
             await self.pass_time(self.config.weights_bytes / self.config.load_bytes_per_s)
 
     async def wake_up(self) -> None:
-        """Bring the weights back over the modelled link, then go on, with the whole KV cache. Of a replica of the first
-        layers the rest comes; it goes on once the last layers come while the shortest prefill runs (WarmServe section
-        4)."""
+        """Load the weights back and resume with the whole KV cache; a replica of the first layers, once the rest of the
+        load fits into the shortest prefill (WarmServe section 4)."""
         self.batch.num_blocks = self.config.num_blocks
         rest_bytes, self.rest_bytes = self.rest_bytes, 0
         if self.sleeps:
@@ -194,28 +186,24 @@ class Engine:
 
     @property
     def serves(self) -> bool:
-        """Whether it answers clients: alone, or as the first of stages that are joined."""
         return self.num_stages == 1 or self.pipeline is not None
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache that one token takes in the layers that the engine has."""
+        """In the layers that the engine has."""
         return self.config.profile.kv_bytes_per_token // self.num_stages
 
     @property
     def kv_tokens_kept(self) -> int:
-        """Tokens whose keys and values it holds for the requests that it runs."""
         return sum(sequence.num_computed for sequence in self.batch.running)
 
     @property
     def kv_bytes_used(self) -> int:
-        """By its own requests, in blocks, and by those of a pipeline that passes through it."""
         own = self.batch.num_used_blocks * BLOCK_TOKENS * self.kv_bytes_per_token
         return own + self.carried.kv_bytes(asyncio.get_running_loop().time())
 
     def be_whole(self, *, recompute: bool) -> None:
-        """From the next step on it runs all of the layers. `recompute`: the other stages' part of the KV cache is lost,
-        and what its requests had computed is computed again."""
+        """Run all layers from the next step. `recompute`: the other stages' KV cache is lost."""
         whole = self.whole
         assert whole is not None, "all of the weights are there first"
         self.num_stages, self.rest_bytes = 1, 0
@@ -230,12 +218,11 @@ class Engine:
         self._wake.set()
 
     def join(self, pipeline: Pipeline, kv_tokens: int) -> None:
-        """Serve as the first of these stages; `kv_tokens` is what the smallest KV cache of them holds."""
         self.pipeline = pipeline
         self.batch.num_blocks = min(self.batch.num_blocks, kv_tokens // BLOCK_TOKENS)
 
     def limit_kv(self, num_bytes: int) -> None:
-        """Shrink or grow the KV cache, never below what is used or what one whole context needs."""
+        """Never below present use or one full context."""
         self.batch.num_blocks = max(self.config.blocks_of(num_bytes), self.batch.num_used_blocks)
         self._wake.set()
 
@@ -243,7 +230,6 @@ class Engine:
         await asyncio.sleep(seconds / self.config.time_scale)
 
     async def run(self) -> None:
-        """Step for ever. Idle, it waits for an event and costs nothing."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -255,7 +241,7 @@ class Engine:
                 due = loop.time()
                 continue
             async with self.stepping:
-                # Sleep until a planned moment, so that the costs of this process do not add up over many steps.
+                # Sleep until a planned moment, so that this process's own costs do not accumulate.
                 seconds = self._seconds(step) / self.num_stages
                 due = max(due, loop.time() - 0.05) + seconds / self.config.time_scale
                 await asyncio.sleep(max(0.0, due - loop.time()))
@@ -267,8 +253,8 @@ class Engine:
                 self._hand_out(self.batch.commit(step))
 
     async def _pass_on(self, step: Step, pipeline: Pipeline) -> bool:
-        """The later stages' part of a step. Without one of them its requests have lost a part of their KV cache: it
-        ends (StageLost), as vLLM does; or goes on alone where it has all of the weights by then, without this step."""
+        """When a later stage is lost, end (StageLost) as vLLM does, or go on alone, without this step, if all weights
+        are there."""
         num_tokens = sum(step.pieces.values())
         kept = self.kv_tokens_kept + num_tokens
         part = StepPart(step.seconds / self.num_stages, num_tokens, kept, len(self.batch.running))
@@ -282,7 +268,6 @@ class Engine:
         return True
 
     async def carry(self, part: StepPart) -> None:
-        """Do a later stage's part of a pipeline's step. One that hangs never does."""
         while self.faults.hang:
             self._wake.clear()
             await self._wake.wait()
@@ -311,5 +296,5 @@ class Engine:
             self._tokens_to_crash -= 1
             if self._tokens_to_crash == 0:
                 print("fault injection: crash_at_token", flush=True)
-                # The token itself still reaches its client: writing it is the next thing this loop does.
+                # Delayed, so that the token still reaches its client.
                 asyncio.get_running_loop().call_later(_CRASH_DELAY_S, os._exit, CRASH_STATUS)

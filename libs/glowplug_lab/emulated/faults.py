@@ -1,4 +1,4 @@
-"""What is made to go wrong, changed while the engine runs (`/admin/config`) or given at its start."""
+"""Injected faults, set at the start or while the engine runs (`/admin/config`)."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -8,7 +8,7 @@ import msgspec
 FailureType = Literal[
     "rate_limit", "invalid_api_key", "context_length", "server_error", "invalid_request", "model_not_found"
 ]
-FAILURES: dict[FailureType, tuple[int, str, str]] = {  # failure type -> status, OpenAI type, code
+FAILURES: dict[FailureType, tuple[int, str, str]] = {  # status, OpenAI type, code
     "rate_limit": (429, "rate_limit_error", "rate_limit_exceeded"),
     "invalid_api_key": (401, "authentication_error", "invalid_api_key"),
     "context_length": (400, "invalid_request_error", "context_length_exceeded"),
@@ -19,26 +19,26 @@ FAILURES: dict[FailureType, tuple[int, str, str]] = {  # failure type -> status,
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Live behaviour. Times in emulated seconds; -1 keeps what the profile says."""
+    """Live behaviour. Times in emulated seconds; -1 keeps the profile's."""
 
     ttft_s: float = -1.0
     itl_s: float = -1.0
-    failure_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # of requests answered with an error
-    failure_types: tuple[FailureType, ...] = ()  # drawn from these; empty: all
-    hang: bool = False  # accepts requests and makes no token; /health stays well
-    hang_health: bool = False  # /health never answers
+    failure_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    failure_types: tuple[FailureType, ...] = ()  # empty: all
+    hang: bool = False  # /health stays well
+    hang_health: bool = False
     health_delay_s: float = 0.0
-    unhealthy: bool = False  # /health says 503
-    crash_at_token: int = 0  # the process dies after so many tokens from now; 0: never
-    grow_bytes_per_token: int = 0  # of host memory, taken with each token and kept
-    startup_failure: str = ""  # not ready, for this reason
-    sleep_failure: str = ""  # /pause and /sleep say 500, for this reason
-    wake_failure: str = ""  # so does /wake_up
+    unhealthy: bool = False
+    crash_at_token: int = 0  # after so many more tokens; 0: never
+    grow_bytes_per_token: int = 0  # host memory, kept
+    startup_failure: str = ""
+    sleep_failure: str = ""  # /pause and /sleep answer 500
+    wake_failure: str = ""  # likewise
     mode: Literal["random", "echo"] = "random"
 
 
 def changed(faults: Faults, changes: Any) -> Faults:
-    """`faults` with these changes. Raises ValueError naming the field that is unknown or of the wrong kind."""
+    """Raises ValueError naming the unknown or wrong field."""
     if not isinstance(changes, dict):
         raise ValueError("a JSON object is expected")
     if endless := [name for name, value in changes.items() if isinstance(value, float) and not math.isfinite(value)]:

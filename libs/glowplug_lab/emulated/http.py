@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 server on asyncio and httptools: keep-alive, chunked streams, a task that ends with its client."""
+"""A small HTTP/1.1 server on asyncio and httptools. Tasks end with their client."""
 
 import asyncio
 import json
@@ -28,8 +28,6 @@ class Request:
 
 
 class Reply:
-    """The answer of one request: `send` once, or `start` and then `chunk`s and `end`."""
-
     def __init__(self, connection: "Connection", keep_alive: bool) -> None:
         self._connection = connection
         self._keep_alive = keep_alive
@@ -47,7 +45,7 @@ class Reply:
         self._head(200, content_type, "transfer-encoding: chunked", b"")
 
     async def chunk(self, data: bytes) -> None:
-        """One piece of a stream; waits while the client reads too slowly."""
+        """Waits for a slow reader."""
         self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
         await self._connection.writable.wait()
 
@@ -72,7 +70,7 @@ Handler = Callable[[Request, Reply], Awaitable[None]]
 
 
 class Connection(asyncio.Protocol):
-    """One client. Requests are answered in order; reading goes on meanwhile, so that a leaving client is noticed."""
+    """Reading continues during an answer, so that a disconnect is noticed."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -84,7 +82,7 @@ class Connection(asyncio.Protocol):
         self.writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -159,7 +157,7 @@ class Connection(asyncio.Protocol):
             except Exception:  # noqa: BLE001 - one request must not end the engine
                 traceback.print_exc(file=sys.stderr)
                 if reply.started:
-                    self.close()  # without an end: the client sees a broken stream and not a short one
+                    self.close()  # broken, not short, for the client
                 else:
                     reply.send(500, {"error": {"message": "internal error", "type": "server_error", "code": None}})
         self._task = None

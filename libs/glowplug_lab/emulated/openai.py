@@ -1,4 +1,4 @@
-"""OpenAI bodies: what a request must look like. Errors name the field."""
+"""OpenAI bodies and their checks. Errors name the field."""
 
 import re
 from collections.abc import Sequence as Items
@@ -17,8 +17,6 @@ T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """An answer that is an error, in OpenAI's shape."""
-
     def __init__(
         self,
         status: int,
@@ -34,8 +32,6 @@ class ApiError(Exception):
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """The fields that mean something here; others are left alone."""
-
     model: str | None = None
 
 
@@ -44,8 +40,6 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerateBody(Body, kw_only=True):
-    """A request for text."""
-
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -60,7 +54,7 @@ class GenerateBody(Body, kw_only=True):
 
     @property
     def num_wanted(self) -> int:
-        """Tokens at most; 0 when the client sets no bound."""
+        """0: no bound."""
         return self.max_completion_tokens or self.max_tokens or 0
 
     @property
@@ -104,8 +98,7 @@ class TokenizeBody(Body, kw_only=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked request for text. `begun`: what of the answer is there already, which is a part of what is read and not
-    of the `prompt` that the answer depends on."""
+    """`begun`: beginning of the answer, not part of the `prompt` that decides it."""
 
     body: GenerateBody
     model: str
@@ -119,7 +112,7 @@ def bad(param: str, message: str) -> ApiError:
 
 
 def parse(raw: bytes, kind: type[T]) -> T:
-    """The body as one of these types. Raises ApiError 400."""
+    """Raises ApiError 400."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
@@ -131,7 +124,6 @@ def parse(raw: bytes, kind: type[T]) -> T:
 
 
 def _named(message: str) -> tuple[str, str] | None:
-    """The field that msgspec complains of, and why; None where it complains of the body as a whole."""
     where, missing = _PATH.search(message), _MISSING.search(message)
     path = [where[1]] if where else []
     path += [missing[1]] if missing else []
@@ -139,7 +131,7 @@ def _named(message: str) -> tuple[str, str] | None:
 
 
 def check_model(model: str | None, names: Items[str]) -> str:
-    """The name that the client asked for, by default the engine's own. Raises ApiError 404."""
+    """Default to the engine's own name. Raises ApiError 404."""
     model = names[0] if model is None else model
     if model not in names:
         raise ApiError(404, f"The model `{model}` does not exist.", param="model", code="model_not_found")
@@ -147,7 +139,7 @@ def check_model(model: str | None, names: Items[str]) -> str:
 
 
 def chat_prompt(messages: Items[Message], system_prompt: str) -> str:
-    """All messages as one text. A default system message comes first when the client gives none."""
+    """The default system message is added if the client gives none."""
     parts = [f"{message.role}: {message.text}" for message in messages]
     if system_prompt and not (messages and messages[0].role == "system"):
         parts.insert(0, f"system: {system_prompt}")
@@ -155,7 +147,7 @@ def chat_prompt(messages: Items[Message], system_prompt: str) -> str:
 
 
 def begun_chat(body: ChatBody) -> tuple[list[Message], str]:
-    """(the messages without it, the last message) where that is one of the assistant's that the answer goes on with."""
+    """Split off the assistant's last message if the answer continues it."""
     if not body.continue_final_message:
         return body.messages, ""
     if body.add_generation_prompt:
@@ -167,13 +159,13 @@ def begun_chat(body: ChatBody) -> tuple[list[Message], str]:
 
 
 def begun_completion(prompt: str) -> tuple[str, str]:
-    """(prompt, answer) of a prompt with the beginning of an answer behind it, which its label tells."""
+    """Split (prompt, begun answer) at the answer's label."""
     at = prompt.find(LABEL)
     return (prompt[:at], prompt[at:]) if at > 0 else (prompt, "")
 
 
 def texts_of(param: str, given: Prompts) -> list[tuple[str, int]]:
-    """(text, tokens) of each prompt: of a text, a list of texts, a list of token ids, or a list of such lists."""
+    """(text, tokens) of each prompt: a text, texts, token ids, or lists of them."""
     items: list[Any] = [given] if isinstance(given, str) or all(type(one) is int for one in given) else list(given)
     if not items or not all(items) or len({type(one) for one in items}) > 1 or type(items[0]) is int:
         raise bad(param, "a text, a list of texts or lists of token ids are expected")
@@ -181,7 +173,7 @@ def texts_of(param: str, given: Prompts) -> list[tuple[str, int]]:
 
 
 def check_generate(wanted: Generate, context_tokens: int) -> None:
-    """Check what depends on more than one field. Raises ApiError 400."""
+    """Raises ApiError 400."""
     body, num_prompt, max_tokens = wanted.body, wanted.num_prompt, wanted.body.num_wanted
     if body.stream_options is not None and not body.stream:
         raise bad("stream_options", "only allowed with stream")

@@ -1,4 +1,4 @@
-"""What one engine step costs: least-squares fits over published profile files (Aegaeon), 2-11 % mean error.
+"""Step costs: least-squares fits over published profile files (Aegaeon), 2-11 % mean error.
 
 Departures: the fits are of pure prefill and pure decode steps. A mixed step (chunked prefill) is charged the larger
 constant once, plus both variable parts.
@@ -18,10 +18,9 @@ class Profile:
     decode_ms_per_seq: float
     decode_ms_per_ctx: float
     kv_bytes_per_token: int
-    activation_bytes: int  # of one token, between two layers
+    activation_bytes: int  # per token, between two layers
 
     def step_s(self, *, tok: int, sq: int, num_decoding: int, ctx: int) -> float:
-        """Seconds of one step that prefills `tok` tokens and decodes one token of each of `num_decoding` sequences."""
         constant = max(self.prefill_ms if tok else 0.0, self.decode_ms if num_decoding else 0.0)
         prefill = self.prefill_ms_per_tok * tok + self.prefill_ms_per_sq * sq
         decode = self.decode_ms_per_seq * num_decoding + self.decode_ms_per_ctx * ctx
@@ -44,7 +43,7 @@ PROFILES = {  # prefill: constant, per tok, per sq; decode: constant, per sequen
 }
 
 DEFAULT_PROFILE = "llama-2-7b/a10"
-CHUNK_BYTES = 16e6  # of weights that are moved while they arrive: HydraServe Eq. 5's last chunk (erratum E15)
+CHUNK_BYTES = 16e6  # HydraServe Eq. 5's last chunk (erratum E15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +52,6 @@ class ColdStart:
     SwapServeLLM (7 to 13.5 GB/s measured from host memory to a GPU)."""
 
     launch_s: float = 2.0
-    fetch_bytes_per_s: float = 0.0  # a modelled network, for models without a weight file; 0: already in host memory
+    fetch_bytes_per_s: float = 0.0  # modelled network, for models without a weight file; 0: already in host memory
     load_bytes_per_s: float = 10e9
     warmup_s: float = 0.5

@@ -1,10 +1,9 @@
-"""A pipeline over several of these processes (HydraServe sections 4 and 6): each holds its part of the layers, the
-first one answers clients and asks the later ones, in order, for their part of every step.
+"""A pipeline over several processes (HydraServe sections 4 and 6): the first stage answers clients and asks the later
+ones, in order, for their part of each step.
 
-Real: the processes, the connections, and the bytes on them (activations of a step's tokens, KV cache of a
-consolidation; zeros of the size that the modelled model has). Modelled: the time of a step, an even part at each stage.
-Departure: activations come back to the first stage, which sends them on; in the paper each stage sends them to the
-next.
+Real: processes, connections, and bytes (activations, KV cache; zeros of the modelled size). Modelled: step times,
+divided evenly. Departure: activations return to the first stage, which sends them on; in the paper each stage sends
+them to the next.
 """
 
 import asyncio
@@ -18,29 +17,26 @@ from urllib.parse import urlsplit
 
 MAX_HEAD_BYTES = 1 << 16
 KV_CHUNK_BYTES = 1 << 20
-DEFAULT_STAGE_TIMEOUT_S = 10.0  # real seconds until a stage that does not answer is lost
-IDLE_S = 5.0  # after so long without a step a pipeline has no request under way
+DEFAULT_STAGE_TIMEOUT_S = 10.0  # real seconds without an answer
+IDLE_S = 5.0  # an idle pipeline has no request in flight
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 
 
 class StageLost(Exception):
-    """A later stage does not answer, or not as it must: the pipeline cannot go on."""
+    """A later stage gave no valid answer."""
 
 
 class StageLink:
-    """One connection to a later stage, held open between questions, which go one after the other."""
-
     def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
         self.url, self._api_key, self._timeout_s = url, api_key, timeout_s
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._asking = asyncio.Lock()
 
     def another(self) -> "StageLink":
-        """A second connection to the same stage."""
         return StageLink(self.url, self._api_key, self._timeout_s)
 
     async def ask(self, method: str, target: str, body: bytes = b"") -> bytes:
-        """The body of its answer. Raises StageLost."""
+        """Raises StageLost."""
         where = f"{self.url}{target.partition('?')[0]}"
         async with self._asking:
             try:
@@ -52,7 +48,7 @@ class StageLink:
             except (OSError, ValueError, IndexError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
                 self.close()
                 raise StageLost(f"{where}: {type(error).__name__} {error}") from error
-            except BaseException:  # cancelled in the middle of an answer, which nobody reads any more
+            except BaseException:  # cancelled in the middle of an answer
                 self.close()
                 raise
         if status != 200:
@@ -83,11 +79,11 @@ class StageLink:
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """What a later stage is told of one step: its own seconds (emulated), and what the pipeline holds after it."""
+    """Seconds are emulated."""
 
     seconds: float
-    num_tokens: int  # that pass through
-    kv_tokens: int  # whose keys and values are kept
+    num_tokens: int
+    kv_tokens: int
     num_running: int
 
     def target(self) -> str:
@@ -96,7 +92,7 @@ class StepPart:
 
     @classmethod
     def read(cls, query: dict[str, list[str]]) -> "StepPart":
-        """Raises ValueError for what is missing or no number."""
+        """Raises ValueError."""
         given = {name: values[-1] for name, values in query.items()}
         try:
             counts = [int(given[name]) for name in ("tokens", "kv", "running")]
@@ -109,21 +105,19 @@ class StepPart:
 
 
 class Pipeline:
-    """The later stages, as the first one sees them. `hop_s` real seconds are added to each way of a step (a modelled
-    network)."""
+    """`hop_s` real seconds are added per hop (a modelled network)."""
 
     def __init__(self, links: Items[StageLink], activation_bytes: int, hop_s: float = 0.0) -> None:
         self._links, self._activation_bytes, self._hop_s = tuple(links), activation_bytes, hop_s
-        self._bulk = tuple(link.another() for link in links)  # so that no step waits for KV cache that moves
-        self.num_bytes_moved = 0  # of KV cache
+        self._bulk = tuple(link.another() for link in links)  # steps do not wait for KV cache
+        self.num_bytes_moved = 0
 
     @property
     def num_stages(self) -> int:
         return len(self._links) + 1
 
     async def attach(self, instance_id: str) -> int:
-        """Make sure that each is there and has its part. Returns the tokens that the smallest of their KV caches holds.
-        Raises StageLost."""
+        """Check each stage's part; return the tokens of the smallest KV cache. Raises StageLost."""
         num_tokens = []
         for number, link in enumerate(self._links, start=1):
             question = {"instance_id": instance_id, "stage": number, "num_stages": self.num_stages}
@@ -132,7 +126,7 @@ class Pipeline:
         return min(num_tokens)
 
     async def step(self, part: StepPart) -> None:
-        """Have each stage do its part of a step, one after the other. Raises StageLost."""
+        """Raises StageLost."""
         activations = bytes(part.num_tokens * self._activation_bytes)
         for link in self._links:
             await self._hop()
@@ -144,8 +138,7 @@ class Pipeline:
             await asyncio.sleep(self._hop_s)
 
     async def take_kv(self, num_tokens: int, bytes_per_token: int) -> None:
-        """Bring the keys and values of so many tokens over, from all later stages side by side. `bytes_per_token` of
-        one stage. Raises StageLost."""
+        """Fetch from all later stages in parallel; `bytes_per_token` is per stage. Raises StageLost."""
         at_once = max(1, KV_CHUNK_BYTES // max(1, bytes_per_token))
 
         async def take(link: StageLink) -> None:
@@ -162,12 +155,10 @@ class Pipeline:
 
 @dataclass(slots=True)
 class Carried:
-    """What a later stage knows of the pipeline that passes through it. An idle pipeline does not say that it is."""
-
-    bytes_per_token: int  # of KV cache, of this stage's layers
+    bytes_per_token: int  # of this stage's KV cache
     kv_tokens: int = 0
     num_running: int = 0
-    stepped_at: float = float("-inf")  # on the event loop's clock
+    stepped_at: float = float("-inf")  # event loop's clock
 
     def stepped(self, part: StepPart, now_s: float) -> None:
         self.kv_tokens, self.num_running, self.stepped_at = part.kv_tokens, part.num_running, now_s
@@ -179,12 +170,10 @@ class Carried:
         return self.num_running if self.is_passing(now_s) else 0
 
     def is_passing(self, now_s: float) -> bool:
-        """Whether there was a step lately."""
         return now_s - self.stepped_at < IDLE_S
 
 
 async def ended(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task and wait for its end."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, StageLost):
         await task

@@ -1,4 +1,4 @@
-"""Words, counts and vectors that depend on their input alone: the same request gets the same answer for ever."""
+"""Words, counts and vectors that depend only on their input."""
 
 import math
 import random
@@ -15,7 +15,7 @@ _WORDS = tuple(_SENTENCES.split())
 
 
 def token_ids(text: str) -> list[int]:
-    """One id for each four bytes: not a tokenizer, but the usual ratio, and stable."""
+    """One id per four bytes: not a tokenizer."""
     raw = text.encode("utf-8", "surrogatepass")
     return [zlib.crc32(raw[i : i + _BYTES_PER_TOKEN]) % 32_000 for i in range(0, len(raw), _BYTES_PER_TOKEN)]
 
@@ -25,12 +25,11 @@ def count_tokens(text: str) -> int:
 
 
 def natural_length(prompt: str, seed: int) -> int:
-    """Tokens the answer has when nothing limits it: 16 to 256, by prompt and seed."""
+    """16 to 256, by prompt and seed."""
     return 16 + zlib.crc32(prompt.encode("utf-8", "surrogatepass"), seed & 0xFFFFFFFF) % 241
 
 
 def answer_tokens(prompt: str, seed: int, echo: bool = False) -> Iterator[str]:
-    """Endless tokens, the label first. With `echo` the words of the prompt come next."""
     yield LABEL
     if echo:
         for word in prompt.split():
@@ -42,7 +41,7 @@ def answer_tokens(prompt: str, seed: int, echo: bool = False) -> Iterator[str]:
 
 
 def num_begun(prompt: str, seed: int, begun: str, echo: bool = False) -> int:
-    """Tokens of the answer that `begun` is the beginning of; 0 where it is none."""
+    """Tokens of the answer in `begun`, or 0."""
     num_tokens, length = 0, 0
     for token in answer_tokens(prompt, seed, echo):
         if length == len(begun):
@@ -54,7 +53,6 @@ def num_begun(prompt: str, seed: int, begun: str, echo: bool = False) -> int:
 
 
 def embedding(text: str, num_dimensions: int) -> list[float]:
-    """A unit vector drawn from a generator seeded by the text."""
     draw = random.Random(zlib.crc32(text.encode("utf-8", "surrogatepass")))
     vector = [draw.gauss(0.0, 1.0) for _ in range(num_dimensions)]
     norm = math.sqrt(sum(value * value for value in vector)) or 1.0

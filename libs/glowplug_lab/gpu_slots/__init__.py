@@ -1,5 +1,5 @@
-"""GPU memory mapped to a model's addresses, and moved from one model to another without allocating it again (WarmServe
-section 4.2). No engine of the fleet serves from slots yet.
+"""GPU memory mapped to a model's addresses and moved between models without reallocation (WarmServe section 4.2). No
+engine of the fleet uses slots yet.
 
     chunk   physical memory of one size, created once (32 MiB on a GPU)     host_memory.py, cuda_memory.py
     pool    all chunks of a GPU, each free or with its holders              pool.py
@@ -7,23 +7,18 @@ section 4.2). No engine of the fleet serves from slots yet.
             from offset 0, KV cache behind them                             slots.py
     owner   a process that creates chunks and lends them to others          owner.py, owner_client.py, peers.py
 
-Who owns what. The pool creates chunks and never maps; a slot maps and never creates. In one process a slot takes from a
-ChunkPool; across processes loaders and engines borrow from the owner over a Unix socket, where the connection is the
-lock: when a process dies, its chunks are free again. Weights are published under a name and attached by others, read
-only, and each of their chunks is free once its last holder gives it back. The owner has no context on the device, so a
-fault there does not reach it; when the owner dies, engines compute on and hand their chunks to the next owner.
+The pool creates chunks and never maps; a slot maps and never creates. Across processes, loaders and engines borrow from
+the owner over a Unix socket; a connection's end frees its chunks. Published weights are attached by name, read only,
+and are free after their last holder. The owner has no device context, so device faults do not reach it; when it dies,
+engines go on and hand their chunks to the next.
 
-The steps of a switch of models (switch.py):
+A switch of models (switch.py):
 
-1. `prewarm`: take chunks, map a run of them, copy the weights that have arrived, map the next run meanwhile. Copies
-   wait for more urgent ones (copies.py).
-2. `activate`: a request comes. The other slots lose their chunks, and the winner's KV cache grows into all free memory:
-   first a GiB, then run by run while the engine serves.
-3. `donate`: the instance drains. The part of its KV cache that WarmServe Eq. 1 does not keep goes back to the pool,
-   where the next model is prewarmed.
-4. `evict`: the instance is gone. Its chunks go back, or its weights stay and only its KV cache goes.
+1. `prewarm`: map chunks run by run and copy the weights meanwhile, after urgent copies (copies.py).
+2. `activate`: take the other slots' chunks for the KV cache: first a GiB, then run by run while serving.
+3. `donate`: while draining, give up the KV cache that WarmServe Eq. 1 does not keep.
+4. `evict`: give back all chunks, or only the KV cache's.
 
-A model's addresses never change, so its tensors (dlpack.py) and CUDA graphs stay valid. The port is gpu_memory.py;
-mappings.py refuses what a GPU would refuse, so host memory, which stands for a GPU in tests, is as strict. docs/gpu.md
-says what is measured and what is not.
+Addresses never change, so tensors (dlpack.py) and CUDA graphs stay valid. gpu_memory.py is the port; mappings.py
+refuses what a GPU would. See docs/gpu.md for measurements.
 """

@@ -1,9 +1,8 @@
-"""The order of copies to a GPU: urgent copies first, with a bound on the copies already under way before them.
+"""Order copies to a GPU: urgent ones first, with a bound on copies under way.
 
-HydraServe section 4.2 wants a critical copy to pass others; a stream's priority does not reorder copies on CUDA. So the
-order is decided before a copy begins: each class has a bucket of tokens, one for each byte that it may have under way,
-and a class begins nothing while a more urgent one waits or copies. An urgent copy then waits at most for the other
-classes' tokens: 64 MiB take 1.2 ms at 55 GB/s.
+HydraServe section 4.2 wants critical copies to pass others; CUDA stream priorities do not reorder copies. So each class
+has a bucket of tokens, one per byte, and waits for more urgent classes. An urgent copy waits at most for the others'
+tokens: 64 MiB take 1.2 ms at 55 GB/s.
 """
 
 import threading
@@ -17,7 +16,7 @@ MIB = 1 << 20
 
 
 class CopyClass(IntEnum):
-    """Urgency of a copy, the most urgent class first."""
+    """Most urgent first."""
 
     CRITICAL = 0  # a request waits for these bytes
     PREWARM = 1
@@ -29,19 +28,18 @@ UNDER_WAY_BYTES = {CopyClass.CRITICAL: 256 * MIB, CopyClass.PREWARM: 64 * MIB, C
 
 
 class CopyBuckets:
-    """Tokens and waiting pieces of each class. Pure."""
+    """Pure."""
 
     def __init__(self, under_way_bytes: Mapping[CopyClass, int] = UNDER_WAY_BYTES) -> None:
         self._full, self._tokens = dict(under_way_bytes), dict(under_way_bytes)
         self._num_pieces = dict.fromkeys(CopyClass, 0)  # waiting or under way
 
     def ask(self, urgency: CopyClass) -> None:
-        """Announce a piece: until it ends, no less urgent piece begins."""
+        """Until the piece ends, no less urgent one begins."""
         self._num_pieces[urgency] += 1
 
     def admits(self, urgency: CopyClass, num_bytes: int) -> bool:
-        """Return whether a piece may begin. One larger than the whole bucket may when nothing of its class is under
-        way."""
+        """A piece larger than the bucket may begin when nothing of its class is under way."""
         if any(self._num_pieces[other] for other in CopyClass if other < urgency):
             return False
         return num_bytes <= self._tokens[urgency] or self._tokens[urgency] == self._full[urgency]
@@ -50,15 +48,12 @@ class CopyBuckets:
         self._tokens[urgency] -= num_bytes
 
     def end(self, urgency: CopyClass, num_bytes: int) -> None:
-        """Give back the tokens of a piece that had begun and is done, or failed."""
         self._tokens[urgency] += num_bytes
         self._num_pieces[urgency] -= 1
 
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """One copy under way."""
-
     copy: Copy
     num_bytes: int
     urgency: CopyClass
@@ -66,8 +61,7 @@ class Piece:
 
 
 class Copier:
-    """Copies in pieces, callable from any number of threads; `buckets` decide which piece begins next. Raises
-    GpuError."""
+    """Copy in pieces, from any number of threads. Raises GpuError."""
 
     def __init__(self, memory: GpuMemory, buckets: CopyBuckets | None = None, piece_bytes: int = 16 * MIB) -> None:
         self._memory, self._piece_bytes = memory, piece_bytes
@@ -76,14 +70,14 @@ class Copier:
         self._under_way: list[Piece] = []
 
     def begin(self, address: int, host_address: int, num_bytes: int, urgency: CopyClass) -> list[Piece]:
-        """Return once every piece has begun. When one cannot begin, wait for the earlier ones, then raise."""
+        """Return once every piece has begun; on failure, wait for the earlier ones and raise."""
         pieces: list[Piece] = []
         try:
             for at in range(0, num_bytes, self._piece_bytes):
                 piece_bytes = min(self._piece_bytes, num_bytes - at)
                 pieces.append(self._begin_one(address + at, host_address + at, piece_bytes, urgency))
         except BaseException:
-            self.wait(pieces)  # the caller does not know these pieces, and may unmap their destination
+            self.wait(pieces)  # the caller may unmap their destination
             raise
         return pieces
 
@@ -105,7 +99,6 @@ class Copier:
             return piece
 
     def wait(self, pieces: Iterable[Piece]) -> None:
-        """Return once all these pieces are done."""
         with self._changed:
             for piece in pieces:
                 while not piece.is_done:
@@ -113,7 +106,6 @@ class Copier:
                         self._changed.wait(_POLL_S)
 
     def _collect(self) -> bool:
-        """Give back the tokens of finished pieces. Returns whether there were any."""
         done = [piece for piece in self._under_way if piece.copy.is_done()]
         for piece in done:
             piece.is_done = True

@@ -1,8 +1,7 @@
-"""An NVIDIA GPU's memory by CUDA's virtual memory management, through cuda-python (`pip install 'glowplug[gpu]'`).
+"""An NVIDIA GPU's memory by CUDA virtual memory management, through cuda-python (`pip install 'glowplug[gpu]'`).
 
-Chunks are created exportable as descriptors. Every thread that touches the device takes its primary context, which
-torch uses too. A process that only creates, exports and releases chunks (owner.py) never makes a context, so that a
-fault on the device does not reach it. Not measured yet: docs/gpu.md says what is expected.
+Threads share the device's primary context with torch. A process that only creates, exports and releases chunks
+(owner.py) makes no context, so device faults do not reach it. Not measured yet: see docs/gpu.md.
 """
 
 import importlib
@@ -20,7 +19,7 @@ _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 
 def load_driver() -> Any:
-    """Load the CUDA driver's functions and initialise it. Raises GpuUnavailable."""
+    """Raises GpuUnavailable."""
     try:
         driver = importlib.import_module(_DRIVER)
     except ImportError as error:
@@ -28,7 +27,7 @@ def load_driver() -> Any:
     try:
         check(driver, "cuInit", driver.cuInit(0))
         num_devices = check(driver, "cuDeviceGetCount", driver.cuDeviceGetCount())
-    except (GpuError, RuntimeError, OSError, ImportError) as error:  # the library itself may be missing
+    except (GpuError, RuntimeError, OSError, ImportError) as error:  # the library may be missing
         raise GpuUnavailable(f"no NVIDIA driver answers: {error}") from error
     if not num_devices:
         raise GpuUnavailable("the NVIDIA driver answers but there is no GPU")
@@ -36,8 +35,7 @@ def load_driver() -> Any:
 
 
 def check(driver: Any, call: str, answer: tuple[Any, ...]) -> Any:
-    """Return what a driver function returned besides its status: nothing, one value, or a tuple. Raises OutOfGpuMemory
-    and GpuError."""
+    """Raises OutOfGpuMemory and GpuError."""
     status, *values = answer
     if status == driver.CUresult.CUDA_SUCCESS:
         return values[0] if len(values) == 1 else tuple(values)
@@ -48,8 +46,6 @@ def check(driver: Any, call: str, answer: tuple[Any, ...]) -> Any:
 
 
 class _Event:
-    """A copy on a stream, observed by the event recorded after it."""
-
     def __init__(self, memory: "CudaMemory", event: Any) -> None:
         self._memory, self._event, self._is_done = memory, event, False
 
@@ -76,8 +72,8 @@ class _Event:
 
 
 class CudaMemory:
-    """GpuMemory of one device. Only tests pass `driver`. Raises GpuUnavailable, and ValueError for chunks that are no
-    multiple of the device's granularity."""
+    """Only tests pass `driver`. Raises GpuUnavailable; ValueError for chunks that are no multiple of the
+    granularity."""
 
     kind = "cuda"
 
@@ -99,7 +95,7 @@ class CudaMemory:
         self._has_context = False
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call one function of the driver. Raises OutOfGpuMemory and GpuError."""
+        """Raises OutOfGpuMemory and GpuError."""
         return check(self.driver, name, getattr(self.driver, name)(*args))
 
     def reserve(self, num_bytes: int) -> int:
@@ -138,7 +134,7 @@ class CudaMemory:
             self._mappings.did_set_access(address, num_bytes, access)
 
     def unmap(self, address: int, num_bytes: int) -> list[Chunk]:
-        """Unmap chunk by chunk: the driver takes only whole mappings."""
+        """The driver takes only whole mappings."""
         with self._lock:
             chunks = self._mappings.run("unmap", address, num_bytes)
             self.enter()
@@ -153,7 +149,6 @@ class CudaMemory:
             return int(self.call("cuMemExportToShareableHandle", self._handles[chunk], self._as_descriptor, 0)), 0
 
     def import_fd(self, descriptor: int, offset: int) -> Chunk:
-        """Import the chunk behind a descriptor. `offset` must be 0: a descriptor is one chunk."""
         if offset:
             raise GpuError("import_fd", f"a chunk of a GPU has no offset, and got {offset}")
         with self._lock:
@@ -161,7 +156,7 @@ class CudaMemory:
             return self._named(handle)
 
     def pin(self, address: int, num_bytes: int) -> None:
-        """Pin pages, which also populates them: pin what has been written already, a few hundred MiB at a time."""
+        """Pinning populates pages: pin written ones, a few hundred MiB at a time."""
         self.enter()
         flags = self.driver.CU_MEMHOSTREGISTER_PORTABLE | self.driver.CU_MEMHOSTREGISTER_DEVICEMAP
         self.call("cuMemHostRegister", address, num_bytes, flags)
@@ -171,7 +166,7 @@ class CudaMemory:
         self.call("cuMemHostUnregister", address)
 
     def copy_in(self, address: int, host_address: int, num_bytes: int) -> _Event:
-        """Begin a copy on a stream of the calling thread's own."""
+        """Copy on the calling thread's own stream."""
         with self._lock:
             self._mappings.may_touch("copy_in", address, num_bytes, write=True)
         stream = self._stream()
@@ -216,7 +211,6 @@ class CudaMemory:
                 self._threads = threading.local()
 
     def enter(self) -> None:
-        """Make the primary context current, once for each thread; retain it once for the process."""
         if getattr(self._threads, "is_current", False):
             return
         with self._lock:
@@ -245,7 +239,7 @@ class CudaMemory:
         made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         made.location.id = self.device
-        made.requestedHandleTypes = self._as_descriptor  # required at creation for a later export
+        made.requestedHandleTypes = self._as_descriptor  # required for a later export
         return made
 
     @property

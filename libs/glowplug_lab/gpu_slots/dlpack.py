@@ -1,8 +1,7 @@
-"""Memory of ours as a tensor: the DLPack protocol over an address, without torch and without a copy.
+"""Memory as a tensor without torch or a copy: DLPack over an address, for `torch.from_dlpack(Exported(...))` or
+`numpy.from_dlpack(...)`, as uint8.
 
-`torch.from_dlpack(Exported(...))` and `numpy.from_dlpack(...)` accept it. The bytes are uint8; `.view(dtype)` gives
-them another type. Source: the DLPack specification, `dlpack.h` (DLManagedTensor, the form without a version, which
-every reader knows).
+Source: the DLPack specification, `dlpack.h` (DLManagedTensor, the unversioned form, which every reader knows).
 """
 
 import ctypes
@@ -32,11 +31,10 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
-_alive: dict[int, tuple[Any, ...]] = {}  # address of a _Managed -> what must live until its reader deletes it
+_alive: dict[int, tuple[Any, ...]] = {}  # by address of a _Managed, until its reader deletes it
 
 
 def _delete(address: int) -> None:
-    """Release what a tensor kept alive; called by the reader when its last tensor goes."""
     _alive.pop(address, None)
 
 
@@ -52,7 +50,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.
 
 
 def _drop(capsule: int) -> None:
-    """Delete the tensor of an unread capsule; one that was read has another name and belongs to its reader."""
+    """A read capsule is renamed and belongs to its reader."""
     if _is_unread(capsule, _NAME):
         _delete(_pointer(capsule, _NAME))
 
@@ -62,7 +60,7 @@ _destructor = _Destructor(_drop)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """`num_bytes` at `address` of a device, uint8 in one dimension; every tensor of it keeps `owner` alive."""
+    """uint8 in one dimension; every tensor keeps `owner` alive."""
 
     address: int
     num_bytes: int
@@ -74,8 +72,7 @@ class Exported:
         return self.device_type, self.device_id
 
     def __dlpack__(self, **_: Any) -> Any:
-        """Make a capsule. The reader's other arguments (a stream, a version, a device) are ignored: no work is under
-        way on these bytes, and they exist in one place."""
+        """Ignore the reader's stream, version and device: no work is under way here."""
         shape = (ctypes.c_int64 * 1)(self.num_bytes)
         managed = _Managed()
         managed.tensor = _Tensor(

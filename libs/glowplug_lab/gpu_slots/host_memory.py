@@ -1,8 +1,8 @@
-"""Host memory in the place of a GPU: chunks of a memfd, mapped at reserved addresses with MAP_FIXED. Linux only.
+"""Host memory in place of a GPU: chunks of a memfd, mapped at reserved addresses with MAP_FIXED. Linux only.
 
-It behaves as a GPU does where that matters: a fresh mapping faults until access is granted, contents stay with their
-chunk, another process maps the same memory by descriptor, and released chunks go back to the system (a hole is
-punched). A copy is complete when it begins. Keep it small: a process may have 65,530 mappings.
+As on a GPU, fresh mappings fault until access is granted, contents stay with their chunk, other processes map it by
+descriptor, and released memory returns to the system (a hole is punched). Copies complete at once. A process may have
+65,530 mappings: keep it small.
 """
 
 import ctypes
@@ -38,8 +38,6 @@ R = TypeVar("R")
 def _alone(
     method: Callable[Concatenate["HostMemory", P], R],
 ) -> Callable[Concatenate["HostMemory", P], R]:
-    """Run a method under the lock, one thread at a time."""
-
     def locked(self: "HostMemory", /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._lock:
             return method(self, *args, **kwargs)
@@ -52,11 +50,11 @@ class _Done:
         return True
 
     def wait(self) -> None:
-        """Return at once: the copy is done."""
+        """Return at once."""
 
 
 class HostMemory:
-    """GpuMemory over `total_bytes` of host memory. Chunks are allocated when they are created, as a GPU's are."""
+    """Chunks are allocated on creation, as a GPU's are."""
 
     kind = "host"
 
@@ -67,8 +65,8 @@ class HostMemory:
         self._file = os.memfd_create("glowplug-gpu", os.MFD_CLOEXEC)
         os.ftruncate(self._file, self.total_bytes)
         self._unused = list(range(self.total_bytes - chunk_bytes, -1, -chunk_bytes))  # offsets
-        self._places: dict[Chunk, tuple[int, int]] = {}  # chunk -> descriptor of its file, offset there
-        self._files = {os.fstat(self._file).st_ino: self._file}  # our file, and those of imported chunks
+        self._places: dict[Chunk, tuple[int, int]] = {}  # descriptor, offset
+        self._files = {os.fstat(self._file).st_ino: self._file}  # by inode: ours and imported ones
         self._mappings = Mappings(chunk_bytes)
         self._next = 0
         self._lock = threading.RLock()
@@ -147,10 +145,10 @@ class HostMemory:
         return self._named(self._files[there.st_ino], offset)
 
     def pin(self, address: int, num_bytes: int) -> None:
-        """Do nothing: host memory needs no pinning."""
+        """Do nothing."""
 
     def unpin(self, address: int) -> None:
-        """Do nothing, as `pin`."""
+        """Do nothing."""
 
     def copy_in(self, address: int, host_address: int, num_bytes: int) -> _Done:
         self._may_touch("copy_in", address, num_bytes, write=True)
@@ -162,7 +160,7 @@ class HostMemory:
         ctypes.memmove(host_address, address, num_bytes)
 
     def synchronize(self) -> None:
-        """Return at once: copies are done when they begin."""
+        """Return at once."""
 
     def tensor(self, address: int, num_bytes: int, owner: object) -> Any:
         self._may_touch("tensor", address, num_bytes, write=False)

@@ -1,4 +1,4 @@
-"""The ranges, chunks and mappings of one process, and the refusals that are the same on every kind of GPU."""
+"""Ranges, chunks and mappings of one process, with the refusals common to all GPUs."""
 
 from dataclasses import dataclass, field
 
@@ -9,39 +9,34 @@ from glowplug_lab.gpu_slots.gpu_memory import Access, Chunk, WrongMapping
 class _Range:
     num_bytes: int
     chunks: dict[int, Chunk] = field(default_factory=dict)  # address -> chunk
-    access: dict[int, Access] = field(default_factory=dict)  # address -> access; absent: none
+    access: dict[int, Access] = field(default_factory=dict)  # absent: none
 
 
 class Mappings:
-    """Pure. Each `may_*` raises WrongMapping for what a GPU would refuse and changes nothing; the others record what
-    has been done. All addresses are first bytes of chunks."""
+    """Pure. `may_*` methods raise WrongMapping for calls that a GPU would refuse. Addresses are first bytes of
+    chunks."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
         self._ranges: dict[int, _Range] = {}
-        self._num_mappings: dict[Chunk, int] = {}  # every chunk of this process -> its mappings
+        self._num_mappings: dict[Chunk, int] = {}
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """(address, bytes) of each reserved range."""
+        """(address, bytes) of each."""
         return [(address, one.num_bytes) for address, one in self._ranges.items()]
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Every chunk of this process, mapped or not."""
         return list(self._num_mappings)
 
     def mapped(self, address: int) -> list[int]:
-        """Addresses in the range at `address` where a chunk is mapped, in order."""
         return sorted(self._ranges[address].chunks)
-
-    # ranges
 
     def reserved(self, address: int, num_bytes: int) -> None:
         self._ranges[address] = _Range(num_bytes)
 
     def may_free(self, address: int) -> int:
-        """Return the bytes of the range at `address`, if it may be freed."""
         if address not in self._ranges:
             raise WrongMapping("free", f"no range begins at {address:#x}")
         if self._ranges[address].chunks:
@@ -51,13 +46,11 @@ class Mappings:
     def freed(self, address: int) -> None:
         del self._ranges[address]
 
-    # chunks
-
     def created(self, chunk: Chunk) -> None:
         self._num_mappings[chunk] = 0
 
     def has(self, call: str, chunk: Chunk) -> None:
-        """Check that the chunk is one of this process. Raises WrongMapping if not."""
+        """Raises WrongMapping for an unknown chunk."""
         if chunk not in self._num_mappings:
             raise WrongMapping(call, f"chunk {chunk} is not one of this process")
 
@@ -69,8 +62,6 @@ class Mappings:
     def released(self, chunk: Chunk) -> None:
         del self._num_mappings[chunk]
 
-    # mappings
-
     def may_map(self, address: int, chunk: Chunk) -> None:
         self.has("map", chunk)
         if address in self._range("map", address, self._chunk_bytes).chunks:
@@ -81,7 +72,7 @@ class Mappings:
         self._num_mappings[chunk] += 1
 
     def run(self, call: str, address: int, num_bytes: int) -> list[Chunk]:
-        """The chunks mapped at a run of addresses, in order. Raises WrongMapping where one is missing."""
+        """Raises WrongMapping where no chunk is mapped."""
         one = self._range(call, address, num_bytes)
         found = [one.chunks.get(at) for at in range(address, address + num_bytes, self._chunk_bytes)]
         if None in found:
@@ -101,7 +92,7 @@ class Mappings:
             one.access.pop(at, None)
 
     def may_touch(self, call: str, address: int, num_bytes: int, *, write: bool) -> None:
-        """Check that access allows a copy at every byte, not only at whole chunks. Raises WrongMapping if not."""
+        """Accepts any bytes, not only whole chunks. Raises WrongMapping."""
         start = address - self._inside(call, address, num_bytes)
         one, allowed = self._ranges[start], {Access.READ_WRITE} if write else {Access.READ, Access.READ_WRITE}
         first = address - (address - start) % self._chunk_bytes
@@ -116,7 +107,6 @@ class Mappings:
         return self._ranges[address - offset]
 
     def _inside(self, call: str, address: int, num_bytes: int) -> int:
-        """Offset of an address in its range."""
         for start, one in self._ranges.items():
             if start <= address and num_bytes > 0 and address + num_bytes <= start + one.num_bytes:
                 return address - start

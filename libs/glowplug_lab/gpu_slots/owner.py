@@ -1,12 +1,9 @@
 """The owner of a GPU's chunks, a process of its own: `python -m glowplug_lab.gpu_slots.owner SOCKET --help`.
 
-It creates chunks and lends them to loaders and engines over a Unix socket (peers.py); it never maps or copies, so no
-fault of a device or of an engine reaches it. The connection is the lock: when it ends, for whatever reason, the chunks
-that the client held alone are free again. Other clients may attach chunks under a name (the weights of a model), and
-are counted as holders.
+It lends chunks over a Unix socket (peers.py) and never maps or copies, so no fault of a device or engine reaches it.
+The end of a connection frees the chunks held by it alone. Published chunks (weights) can be attached by name.
 
-If the owner is killed, no memory in use is lost: clients keep theirs and hand it to the next owner when they find the
-socket again (`adopt`); until then that owner has only what the GPU still has free.
+When the owner is killed, clients keep their chunks and hand them to the next (`adopt`).
 """
 
 import argparse
@@ -36,26 +33,20 @@ from glowplug_lab.gpu_slots.host_memory import HostMemory
 from glowplug_lab.gpu_slots.peers import PeerGone, peer_of, receive, receive_descriptors, send, send_descriptors
 from glowplug_lab.gpu_slots.pool import ChunkPool
 
-# The requests of a client to the owner of a GPU's chunks. Any other message is refused as a whole.
-
 Count = Annotated[int, Meta(ge=0)]
 
 
 class Take(Struct, frozen=True, tag_field="verb", tag="take"):
-    """Take free chunks: exactly so many, or as many of them as there are."""
-
     num_chunks: Count
     at_most: bool = False
 
 
 class Give(Struct, frozen=True, tag_field="verb", tag="give"):
-    """Give back chunks that the client has stopped using."""
-
     ids: list[str]
 
 
 class Publish(Struct, frozen=True, tag_field="verb", tag="publish"):
-    """Publish chunks of the client as weights under a name, in this order."""
+    """Chunks become weights under a name, in this order."""
 
     name: str
     ids: Annotated[list[str], Meta(min_length=1)]
@@ -63,34 +54,29 @@ class Publish(Struct, frozen=True, tag_field="verb", tag="publish"):
 
 
 class Attach(Struct, frozen=True, tag_field="verb", tag="attach"):
-    """Become another holder of the chunks under a name."""
-
     name: str
 
 
 class Adopt(Struct, frozen=True, tag_field="verb", tag="adopt"):
-    """Report chunks that a former owner lent; their descriptors follow. `names`: ids and bytes of those that are
-    published."""
+    """Report a former owner's chunks; descriptors follow. `names`: ids and bytes of published ones."""
 
     ids: list[str]
     names: dict[str, tuple[list[str], Count]] = {}
 
 
 class Holdings(Struct, frozen=True, tag_field="verb", tag="holdings"):
-    """Ask for the chunks that each process holds."""
+    """Ask for the chunks of each process."""
 
 
 Request = Take | Give | Publish | Attach | Adopt | Holdings
 
 
-_STALLED_S = 10.0  # a client silent in the middle of a message is disconnected; until then the others wait
+_STALLED_S = 10.0  # a client silent within a message is disconnected; until then others wait
 _PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Published weights, which other clients may attach."""
-
     ids: tuple[str, ...]
     num_bytes: int
 
@@ -98,29 +84,28 @@ class _Named:
 @dataclass(eq=False, slots=True)
 class _Client:
     connection: socket.socket
-    name: str  # its name as a holder in the pool
+    name: str
     pid: int
 
 
 class Refused(ValueError):
-    """A client asked for something it may not have; the message says why."""
+    """An inadmissible request; the message says why."""
 
 
 @dataclass(slots=True)
 class _Answer:
     fields: dict[str, Any]
-    chunks: list[Chunk] = field(default_factory=list)  # chunks whose descriptors follow the answer
+    chunks: list[Chunk] = field(default_factory=list)  # their descriptors follow
 
 
 class Owner:
-    """Serves all clients in one thread, one request at a time. Chunk ids are unique across owners:
-    "generation-number"."""
+    """Serves one request at a time. Chunk ids are unique across owners: "generation-number"."""
 
     def __init__(self, memory: GpuMemory, num_chunks: int, path: Path) -> None:
         self._memory, self._path = memory, path
         self._pool = ChunkPool(memory, num_chunks)
         self._generation = secrets.token_hex(6)
-        self._ids: dict[Chunk, str] = {}  # ids of chunks lent since they were last free
+        self._ids: dict[Chunk, str] = {}
         self._chunks: dict[str, Chunk] = {}
         self._named: dict[str, _Named] = {}
         self._num_clients = 0
@@ -144,7 +129,7 @@ class Owner:
         try:
             connection, _ = listener.accept()
             pid, uid = peer_of(connection)
-        except OSError:  # the client has gone, or no descriptor is left: it will retry
+        except OSError:  # it retries
             time.sleep(_PAUSE_S)
             return
         if uid != os.geteuid():
@@ -167,7 +152,7 @@ class Owner:
                 answer = _Answer({"error": "refused", "message": str(error)})
             send(client.connection, answer.fields)
             send_descriptors(client.connection, self._memory, answer.chunks)
-        except (OSError, GpuError):  # including PeerGone; the chunks meant for the client are free again
+        except (OSError, GpuError):  # including PeerGone; undelivered chunks are free again
             self._end(client)
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> _Answer:
@@ -228,9 +213,8 @@ class Owner:
         return answer
 
     def _adopt(self, client: _Client, request: Adopt) -> _Answer:
-        """Take over the chunks that a former owner lent to this client. Several clients may bring the same chunk.
-        Raises PeerGone, which ends the client, for chunks of this owner: they were freed when the client's connection
-        ended."""
+        """Several clients may bring the same chunk. Raises PeerGone, which ends the client, for this owner's own
+        chunks: they were freed with the connection."""
         descriptors = receive_descriptors(client.connection, len(request.ids))
         for one, (descriptor, offset) in zip(request.ids, descriptors, strict=True):
             try:
@@ -252,8 +236,7 @@ class Owner:
         return _Answer({})
 
     def _holdings(self) -> _Answer:
-        """Report the chunks of each process, from which a restarted agent fills its ledger. Chunks with several holders
-        count once, as shared."""
+        """A restarted agent fills its ledger from this. Chunks with several holders count once, as shared."""
         by_client = {one.name: self._pool.held(one.name) for one in self._clients.values()}
         num_holders = Counter(chunk for held in by_client.values() for chunk in held)
         holders = [
@@ -270,7 +253,6 @@ class Owner:
         return _Answer({"holders": holders, "chunk_bytes": self._memory.chunk_bytes, **counts})
 
     def _of(self, client: _Client, ids: Iterable[str]) -> list[Chunk]:
-        """Return the client's chunks with these ids. Raises Refused for one that the client does not hold."""
         held = set(self._pool.held(client.name))
         chunks = [self._chunks.get(one) for one in ids]
         if not all(chunk in held for chunk in chunks):
@@ -285,7 +267,6 @@ class Owner:
         return _Answer({"ids": [self._ids[chunk] for chunk in chunks]}, list(chunks))
 
     def _forget(self, freed: list[Chunk]) -> None:
-        """Forget the ids of freed chunks, and the names that were published for them."""
         gone = {chunk: self._ids.pop(chunk) for chunk in freed}
         for one in gone.values():
             del self._chunks[one]
@@ -295,8 +276,7 @@ class Owner:
 
 @contextlib.contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
-    """Listen on a socket that only this user can reach; a former owner's socket is replaced. Raises BlockingIOError
-    while another owner serves there."""
+    """Replace a dead owner's socket. Raises BlockingIOError while another owner serves."""
     with path.with_suffix(".lock").open("w") as lock, socket.socket(socket.AF_UNIX) as listener:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
@@ -316,7 +296,7 @@ def _memory_of(kind: str, total: str, chunk: str, device: int) -> GpuMemory:
 
 
 def main() -> int:
-    """Serve until SIGTERM; returns 2 when there is no such GPU."""
+    """Return 2 without such a GPU."""
     parser = argparse.ArgumentParser(description="the owner of one GPU's memory")
     parser.add_argument("socket", type=Path)
     parser.add_argument("--kind", choices=("host", "cuda"), default="cuda")
@@ -325,10 +305,10 @@ def main() -> int:
     parser.add_argument("--total", required=True, help="how much of the GPU, e.g. 110GiB: engines' contexts need some")
     args = parser.parse_args()
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # bounds the descriptors in transit too
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # also bounds descriptors in transit
     bell, stop = socket.socketpair()
     bell.setblocking(False)
-    # A handler of Python's waits for the interpreter: a signal just before the select would end nothing.
+    # Python's handler waits for the interpreter: a signal just before the select would go unnoticed.
     signal.set_wakeup_fd(bell.fileno())
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:

@@ -1,4 +1,4 @@
-"""The client of a GPU's memory owner: a loader or an engine borrows chunks over the owner's socket (owner.py)."""
+"""Client of a GPU's memory owner (owner.py): a loader or engine that borrows chunks."""
 
 import contextlib
 import socket
@@ -14,19 +14,18 @@ _RETRY_S = 0.01
 
 
 class OwnerGone(ConnectionError):
-    """The owner has ended. Borrowed chunks are still usable: `rejoin` reports them to the next owner."""
+    """Borrowed chunks stay usable; `rejoin` reports them to the next owner."""
 
 
 class OwnerClient:
-    """One connection, for one thread. It is one holder, whatever the names of its slots: when the process or the
-    connection ends, the chunks it holds alone are free. Chunks from the memory's own `create` do not belong to the
-    owner."""
+    """One connection, one thread, one holder: its end frees the chunks held by it alone. Chunks of the memory's own
+    `create` do not belong to the owner."""
 
     def __init__(self, memory: GpuMemory, path: Path, timeout_s: float = 10.0) -> None:
-        """Connect to the owner. Raises OwnerGone when none listens for `timeout_s`."""
+        """Raises OwnerGone when none listens for `timeout_s`."""
         self._memory, self._path, self._timeout_s = memory, path, timeout_s
         self._ids: dict[Chunk, str] = {}
-        self._names: dict[str, tuple[list[str], int]] = {}  # published or attached here -> ids, bytes
+        self._names: dict[str, tuple[list[str], int]] = {}
         self._connection = self._connect()
 
     @property
@@ -39,20 +38,18 @@ class OwnerClient:
 
     @property
     def held(self) -> list[Chunk]:
-        """All borrowed chunks."""
         return list(self._ids)
 
     def take(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Borrow free chunks, all or none. Raises OutOfGpuMemory and OwnerGone."""
+        """All or none. Raises OutOfGpuMemory and OwnerGone."""
         return self._borrow({"verb": "take", "num_chunks": num_chunks})[0]
 
     def take_up_to(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Borrow as many free chunks as there are, at most `num_chunks`. Raises OwnerGone."""
+        """Raises OwnerGone."""
         return self._borrow({"verb": "take", "num_chunks": num_chunks, "at_most": True})[0]
 
     def give(self, holder: str, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Give back unmapped chunks; returns them, even where other clients still hold them. Raises WrongMapping,
-        OwnerGone."""
+        """Give back unmapped chunks; return them even if other clients hold them. Raises WrongMapping and OwnerGone."""
         given = list(chunks)
         ids = []
         for chunk in given:
@@ -63,15 +60,14 @@ class OwnerClient:
         return given
 
     def publish(self, name: str, chunks: Sequence[Chunk], num_bytes: int) -> None:
-        """Let others attach these chunks as `name`. Their holders may still write to them: protect them before. Raises
-        GpuError where the name is taken, and OwnerGone."""
+        """Let others attach these chunks: protect them first. Raises GpuError for a taken name, and OwnerGone."""
         ids = [self._ids[chunk] for chunk in chunks]
         self._ask({"verb": "publish", "name": name, "ids": ids, "num_bytes": num_bytes})
         self._names[name] = ids, num_bytes
 
     def attach(self, name: str) -> tuple[list[Chunk], int]:
-        """Borrow the chunks published as `name`; returns them in order, and the bytes in them. Map them with
-        Access.READ. Raises GpuError where nothing has that name, and OwnerGone."""
+        """Borrow published chunks with their bytes; map them with Access.READ. Raises GpuError for an unknown name, and
+        OwnerGone."""
         chunks, answer = self._borrow({"verb": "attach", "name": name})
         self._names[name] = answer["ids"], answer["num_bytes"]
         return chunks, answer["num_bytes"]
@@ -82,8 +78,8 @@ class OwnerClient:
         return self._ask({"verb": "holdings"})
 
     def rejoin(self, timeout_s: float | None = None) -> None:
-        """Connect to the next owner and hand it the chunks held here. Raises OwnerGone when none comes in time, or when
-        the old one is still there: that owner has lent our chunks to others, and this process must stop using them."""
+        """Hand held chunks to the next owner. Raises OwnerGone when none comes in time, or when the old one still runs:
+        it has lent them to others, so this process must stop using them."""
         self._connection.close()
         self._connection = self._connect(timeout_s)
         chunks = list(self._ids)
@@ -96,7 +92,7 @@ class OwnerClient:
             raise OwnerGone(f"{self._path}: the owner does not take what is held here: {error}") from error
 
     def close(self) -> None:
-        """Disconnect, which frees the chunks held here alone: unmap them before. Idempotent."""
+        """Frees chunks held here alone: unmap them before. Idempotent."""
         self._connection.close()
 
     def _connect(self, timeout_s: float | None = None) -> socket.socket:
@@ -122,7 +118,6 @@ class OwnerClient:
             raise OwnerGone(f"{self._path}: {error}") from error
 
     def _borrow(self, message: dict[str, Any]) -> tuple[list[Chunk], dict[str, Any]]:
-        """Ask for chunks and import them. A chunk held here already (attached twice) is not imported a second time."""
         answer = self._ask(message)
         known = {one: chunk for chunk, one in self._ids.items()}
         try:

@@ -1,7 +1,6 @@
-"""Messages between the owner of a GPU's memory and its clients: JSON after its length, and descriptors.
+"""Messages between a GPU memory owner and its clients: JSON after its length, then descriptors.
 
-No message on this socket can run code (no pickle). Descriptors follow their message in batches of at most BATCH, each
-beside one byte, since the kernel takes no more of them at once (SCM_MAX_FD).
+No message can run code (no pickle). Descriptors follow in batches of at most BATCH, each with one byte (SCM_MAX_FD).
 """
 
 import array
@@ -18,7 +17,7 @@ from typing import Any
 from glowplug_lab.gpu_slots.gpu_memory import Chunk, GpuMemory
 
 BATCH = 250
-_READ_S = 10.0  # time for the other side to take descriptors in transit
+_READ_S = 10.0
 _POLL_S = 0.001
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 16 << 20
@@ -27,24 +26,24 @@ _OFFSETS = struct.Struct("<Q")
 
 
 class PeerGone(ConnectionError):
-    """The other side has ended, or does not follow the protocol."""
+    """The other side has ended or breaks the protocol."""
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the other side, by the kernel."""
+    """(pid, uid), by the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send one message. Raises OSError."""
+    """Raises OSError."""
     body = json.dumps(message).encode()
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
-    """Receive one message. Raises PeerGone and OSError."""
+    """Raises PeerGone and OSError."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     if length > _MOST_BYTES:
         raise PeerGone(f"a message of {length} bytes")
@@ -67,7 +66,7 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def send_descriptors(connection: socket.socket, memory: GpuMemory, chunks: Sequence[Chunk]) -> None:
-    """Send the memory of these chunks: descriptors with offsets beside them. Raises OSError and GpuError."""
+    """Raises OSError and GpuError."""
     for first in range(0, len(chunks), BATCH):
         exported = [memory.export_fd(chunk) for chunk in chunks[first : first + BATCH]]
         try:
@@ -80,8 +79,7 @@ def send_descriptors(connection: socket.socket, memory: GpuMemory, chunks: Seque
 
 
 def _send_batch(connection: socket.socket, descriptors: Sequence[int]) -> None:
-    """Send descriptors, waiting while too many are in transit: the kernel allows RLIMIT_NOFILE for one user, and the
-    other side has to read first. Raises OSError once it has not read for _READ_S."""
+    """Wait while too many descriptors are in transit (RLIMIT_NOFILE per user), at most _READ_S."""
     deadline = time.monotonic() + _READ_S
     while True:
         try:
@@ -94,7 +92,7 @@ def _send_batch(connection: socket.socket, descriptors: Sequence[int]) -> None:
 
 
 def receive_chunks(connection: socket.socket, memory: GpuMemory, num: int) -> list[Chunk]:
-    """Receive and import so many chunks. Raises PeerGone, OSError and GpuError."""
+    """Raises PeerGone, OSError and GpuError."""
     chunks = []
     for descriptor, offset in receive_descriptors(connection, num):
         try:
@@ -105,7 +103,7 @@ def receive_chunks(connection: socket.socket, memory: GpuMemory, num: int) -> li
 
 
 def receive_descriptors(connection: socket.socket, num: int) -> Iterator[tuple[int, int]]:
-    """Yield (descriptor, offset) of each; the caller closes each descriptor it takes. Raises PeerGone and OSError."""
+    """Yield each (descriptor, offset), for the caller to close. Raises PeerGone and OSError."""
     for first in range(0, num, BATCH):
         size = min(BATCH, num - first)
         offsets = [one for (one,) in _OFFSETS.iter_unpack(_exactly(connection, size * _OFFSETS.size))]

@@ -1,7 +1,6 @@
-"""The pool of chunks: each is created once and then only moves from one holder to another (WarmServe section 4.2).
+"""The pool of chunks, created once and then passed between holders (WarmServe section 4.2).
 
-On a GPU creating physical memory is expensive, mapping it elsewhere cheap. A chunk may have several holders (the
-engines that share one model's weights) and is free once the last of them has given it back.
+On a GPU, creating memory is expensive and remapping cheap. A chunk of several holders is free after the last.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from glowplug_lab.gpu_slots.gpu_memory import Chunk, GpuMemory, OutOfGpuMemory
 
 
 class Chunks(Protocol):
-    """The source of chunks for slots: a pool of this process (ChunkPool), or that of an owner (OwnerClient)."""
+    """A ChunkPool of this process, or an OwnerClient."""
 
     @property
     def memory(self) -> GpuMemory: ...
@@ -22,27 +21,27 @@ class Chunks(Protocol):
     def num_free(self) -> int: ...
 
     def take(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Take free chunks, all or none. Raises OutOfGpuMemory."""
+        """All or none. Raises OutOfGpuMemory."""
         ...
 
     def take_up_to(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Take as many free chunks as there are, at most `num_chunks`."""
+        """Take the free chunks, at most `num_chunks`."""
         ...
 
     def give(self, holder: str, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Give back chunks of `holder`; returns those that are free now."""
+        """Return the chunks that become free."""
         ...
 
 
 class ChunkPool:
-    """Chunks of one GPU with their holders, by name. Single writer. A chunk keeps its bytes when it changes holders:
-    all belong to one user. `num_chunks` is the intended number; the pool has fewer where the GPU has less to give."""
+    """Chunks of one GPU and their holders, by name. Single writer. Chunks keep their bytes between holders: all belong
+    to one user. The GPU may have fewer than `num_chunks`."""
 
     def __init__(self, memory: GpuMemory, num_chunks: int) -> None:
         self.memory, self.num_chunks = memory, num_chunks
         self._free: list[Chunk] = []
         self._adopted: set[Chunk] = set()
-        self._holders: dict[Chunk, set[str]] = {}  # holders of each chunk that is not free
+        self._holders: dict[Chunk, set[str]] = {}
         self.fill()
 
     @property
@@ -58,17 +57,15 @@ class ChunkPool:
         return frozenset().union(*self._holders.values())
 
     def held(self, holder: str) -> list[Chunk]:
-        """The chunks of `holder`, alone or with others."""
         return [chunk for chunk, holders in self._holders.items() if holder in holders]
 
     def fill(self) -> None:
-        """Create missing chunks as far as the GPU has memory, which others may have used before."""
         with contextlib.suppress(OutOfGpuMemory):
             while self.num_free + self.num_held < self.num_chunks:
                 self._free.append(self.memory.create())
 
     def take(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Take free chunks, all or none. Raises OutOfGpuMemory."""
+        """All or none. Raises OutOfGpuMemory."""
         if num_chunks > self.num_free:
             self.fill()
         if num_chunks > self.num_free:
@@ -79,17 +76,15 @@ class ChunkPool:
         return taken
 
     def take_up_to(self, holder: str, num_chunks: int) -> list[Chunk]:
-        """Take as many free chunks as there are, at most `num_chunks`."""
         return self.take(holder, min(num_chunks, self.num_free))
 
     def share(self, chunks: Sequence[Chunk], holder: str) -> None:
-        """Add `holder` to the holders of these chunks. Raises KeyError, changing nothing, for a chunk that is free."""
+        """Raises KeyError, changing nothing, for a free chunk."""
         for held in [self._holders[chunk] for chunk in chunks]:
             held.add(holder)
 
     def give(self, holder: str, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Give back chunks of `holder`; returns those that are free now. Raises KeyError, changing nothing, for a chunk
-        that it does not hold."""
+        """Return the chunks that become free. Raises KeyError, changing nothing, for a chunk not held."""
         given = list(dict.fromkeys(chunks))
         if not all(holder in self._holders[chunk] for chunk in given):
             raise KeyError(f"{holder} does not hold all of these chunks")
@@ -108,19 +103,16 @@ class ChunkPool:
         return freed
 
     def leave(self, holder: str) -> list[Chunk]:
-        """Give back all chunks of `holder`; returns those that are free now."""
         return self.give(holder, self.held(holder))
 
     def adopt(self, chunk: Chunk, holder: str) -> None:
-        """Add a chunk that another pool created and `holder` still has. Unknown processes may still use it, so it is
-        released when its known holders are done, and never given to another. Free chunks beyond `num_chunks` go back to
-        the GPU."""
+        """Add another pool's chunk. Unknown processes may use it, so it is released after its known holders, never
+        given to others. Excess free chunks return to the GPU."""
         self._adopted.add(chunk)
         self._holders[chunk] = {holder}
         while self._free and self.num_free + self.num_held > self.num_chunks:
             self.memory.release(self._free.pop())
 
     def close(self) -> None:
-        """Release the free chunks to the GPU; held ones stay with their holders."""
         while self._free:
             self.memory.release(self._free.pop())

@@ -1,7 +1,7 @@
-"""A slot: addresses for one model, as many as the GPU has bytes, of which only the first have memory behind them.
+"""A slot: addresses for one model, as many as the GPU has bytes; only the first have memory.
 
-Weights start at offset 0 and the KV cache follows them, so a model's tensors and CUDA graphs keep their addresses while
-the memory behind them comes and goes (WarmServe section 4.2, Fig. 6). Departure: the KV cache begins at a whole chunk.
+Weights start at offset 0, the KV cache follows, and addresses stay while memory comes and goes (WarmServe section 4.2,
+Fig. 6). Departure: the KV cache begins at a whole chunk.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from glowplug_lab.gpu_slots.gpu_memory import Access, Chunk, GpuMemory
 
 
 class Slot:
-    """Chunks mapped from the start of a reserved range on, without a gap. Single writer. Raises GpuError."""
+    """Chunks mapped without a gap. Single writer. Raises GpuError."""
 
     def __init__(self, memory: GpuMemory, name: str, num_bytes: int = 0) -> None:
-        """Reserve `num_bytes` of addresses, by default as many as the GPU has bytes."""
+        """`num_bytes` defaults to the GPU's size."""
         self.name = name
         self._memory = memory
         self.num_bytes = num_bytes or memory.total_bytes
         self.address = memory.reserve(self.num_bytes)
         self.num_chunks = 0
-        self.num_weight_chunks = 0  # of `num_chunks`; the others hold the KV cache
+        self.num_weight_chunks = 0  # the rest is KV cache
 
     @property
     def weights_end(self) -> int:
-        """Offset of the first byte after the weights, where the KV cache begins."""
+        """Offset where the KV cache begins."""
         return self.num_weight_chunks * self._memory.chunk_bytes
 
     @property
@@ -31,8 +31,7 @@ class Slot:
         return (self.num_chunks - self.num_weight_chunks) * self._memory.chunk_bytes
 
     def grow(self, chunks: Sequence[Chunk], access: Access = Access.READ_WRITE) -> int:
-        """Map chunks after the present ones, with one grant of access; returns the offset of the first. Maps nothing
-        when one of them cannot be mapped."""
+        """Map chunks behind the present ones, all or none; return their offset."""
         size = self._memory.chunk_bytes
         offset = self.num_chunks * size
         begins, mapped = self.address + offset, 0
@@ -50,12 +49,11 @@ class Slot:
         return offset
 
     def protect(self, access: Access) -> None:
-        """Set the access to all weights: READ once they are loaded and others may map them too."""
         if self.num_weight_chunks:
             self._memory.set_access(self.address, self.weights_end, access)
 
     def cut(self, num_chunks: int) -> list[Chunk]:
-        """Unmap all chunks but the first `num_chunks`; returns them. Their users must have ended before."""
+        """Unmap and return chunks. Their users must have ended."""
         size = self._memory.chunk_bytes
         if num_chunks >= self.num_chunks:
             return []
@@ -65,7 +63,6 @@ class Slot:
         return chunks
 
     def close(self) -> list[Chunk]:
-        """Unmap everything and free the addresses; returns the chunks."""
         chunks = self.cut(0)
         self._memory.free(self.address)
         return chunks

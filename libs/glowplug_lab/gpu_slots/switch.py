@@ -1,4 +1,4 @@
-"""The steps from one model to another on a GPU (WarmServe section 4.2): prewarm, activate, donate, evict."""
+"""Switch a GPU between models (WarmServe section 4.2): prewarm, activate, donate, evict."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,27 +10,25 @@ from glowplug_lab.gpu_slots.gpu_memory import GpuMemory
 from glowplug_lab.gpu_slots.pool import Chunks
 from glowplug_lab.gpu_slots.slots import Slot
 
-RUN_CHUNKS = 8  # chunks mapped with one grant of access, and copied while the next are mapped
-URGENT_BYTES = 1 << 30  # of KV cache, to have before the first request
+RUN_CHUNKS = 8  # mapped together, copied while the next are mapped
+URGENT_BYTES = 1 << 30  # of KV cache, before the first request
 _POLL_S = 0.0001
 
 
 class WeightsLate(TimeoutError):
-    """No byte of the weights has arrived for too long."""
+    """No weights have arrived for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Weights in host memory: their address, their size, and how many bytes are ready (the watermark of
-    weights/region.py, whose file is mapped at `address`)."""
+    """Weights in host memory; `num_ready` is the watermark of weights/region.py, whose file is mapped at `address`."""
 
     address: int
     num_bytes: int
     num_ready: Callable[[], int]
 
     def wait_for(self, num_bytes: int, patience_s: float) -> int:
-        """Wait until at least `num_bytes` are ready; returns how many are. Raises WeightsLate when none arrives for
-        `patience_s`."""
+        """Return the bytes ready. Raises WeightsLate when none arrives for `patience_s`."""
         ready, last_at = self.num_ready(), time.monotonic()
         while ready < num_bytes:
             time.sleep(_POLL_S)
@@ -43,7 +41,6 @@ class Source:
 
 
 def num_chunks(memory: GpuMemory, num_bytes: int) -> int:
-    """Number of chunks that hold so many bytes."""
     return -(-num_bytes // memory.chunk_bytes)
 
 
@@ -55,9 +52,8 @@ def prewarm(
     urgency: CopyClass = CopyClass.PREWARM,
     patience_s: float = 60.0,
 ) -> None:
-    """Load weights into an empty slot: each run of chunks is mapped, and its copy begins as soon as the source has the
-    bytes; the next run is mapped meanwhile. Returns when all are copied. Raises OutOfGpuMemory before anything is
-    mapped, and WeightsLate and GpuError; the slot is empty then and its chunks are back in the pool."""
+    """Load weights into an empty slot: map runs of chunks, and copy each while the next is mapped. Raises
+    OutOfGpuMemory before mapping anything, and WeightsLate and GpuError, with the chunks back in the pool."""
     if slot.num_chunks:
         raise ValueError(f"slot {slot.name} has {slot.num_chunks} chunks behind it already")
     memory = pool.memory
@@ -72,7 +68,7 @@ def prewarm(
             pieces += copier.begin(slot.address + offset, source.address + offset, end - offset, urgency)
         copier.wait(pieces)
     except BaseException:
-        copier.wait(pieces)  # do not unmap under a running copy
+        copier.wait(pieces)  # do not unmap under a copy
         slot.cut(0)
         pool.give(slot.name, chunks)
         raise
@@ -82,9 +78,8 @@ def prewarm(
 def activate(
     winner: Slot, others: Iterable[Slot], pool: Chunks, most_bytes: int | None = None, run_chunks: int = RUN_CHUNKS
 ) -> Iterator[int]:
-    """Make a prewarmed model serve: the other slots lose their chunks, and the winner's KV cache grows behind its
-    weights into all free memory, or `most_bytes` of it. Yields the bytes of KV cache so far, first once URGENT_BYTES
-    are there, then after each run, while the engine serves. No work on the GPU may use the other slots."""
+    """Give the other slots' chunks to the winner's KV cache. Yields its bytes, first after URGENT_BYTES, then after
+    each run, while the engine serves. No GPU work may use the other slots."""
     pool.memory.synchronize()
     losers = list(others)
     urgent = num_chunks(pool.memory, URGENT_BYTES)
@@ -106,8 +101,8 @@ def activate(
 
 
 def donate(slot: Slot, pool: Chunks, *, num_running: int, max_concurrency: int, kv_bytes_used: int) -> int:
-    """Give part of a draining instance's KV cache back to the pool for other models' weights, as many whole chunks as
-    WarmServe Eq. 1 allows; returns their bytes. The engine's blocks in them must be free and stay so."""
+    """Give back KV cache of a draining instance as WarmServe Eq. 1 allows; return its bytes. The engine's blocks there
+    must be free and stay so."""
     may_go = prewarmable_bytes(num_running, max_concurrency, kv_bytes_used, slot.kv_bytes)
     size = pool.memory.chunk_bytes
     chunks = slot.cut(slot.num_chunks - may_go // size)
@@ -116,6 +111,6 @@ def donate(slot: Slot, pool: Chunks, *, num_running: int, max_concurrency: int, 
 
 
 def evict(slot: Slot, pool: Chunks, keep_weights: bool = False) -> int:
-    """Give a slot's chunks back to the pool, all of them or the KV cache's; returns the bytes that are free now."""
+    """Give back a slot's chunks; return the bytes freed."""
     chunks = slot.cut(slot.num_weight_chunks if keep_weights else 0)
     return len(pool.give(slot.name, chunks)) * pool.memory.chunk_bytes

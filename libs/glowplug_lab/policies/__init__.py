@@ -1,2 +1,1 @@
-"""Policies that a fleet would not choose: each paper alone where the union goes another way, and the baselines of
-their evaluations."""
+"""Policies not meant for a fleet: single papers where the union differs, and baselines of their evaluations."""

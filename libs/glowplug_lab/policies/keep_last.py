@@ -1,13 +1,11 @@
-"""SLLM-GPU, the autoscaling baseline of WarmServe section 7.1: models that drained stay on their GPUs until the memory
-is needed. It makes no replica; of those kept, the least recently used model's is worth least, and is dropped first
-(among equal starts, the place where least is lost is taken).
-"""
+"""SLLM-GPU, the autoscaling baseline of WarmServe section 7.1: drained models stay on their GPUs until memory is
+needed. The least recently used goes first (among equal starts, the place with the least loss is taken)."""
 
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, outdated
 
 
 def keep_last(view: PrewarmView) -> PrewarmPlan:
-    """Score replicas by recency: 1 for a model used now, 1/2 a second later, towards 0."""
+    """Score replicas by recency: 1 if used now, 1/2 a second later, towards 0."""
     scores = {
         row.instance_id: 1 / (1 + max(0.0, view.now_s - view.last_used_at.get(row.model_key, 0.0)))
         for rows in view.fleet.dormant.values()

@@ -1,19 +1,17 @@
-"""Like Llumnix (OSDI 2024), without its live migration: routing and scaling by freeness, the number of decode steps an
-instance's batch could still run before its KV cache is full. Baseline of PreServe (sections 5 and 5.3).
+"""Like Llumnix (OSDI 2024), without live migration: route and scale by freeness, the decode steps left before an
+instance's KV cache is full. Baseline of PreServe (sections 5 and 5.3).
 
 Routing (Llumnix section 4.4) takes the instance with the highest
 
     F = (M - sum of V) / B
 
-where M is its KV capacity in tokens, V what each of its requests holds (a queued one: what it asks for) and B the
-requests in its batch. F is negative when more is queued than fits. It considers the present load, not the load to come.
-Scaling adds one instance when the average is below `low_steps` for `hold_s`; when it is above `high_steps` for as long,
-the one with the fewest requests is drained.
+where M is its KV capacity in tokens, V a request's tokens (held, or asked for if queued) and B its batch size. F is
+negative when more is queued than fits. Scaling adds an instance when the average stays below `low_steps` for `hold_s`,
+and drains the one with the fewest requests when it stays above `high_steps`.
 
-Departures: in routing all queued requests count, not the first of the queue alone; equal freeness goes to fewer
-requests, then to the lower id. In scaling V is the peak that the router's look-ahead expects, not blocks counted inside
-the engine; where the KV size of an instance is not known, or no router looks ahead, the share of its batch in use is
-compared with `high_ratio` and `low_ratio` instead.
+Departures: routing counts all queued requests, not only the first; ties go to fewer requests, then the lower id. In
+scaling V is the peak that the router's look-ahead expects, not blocks counted inside the engine; where the KV size is
+unknown or no router looks ahead, the batch's share in use is compared with `high_ratio` and `low_ratio`.
 """
 
 import math
@@ -29,12 +27,12 @@ from glowplug.policies.scaling.port import ScalingView, settle
 
 
 def freeness(kv_tokens: int, tokens_used: int, num_requests: int) -> float:
-    """F, in steps; for an instance without requests, all of its tokens."""
+    """F, in steps; without requests, all tokens."""
     return (kv_tokens - tokens_used) / max(1, num_requests)
 
 
 class Freest(Tracker):
-    """The Balancer `llumnix_like`: it compares every instance at each choice."""
+    """The Balancer `llumnix_like`, which compares all instances at each choice."""
 
     def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float, prefix: Prefix = ()) -> RouteDecision:
         free: list[tuple[float, int, str]] = []
@@ -61,14 +59,14 @@ def llumnix_like(params: BalancerParams) -> Balancer:
 class LlumnixParams:
     low_steps: float = 10.0
     high_steps: float = 60.0
-    high_ratio: float = 0.9  # share in use above which an instance is full, where steps cannot be counted
+    high_ratio: float = 0.9  # share in use of a full instance, if steps are unknown
     low_ratio: float = 0.4
-    hold_s: float = 5.0  # how long a threshold must be passed to count
+    hold_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlumnixState:
-    """Since when too little has been free, or too much (epoch seconds; None: not now)."""
+    """Epoch seconds."""
 
     tight_since: float | None = None
     loose_since: float | None = None
@@ -77,7 +75,7 @@ class LlumnixState:
 def scale(
     view: ScalingView, state: LlumnixState | None = None, params: LlumnixParams = LlumnixParams()
 ) -> tuple[ScaleDecision, LlumnixState]:
-    """Add or drain one instance when the average freeness has been out of its range for a while."""
+    """Add or drain an instance when average freeness stays out of range."""
     state = state or LlumnixState()
     ready, there = view.ready, view.num_coming_or_there
     if not ready:
@@ -102,12 +100,11 @@ def scale(
 
 
 def _free(view: ScalingView, instance: Instance, params: LlumnixParams) -> tuple[float, float]:
-    """Distances of the instance's freeness from the lower and the upper threshold, each in that threshold's unit."""
     outlook = view.load.outlook_by_instance.get(instance.instance_id)
     batch = view.in_flight(instance)
     if outlook is not None and instance.kv_tokens > 0:
         steps = (1 - outlook.peak_ratio) * instance.kv_tokens / batch if batch else math.inf
-        steps = min(steps, 2 * params.high_steps)  # an empty instance does not outweigh all others
+        steps = min(steps, 2 * params.high_steps)  # an empty instance must not outweigh the others
         return steps - params.low_steps, steps - params.high_steps
     used = outlook.peak_ratio if outlook is not None else batch / max(1, instance.max_concurrency)
     return params.high_ratio - used, params.low_ratio - used

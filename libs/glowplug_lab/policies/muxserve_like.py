@@ -1,14 +1,12 @@
-"""MuxServe-like static sharing: every engine on the GPUs that the fewest others share, with a part of their KV space.
+"""MuxServe-like static sharing: place each engine on the least shared GPUs, with a part of their KV space.
 
-The baseline of WarmServe section 7.1 ("collocates models on GPUs"; instances "are created in prior") with the scaling
-of the same name, which starts one engine of every model and stops none. Groups are aligned blocks of the model's GPUs.
-An engine takes half of what the weights leave free there for its KV cache, and never more than the model asks for, so
-that the next engine finds free memory too; one that finds none waits for ever, because no engine leaves.
+Baseline of WarmServe section 7.1 ("collocates models on GPUs"; instances "are created in prior"); the scaling of the
+same name starts one engine per model and stops none. Groups are aligned blocks of GPUs. An engine's KV cache takes half
+of the memory left by the weights, at most the model's own; an engine that finds none waits for ever.
 
-Departures: MuxServe searches for the widths of its groups with measured rates; here the width is the model's own
-`num_gpus`, which an operator sets (section 7.3 lists the groups it found). Its engines share one pool of KV blocks,
-here each has its part. It gives each engine a part of the SMs; what engines cost each other is the simulator's rule
-(busy ones share a GPU's time evenly).
+Departures: MuxServe searches group widths with measured rates; here the width is the model's `num_gpus`, set by an
+operator (section 7.3 lists the groups it found). Its engines share one pool of KV blocks; here each has a part. It
+divides SMs; here the simulator's rule applies (busy engines share a GPU's time evenly).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +27,7 @@ MAX_RIVALS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuxserveParams:
-    kv_part: float = 0.5  # share of the memory its weights leave that an engine's KV cache takes
+    kv_part: float = 0.5  # KV cache's share of the memory left by the weights
 
 
 def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = MuxserveParams()) -> PlaceDecision:
@@ -60,30 +58,28 @@ def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = M
 
 
 def granted(model: Model, free: int, params: MuxserveParams = MuxserveParams()) -> int:
-    """Bytes on each GPU: the weights, and a part of what they leave of `free` bytes for the KV cache."""
+    """Bytes per GPU, of `free`: weights and a part of the rest."""
     weights = weights_per_gpu(model)
     part = max(_least_kv(model), int((free - weights) * params.kv_part))
     return weights + min(part, bytes_per_gpu(model) - weights)
 
 
 def _least_kv(model: Model) -> int:
-    """KV bytes on each GPU for a single request."""
     return (bytes_per_gpu(model) - weights_per_gpu(model)) // max(1, model.max_concurrency)
 
 
 def _sharers(group: Sequence[Gpu], reserved: Mapping[str, int]) -> int:
-    """Number of engines on those GPUs; all that have bytes promised there count as one more."""
+    """All promised bytes count as one engine."""
     there = {grant.holder for gpu in group for grant in gpu.grants}
     return len(there) + any(reserved.get(gpu.gpu_id) for gpu in group)
 
 
 def _groups(node: Node, num: int) -> list[Sequence[Gpu]]:
-    """Aligned blocks of `num` GPUs."""
     return [node.gpus[first : first + num] for first in range(0, len(node.gpus) - num + 1, num)]
 
 
 def scale(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
-    """Keep the model's minimum, and at least one instance of every model from its deployment on."""
+    """Keep the model's minimum, and at least one instance."""
     least = max(1, view.floor)
     why = f"its least number, {counted(least, 'instance')}, is kept from its deployment on"
     return settle(view, least, why, keep_alive_s=-1), None

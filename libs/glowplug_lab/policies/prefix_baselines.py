@@ -1,4 +1,4 @@
-"""Baselines of prefix-aware routing: a sticky hash, and a weighted sum of scores as in llm-d's scheduler."""
+"""Baselines of prefix-aware routing: a sticky hash, and llm-d's weighted sum of scores."""
 
 from collections import OrderedDict
 
@@ -8,14 +8,14 @@ from glowplug.policies.routing.prefix import PrefixAware
 from glowplug.policies.routing.prefix_index import Prefix
 from glowplug.policies.routing.tracked import Sent, Tracker
 
-STICKY_BLOCKS = 8  # at the beginning of a prompt, by which it sticks
+STICKY_BLOCKS = 8  # leading blocks that decide
 MOST_KEPT = 100_000
 PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
 
 
 class Sticky(Tracker):
-    """The Balancer `sticky`: as a load balancer's hash of a session, whatever the load. A request whose instance is
-    full waits for none: it goes to the one with the fewest requests."""
+    """The Balancer `sticky`: a load balancer's session hash, whatever the load. If the instance is full, the one with
+    the fewest requests is taken."""
 
     reads_prefixes = True
 
@@ -42,11 +42,12 @@ class Sticky(Tracker):
 
 
 class LlmdLike(PrefixAware):
-    """The Balancer `llmd_like`: llm-d's inference scheduler adds scores between 0 and 1 with the weights of its guide
-    (prefix cache 3, queue 2, KV cache use 2) and takes the highest sum. Its prefix scorer counts the blocks held, of
-    all blocks of the prompt; its queue scorer goes from the longest queue (0) to the shortest (1).
+    """The Balancer `llmd_like`: llm-d's inference scheduler adds scores from 0 to 1 with its guide's weights (prefix
+    cache 3, queue 2, KV cache use 2) and takes the highest sum. The prefix score is the share of the prompt's blocks
+    held; the queue score runs from the longest queue (0) to the shortest (1).
 
-    Departure: queues are requests in flight, which a router knows at once, where llm-d scrapes them from engines."""
+    Departure: queues are requests in flight, known at once; llm-d scrapes them from engines.
+    """
 
     def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float, prefix: Prefix = ()) -> RouteDecision:
         free = []

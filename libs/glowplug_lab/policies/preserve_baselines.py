@@ -1,8 +1,8 @@
 """The baselines of PreServe section 5.3 that scale by its forecast without the look-ahead.
 
-`proactive` takes the forecast's number alone, `hybrid` the larger of that and reactive's. Before tokens and capacities
-are known the forecast's number is the expected concurrency over the batch size. Without a forecast proactive keeps what
-runs (and says so) and hybrid is reactive. A held request always gets an instance.
+`proactive` takes the forecast's number, `hybrid` the larger of that and reactive's. Until tokens and capacities are
+known, that number is expected concurrency over batch size. Without a forecast, proactive keeps the running instances
+(and says so) and hybrid is reactive. A held request always gets an instance.
 """
 
 import math
@@ -13,17 +13,17 @@ from glowplug.policies.scaling.baselines import ReactiveState, reactive, why_now
 from glowplug.policies.scaling.port import ScalingView, settle
 from glowplug.policies.scaling.preserve import capacity_in, instances_for, tokens_of
 
-NOTHING_EXPECTED = 0.01  # expected concurrency below this counts as none
+NOTHING_EXPECTED = 0.01  # concurrency below this counts as none
 
 
 def proactive(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
-    """Decide for the number of instances that the forecast needs."""
+    """Scale to the forecast's number of instances."""
     wanted, reason = target(view)
     return settle(view, wanted, reason), None
 
 
 def hybrid(view: ScalingView, state: ReactiveState | None = None) -> tuple[ScaleDecision, ReactiveState | None]:
-    """Decide for the larger of the forecast's number and the present demand's."""
+    """Scale to the larger of the forecast's number and the present demand's."""
     if view.forecast is None:
         return reactive(view, state)
     wanted, reason = target(view)
@@ -33,7 +33,6 @@ def hybrid(view: ScalingView, state: ReactiveState | None = None) -> tuple[Scale
 
 
 def target(view: ScalingView) -> tuple[int, str]:
-    """The number of instances for the forecast of the current window, and why."""
     if view.forecast is None:
         there = max(view.num_coming_or_there, 1) if view.demand else 0
         return there, "there is no forecast, so that what runs stays while requests come"

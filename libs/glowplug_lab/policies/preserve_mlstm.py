@@ -8,8 +8,8 @@ Paper: PreServe section 4.1, which takes the mLSTM of Krause et al. (2016). For 
     c = f * c + i * z
     h = o * tanh(c)
 
-and the answer is a line through the last h. Sizes: B samples, k steps, X inputs, H hidden. Training minimises the mean
-absolute error (the paper scores absolute percentage errors) by Adam over whole batches, gradients clipped.
+The answer is linear in the last h. Sizes: B samples, k steps, X inputs, H hidden. Training minimises the mean absolute
+error (the paper scores absolute percentage errors) by Adam over whole batches, gradients clipped.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ BETA_1, BETA_2, TINY = 0.9, 0.999, 1e-8
 
 
 def draw_weights(num_inputs: int, num_hidden: int, seed: int) -> Weights:
-    """Draw small uniform weights, forget gates open. The output layer starts at 0, so an untrained model answers 0."""
+    """Forget gates start open; the output layer at 0."""
     chance = np.random.default_rng(seed)
     bound = 1.0 / np.sqrt(num_hidden)
 
@@ -51,7 +51,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def predict(weights: Weights, inputs: Array) -> Array:
-    """Answers (B,) for inputs (B, k, X)."""
+    """(B, k, X) -> (B,)."""
     return _forward(weights, inputs)[0]
 
 
@@ -78,7 +78,7 @@ def _forward(weights: Weights, inputs: Array) -> tuple[Array, list[Any]]:
 
 
 def gradients(weights: Weights, inputs: Array, answers: Array) -> tuple[float, Weights]:
-    """The mean absolute error, and its gradient by backpropagation through all k steps."""
+    """Mean absolute error and its gradient."""
     found, trail = _forward(weights, inputs)
     error = found - answers
     loss = float(np.abs(error).mean())
@@ -113,17 +113,17 @@ def gradients(weights: Weights, inputs: Array, answers: Array) -> tuple[float, W
 
 @dataclass(slots=True)
 class Trainer:
-    """Train by Adam. `weights` are replaced, never changed in place."""
+    """Adam. `weights` are replaced, never changed in place."""
 
     weights: Weights
     learning_rate: float = 0.01
-    decay: float = 0.0  # of the weights, per step
+    decay: float = 0.0  # per step
     num_steps: int = 0
     _first: Weights | None = None
     _second: Weights | None = None
 
     def step(self, inputs: Array, answers: Array, rate: float = 1.0) -> float:
-        """Make one step over the whole batch with `rate` of the learning rate; returns the loss before it."""
+        """Return the loss before the step. `rate`: share of the learning rate."""
         loss, grads = gradients(self.weights, inputs, answers)
         norm = float(np.sqrt(sum(float((g * g).sum()) for g in grads.values())))
         shrink = min(1.0, CLIP / max(norm, TINY))

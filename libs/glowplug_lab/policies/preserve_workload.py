@@ -1,26 +1,22 @@
-"""PreServe's workload predictor: the prompt and response tokens of the windows to come, learned from past days.
+"""PreServe's workload predictor: prompt and response tokens of coming windows, learned from past days.
 
 Paper: PreServe section 4.1, Algorithms 1-2: two multiplicative LSTMs per service (`preserve_mlstm.py`), windows of 10
-minutes, k past windows in and the next one out, two steps ahead by taking the first answer for the window in between
-(the current window is forecast first, and its forecast is used as its load), trained anew daily on the days before. mu
-and N are the predictor's and the scaler's.
+minutes, k past windows in and the next one out, two steps ahead by using the forecast of the current window as its
+load, retrained daily. mu and N belong to predictor and scaler.
 
 Departures:
 - Only tokens are learned. Requests and concurrency, which PreServe does not forecast, come from WarmServe's corrective
-  seasonal predictor, for the policies that read them.
-- Until there are `min_days` of data, and for a model with load in fewer than `min_active` of its windows, tokens come
-  from that predictor too (the paper's cold-data mode leaves scaling to its defaults until days of data exist).
-- Tokens are scaled by the minimum and maximum of the training days alone; the paper scales by a window that holds the
-  answer (erratum E30). Their logarithms are scaled: the error that counts is a ratio, and the nights of a series that
-  falls tenfold then matter as much as the days.
-- The model predicts the change from the last window to the next. Its inputs are each window, the change that led to it,
-  and the change that followed it a day before (0 on the first day). With two days to learn from, k windows alone show
-  neither the hour nor the day.
-- k is not in the paper: 12 windows, two hours. The last fifth of the samples is held out, and the weights with the
-  least error there are kept.
-- Training is spread, so that no request waits for all of it: `epochs_per_window` passes with every window that closes,
-  so 24 windows, four hours, for 120 passes; until then yesterday's weights serve. The first training begins early
-  enough to end before `min_days` are full.
+  seasonal predictor.
+- Before `min_days` of data, and for models with load in fewer than `min_active` of their windows, tokens come from it
+  too (the paper's cold-data mode leaves scaling to its defaults until days of data exist).
+- Tokens are scaled by the training days' minimum and maximum; the paper scales by a window that holds the answer
+  (erratum E30). Logarithms are scaled, since the error is a ratio: nights then matter as much as days.
+- The model predicts the change to the next window, from each window, the change before it, and the change after it a
+  day earlier (0 on the first day). After two days, k windows alone show neither hour nor day.
+- k is not in the paper: 12 windows, two hours. The newest fifth of the samples is held out; the weights with the least
+  error there are kept.
+- Training is spread over windows, `epochs_per_window` passes each (four hours for 120), so that no request waits for
+  all of it; yesterday's weights serve until then. The first training ends before `min_days` are full.
 """
 
 import math
@@ -37,7 +33,7 @@ from glowplug_lab.policies.preserve_mlstm import Array, Trainer, Weights, draw_w
 from glowplug_lab.policies.warmserve_csp import WarmserveCsp
 
 NUM_INPUTS = 3
-GAIN = 5.0  # scales changes, which are small beside levels, to about the same size
+GAIN = 5.0  # changes are small beside levels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +42,24 @@ class SeriesParams:
     num_hidden: int = 8
     num_epochs: int = 120
     learning_rate: float = 0.01
-    held_out: float = 0.2  # share of the samples held out, the newest
-    max_batch: int = 240  # samples per pass: with more, every second or third one, alternating
-    max_days: int = 7  # trained on; a day of 10-minute windows is about 1 kB
+    held_out: float = 0.2  # of the samples, the newest
+    max_batch: int = 240  # samples per pass; of more, every second or third
+    max_days: int = 7  # a day of 10-minute windows is about 1 kB
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadParams:
-    min_days: int = 2  # days of data before the first training
+    min_days: int = 2  # before the first training
     min_active: float = 0.5  # share of windows with any token
     epochs_per_window: int = 5  # about 50 ms of a core for both series
-    season_s: float = DAY_S  # a day; less for traces squeezed in time
+    season_s: float = DAY_S  # shorter for compressed traces
     series: SeriesParams = field(default_factory=SeriesParams)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Conversion to and from the model's scale: 0 is the minimum of the training days, 1 the maximum."""
+    """0 and 1 are the training days' extremes."""
 
     low: float
     high: float
@@ -73,7 +69,7 @@ class Scale:
         return scaled
 
     def back(self, scaled: float) -> float:
-        """Tokens for a scaled value; never below 0, nor above ten times the maximum."""
+        """At most ten times the training maximum."""
         log = min(self.high + float(np.log(10)), scaled * (self.high - self.low) + self.low)
         return max(0.0, float(np.expm1(log)))
 
@@ -83,7 +79,7 @@ class _Training:
     scale: Scale
     inputs: Array
     answers: Array
-    num_taught: int  # samples that are not held out
+    num_taught: int
     trainer: Trainer
     best: Weights
     best_loss: float
@@ -92,19 +88,17 @@ class _Training:
 
 @dataclass(slots=True)
 class TokenSeries:
-    """One series of tokens per window, and what was learned from it. `per_day` windows make a season. `learned` is None
-    until the first training has ended."""
+    """`per_day` windows make a season. `learned` is None before the first training ends."""
 
     per_day: int
     params: SeriesParams = field(default_factory=SeriesParams)
-    values: "array[float]" = field(default_factory=lambda: array("d"))  # from the first window with any token on
+    values: "array[float]" = field(default_factory=lambda: array("d"))
     learned: tuple[Scale, Weights] | None = None
     _training: _Training | None = None
 
     def add(self, tokens: float) -> None:
-        """Add the tokens of the newest window; windows older than `max_days` (and a day and k before) are forgotten."""
         if not self.values and tokens <= 0:
-            return  # a model that was never asked for costs nothing
+            return  # a model never asked for costs nothing
         self.values.append(float(tokens))
         del self.values[: max(0, len(self.values) - (self.params.max_days + 1) * self.per_day - self.params.num_past)]
 
@@ -113,7 +107,7 @@ class TokenSeries:
         return self._training is not None
 
     def begin_training(self) -> bool:
-        """Begin a new training on the stored windows. False when there are too few, or all are equal."""
+        """Return False if there are too few windows, or all are equal."""
         values = np.array(self.values)
         values = values[-self.params.max_days * self.per_day :]
         if len(values) < 4 * self.params.num_past or not values.max() > values.min():
@@ -131,7 +125,7 @@ class TokenSeries:
         return True
 
     def train(self, num_epochs: int) -> bool:
-        """Continue the training; True when that has ended it."""
+        """Return True when the training has ended."""
         training = self._training
         if training is None:
             return False
@@ -152,8 +146,7 @@ class TokenSeries:
         return False
 
     def ahead(self, num_ahead: int) -> list[float]:
-        """Tokens of the windows to come, each predicted from the ones before. Empty before the first training has
-        ended."""
+        """Tokens of coming windows; empty before the first training ends."""
         if self.learned is None or len(self.values) < self.params.num_past + 1:
             return []
         scale, weights = self.learned
@@ -166,13 +159,12 @@ class TokenSeries:
         return found
 
     def _inputs(self, scaled: Array, at: int) -> Array:
-        """Inputs for window `at`: the k windows before it, the change that led to each, and the change that followed
-        each a day before."""
+        """The k windows before `at`, the change before each, and the change after each a day earlier."""
         num = self.params.num_past
         past = scaled[at - num : at]
         before = np.diff(scaled[at - num - 1 : at])
         after = np.zeros(num)
-        first = at - num + 1 - self.per_day  # the window that followed the oldest of the k, a day before
+        first = at - num + 1 - self.per_day  # follows the oldest of the k, a day before
         known = np.arange(max(1, first), first + num)
         known = known[known >= 1]
         if len(known):
@@ -184,8 +176,6 @@ NAME = "preserve_workload"
 
 
 class PreserveWorkload:
-    """One model's predictor. The same windows give the same forecasts."""
-
     WINDOW_S: ClassVar[float] = 600.0
 
     def __init__(self, window_s: float = 600.0, params: WorkloadParams = WorkloadParams()) -> None:
@@ -199,7 +189,6 @@ class PreserveWorkload:
         self._first_training = max(1, params.min_days * self._per_day - num_windows - 2)
 
     def closed(self, window: WindowTotals) -> None:
-        """Learn the newest window, and continue the training; a new one begins every day."""
         self._rest.closed(window)
         self.prompts.add(window.prompt_tokens)
         self.responses.add(window.response_tokens)
@@ -212,8 +201,7 @@ class PreserveWorkload:
             series.train(self.params.epochs_per_window)
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Forecast tokens as learned, the rest by season and correction; all by those before the first training has
-        ended."""
+        """Tokens as learned, if trained; the rest by season and correction."""
         found = self._rest.forecast(now_s, num_ahead)
         prompts, responses = self.prompts.ahead(num_ahead), self.responses.ahead(num_ahead)
         return tuple(
@@ -232,8 +220,6 @@ class PreserveWorkload:
 
 @dataclass(frozen=True)
 class MakePreserveWorkload:
-    """The factory of `preserve_workload` for the port."""
-
     WINDOW_S: float = 600.0
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Corrective seasonal predictor: the mean of this window on past days, plus the recent deviation from it.
+"""Corrective seasonal predictor: the mean of this window on past days, plus the recent deviation.
 
 Paper: WarmServe section 5.1, Eq. 2-4.
 
@@ -7,18 +7,16 @@ Paper: WarmServe section 5.1, Eq. 2-4.
     forecast   = P(k,i) + delta(k,i)                                               (4)
 
 Departures:
-- Eq. 3 prints the weight 2^(j-1), which gives the newest error 0.1 % and the oldest 50 % although "more importance to
-  more recent errors" is meant (erratum E1). `literal_weights=True` keeps it as printed.
-- With fewer than N errors known the weights are normalised over the known ones. On the first day, when there is no
-  season, the forecast is the same weighted mean of the last loads themselves.
+- Eq. 3 prints the weight 2^(j-1), which gives the newest error 0.1 % and the oldest 50 %, against "more importance to
+  more recent errors" (erratum E1). `literal_weights=True` keeps it.
+- With fewer than N errors the weights are normalised over those. On the first day, without a season, the forecast is
+  the same weighted mean of the last loads.
 - A forecast is never negative.
 
-`forecast` is the rule itself, on a whole series. `WarmserveCsp` applies it window by window to every kind of load: the
-paper forecasts the average and the peak concurrency of windows of 300 s, each on its own; here requests and tokens are
-forecast by the same rule, so that one forecast serves all readers. Both give the same numbers: a season is a running
-sum for each window of the day, and of the errors only the last N are kept. So the past of a model costs one row for
-each window of the day in which it ever had load, however many days there were: D is all of them. Departure: for windows
-after the next one the season changes and the correction stays.
+`forecast` is the rule on a whole series; `WarmserveCsp` applies it window by window, with the same numbers. The paper
+forecasts average and peak concurrency of windows of 300 s; here requests and tokens are forecast too. D is all past
+days: a model costs one row for each window of the day that ever had load. Departure: for windows after the next one the
+season changes and the correction stays.
 """
 
 from collections import deque
@@ -34,14 +32,14 @@ from glowplug.policies.prediction.port import NOTHING, WindowTotals, forecast_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CspParams:
-    num_errors: int = 10  # N: lookback windows
+    num_errors: int = 10  # N
     literal_weights: bool = False  # Eq. 3 as printed
 
 
 def forecast(loads: Sequence[float], windows_per_day: int, params: CspParams = CspParams()) -> float:
-    """The load of the window that follows `loads` (any one unit; one value per window, oldest first, no gaps).
+    """Load of the window after `loads` (one value per window, oldest first, no gaps).
 
-    Raises ValueError when there is no day, and returns 0 when there is no load at all.
+    Raises ValueError without windows in a day; returns 0 without any load.
     """
     if windows_per_day < 1:
         raise ValueError(f"{windows_per_day} windows a day")
@@ -59,13 +57,13 @@ def forecast(loads: Sequence[float], windows_per_day: int, params: CspParams = C
 
 
 def season(loads: Sequence[float], index: int, windows_per_day: int) -> float | None:
-    """P of window `index` (Eq. 2): the mean of that window on the days before; None on the first day."""
+    """P of window `index` (Eq. 2); None on the first day."""
     past = [loads[at] for at in range(index - windows_per_day, -1, -windows_per_day)]
     return sum(past) / len(past) if past else None
 
 
 def _weighted(newest_first: Sequence[float], literal: bool) -> float:
-    """Eq. 3: the values' mean, with weights that halve from each to the next older one (or, literally, double)."""
+    """Eq. 3, with weights that halve towards older values (or, literally, double)."""
     num = len(newest_first)
     weights = [float(2**at if literal else 2 ** (num - 1 - at)) / float(2**num - 1) for at in range(num)]
     return sum(weight * value for weight, value in zip(weights, newest_first, strict=True))
@@ -73,19 +71,18 @@ def _weighted(newest_first: Sequence[float], literal: bool) -> float:
 
 @dataclass(slots=True)
 class WarmserveCsp:
-    """One model's predictor. `season_s` is a day; other lengths are for compressed traces."""
+    """`season_s` is a day, or less for compressed traces."""
 
     WINDOW_S: ClassVar[float] = 300.0
     window_s: float = 300.0
     params: CspParams = CspParams()
     season_s: float = DAY_S
-    _seasons: dict[int, Reading] = field(default_factory=dict)  # window of the day -> sum over past days
+    _seasons: dict[int, Reading] = field(default_factory=dict)  # sums, by window of the day
     _last: deque[tuple[Reading, Reading | None]] = field(default_factory=deque)  # newest first: load, and error if any
-    _count: int = 0  # windows learned
+    _count: int = 0
     _ended_at: float = 0.0
 
     def closed(self, window: WindowTotals) -> None:
-        """Learn the newest window: first its error against its season, then its part in the season."""
         reading, number = reading_of(window), self._count
         season = self._season(number)
         error = None if season is None else Reading(*(a - b for a, b in zip(reading, season, strict=True)))
@@ -100,7 +97,7 @@ class WarmserveCsp:
         self._ended_at = window.started_at + window.window_s
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Forecast each window ahead by Eq. 4; on the first day by the weighted mean of the last windows themselves."""
+        """Forecast by Eq. 4; on the first day by the weighted mean of the last windows."""
         if self._count == 0:
             return ()
         loads = [load for load, _ in self._last]
@@ -121,7 +118,7 @@ class WarmserveCsp:
         return max(1, round(self.season_s / self.window_s))
 
     def _season(self, number: int) -> Reading | None:
-        """P of window `number` (Eq. 2): its mean on the days before; None on the first day."""
+        """P (Eq. 2)."""
         num_days = number // self._per_day
         if num_days == 0:
             return None

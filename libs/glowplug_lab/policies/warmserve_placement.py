@@ -1,12 +1,12 @@
-"""WarmServe: a new instance takes over GPUs without a running instance, those with a prewarmed copy of its model first.
+"""WarmServe: place a new instance on GPUs without a running one, preferring a prewarmed copy of its model.
 
 Paper: WarmServe section 5.2, last paragraph, and section 4 (Fig. 5). Prewarmed, else being prewarmed, else the free
-group whose replicas' scores add up to least; a replica that overlaps these GPUs is dropped, since a dedicated worker
-has its GPUs for itself. GPUs of a running instance, draining ones too, are no candidates. The least sum of lost scores
-decides on a hit and on a miss alike, as the text says (erratum E8).
+group with the least sum of replica scores; overlapping replicas are dropped, since a dedicated worker has its GPUs for
+itself. GPUs of running or draining instances are no candidates. The least sum of lost scores decides on hit and miss
+alike, as the text says (erratum E8).
 
-`unplaced` is the ablation "without evict-aware placement" (section 7.5, Fig. 12): the first copy or group there is,
-whatever it costs the others. The paper does not say what it puts in its place; first fit is our reading.
+`unplaced` is the ablation "without evict-aware placement" (section 7.5, Fig. 12): the first copy or group, whatever it
+costs the others. First fit is our reading; the paper names no replacement.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,13 +27,12 @@ from glowplug.policies.placement.warmserve_evict_aware import (
 
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Choose GPUs for one instance, and the copy it grows from on a hit. No stages while every group has an instance on
-    it."""
+    """Choose GPUs, and on a hit the copy to grow from. No stages if every group has an instance."""
     return take_over(request.model.key, *_asked(request, view)) or _nowhere(request, view)
 
 
 def unplaced(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Choose the first copy by node and id, else the first group by node and index: the ablation."""
+    """Choose the first copy, else the first group, by node and id: the ablation."""
     shape, nodes = _asked(request, view)
     for node in nodes:
         for copy in sorted(_copies(request.model.key, shape, node), key=lambda r: (not r.is_ready, r.replica_id)):
@@ -47,8 +46,8 @@ def unplaced(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
 
 
 def take_over(model_key: str, shape: ReplicaShape, nodes: Iterable[PrewarmNode]) -> PlaceDecision | None:
-    """Choose where a new instance of a model starts: on a ready replica, else on one still loading, else on the free
-    group whose replicas are worth least. None when no node has `shape.num_gpus` GPUs that are not serving."""
+    """Choose a ready replica, else one still loading, else the free group with the least valuable replicas. None
+    without `shape.num_gpus` GPUs that are not serving."""
     views = sorted(nodes, key=lambda n: n.node_id)
     hits = []
     for node in views:
@@ -69,7 +68,7 @@ def take_over(model_key: str, shape: ReplicaShape, nodes: Iterable[PrewarmNode])
             if best is None or cost < best[0]:
                 best = (cost, node, bits, lost)
             if not lost:
-                break  # no group costs less
+                break
         if best is not None and best[0] == (0, 0):
             break
     if best is None:
@@ -80,20 +79,18 @@ def take_over(model_key: str, shape: ReplicaShape, nodes: Iterable[PrewarmNode])
 
 
 def _asked(request: PlaceRequest, view: PlacementView) -> tuple[ReplicaShape, list[PrewarmNode]]:
-    """The instance's shape in the terms of section 5.2, and the nodes with enough GPUs that are not serving, by id."""
+    """The shape in terms of section 5.2, and the nodes by id."""
     need = bytes_per_gpu(request.model)
     shape = ReplicaShape(num_gpus=request.model.num_gpus, bytes_per_gpu=need)
     return shape, list(start_nodes(request.model, need, view.fleet))
 
 
 def _copies(model_key: str, shape: ReplicaShape, node: PrewarmNode) -> list[Prewarmed]:
-    """The model's replicas on GPUs that are not serving."""
     mine = [r for r in node.replicas if r.model_key == model_key and len(r.gpu_ids) == shape.num_gpus]
     return [r for r in mine if node.draining.isdisjoint(r.gpu_ids)]
 
 
 def _free_groups(shape: ReplicaShape, node: PrewarmNode) -> Iterator[int]:
-    """Groups of the node's GPUs that are not serving, as bits."""
     if len(node.gpu_ids) - len(node.draining) < shape.num_gpus:
         return
     closed = node.bits([g for g in node.gpu_ids if g in node.draining])
@@ -107,7 +104,7 @@ def _held(node: PrewarmNode) -> list[tuple[int, Prewarmed]]:
 
 
 def _lost(held: list[tuple[int, Prewarmed]], bits: int, copy: Prewarmed | None = None) -> list[Prewarmed]:
-    """The replicas dropped for a start on those GPUs; `copy` is the one that the instance grows from."""
+    """`copy` is kept: the instance grows from it."""
     return [r for other, r in held if other & bits and r is not copy]
 
 
@@ -133,7 +130,6 @@ def _taking(
 
 
 def _nowhere(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Say why no GPU can be had: never, or not while other instances serve."""
     said = fit(request.model, view.fleet)
     if said.possible:
         num = request.model.num_gpus

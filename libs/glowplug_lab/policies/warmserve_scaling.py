@@ -1,22 +1,21 @@
-"""Scaling by the average load of the last seconds against the instances' slots.
+"""Scale by the recent average load against the instances' slots.
 
-Paper: WarmServe section 3 (the autoscaler checks load and instances periodically and stops instances of a model that is
-used too little; they finish their requests in a grace period) with the constants of its authors' code: every 0.5 s,
-with L the number of requests held or running averaged over 5 s, n instances and B requests each,
+Paper: WarmServe section 3 (the autoscaler periodically checks load and stops underused instances, which finish their
+requests in a grace period) with the constants of its authors' code: every 0.5 s, with L the requests held or running
+averaged over 5 s, n instances and B requests each,
 
     L > 0.8 n B:  n = ceil(L / 0.8 / B)        L < 0.5 n B:  n = ceil(L / 0.5 / B)
 
 An instance is protected for its first 5 s; the least loaded goes first.
 
 Departures:
-- A request that finds no slot starts an instance at once, unless one is coming (the paper's router does so, section 6):
-  averaged over 5 s a burst would otherwise wait for the mean to rise.
-- A draining instance is taken back when the load returns. In the paper it must "no longer receive additional requests"
+- A request without a slot starts an instance at once, unless one is coming (as the paper's router does, section 6);
+  otherwise a burst would wait for the mean to rise.
+- A draining instance is taken back when load returns. In the paper it must "no longer receive additional requests"
   (section 4.1) and stops: `take_back=False`, as in `one_way`.
-- The last instance goes by the model's own keep-alive; in the paper L = 0 ends it. `keep_alive_s: 0` in the model is
-  the paper's.
-- While one instance is that young none is drained: a busy old one is not stopped for a new one that is protected.
-- Capacity is the slots that the instances report, so that a pipeline counts for its stages.
+- The last instance goes by the model's keep-alive; in the paper, at L = 0 (`keep_alive_s: 0`).
+- While one instance is that young none is drained: no busy old one stops for a protected new one.
+- Capacity is the reported slots, so a pipeline counts for its stages.
 """
 
 import math
@@ -33,20 +32,18 @@ class WarmserveParams:
     down_ratio: float = 0.5
     average_s: float = 5.0
     every_s: float = 0.5
-    protect_s: float = 5.0  # age before which a new instance protects all
-    take_back: bool = True  # resume draining instances; False: never, as in the paper
+    protect_s: float = 5.0  # age below which an instance protects all
+    take_back: bool = True  # False: never, as in the paper
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level that is known at each look, and constant in between. `marks` are (when, integral so far), oldest first,
-    `grain_s` apart; at the last one `value` began to count."""
+    """Constant between looks. `marks` are (when, integral so far), oldest first, `grain_s` apart."""
 
     value: float = 0.0
     marks: tuple[tuple[float, float], ...] = ()
 
     def seen(self, now_s: float, value: float, span_s: float, grain_s: float) -> "Level":
-        """Set the level to `value` from `now_s` on, and forget what is older than `span_s`."""
         if not self.marks:
             return Level(value, ((now_s, 0.0),))
         at, total = self.marks[-1]
@@ -60,7 +57,7 @@ class Level:
         return Level(value, (*kept[first:], here))
 
     def mean(self, now_s: float, span_s: float) -> float:
-        """Mean over the last `span_s`, or over the known part of them; the level itself over no time at all."""
+        """Mean over the known part of the last `span_s`."""
         at, total = self.marks[-1]
         total += self.value * max(0.0, now_s - at)
         begin = max(now_s - span_s, self.marks[0][0])
@@ -69,7 +66,6 @@ class Level:
         return (total - self._integral(begin)) / (now_s - begin)
 
     def _integral(self, at_s: float) -> float:
-        """The integral up to `at_s`, interpolated between marks."""
         before = self.marks[0]
         for mark in self.marks:
             if mark[0] >= at_s:
@@ -81,8 +77,6 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmserveState:
-    """The recent load, and the number wanted at the last look."""
-
     load: Level = field(default_factory=Level)
     looked_at: float = float("-inf")
     num_wanted: int = 0
@@ -92,7 +86,7 @@ class WarmserveState:
 def scale(
     view: ScalingView, state: WarmserveState | None = None, params: WarmserveParams = WarmserveParams()
 ) -> tuple[ScaleDecision, WarmserveState]:
-    """Decide by the average load how many instances `model` should have, and which to drain or to take back."""
+    """Decide the number of instances by average load."""
     state, average = watch(view, state, params)
     decision = settle(
         view,
@@ -106,12 +100,12 @@ def scale(
 
 
 def one_way(view: ScalingView, state: WarmserveState | None = None) -> tuple[ScaleDecision, WarmserveState]:
-    """Scale as `scale` does, but never take back a draining instance (section 4.1, to the letter)."""
+    """Scale without taking back draining instances (section 4.1, to the letter)."""
     return scale(view, state, WarmserveParams(take_back=False))
 
 
 def watch(view: ScalingView, state: WarmserveState | None, params: WarmserveParams) -> tuple[WarmserveState, float]:
-    """Count the requests that wait or run; returns the state, with the number wanted, and their average."""
+    """Update the state; also return the average load."""
     state = state or WarmserveState()
     seen = state.load.seen(view.now_s, view.demand, params.average_s, params.every_s / 2)
     average = seen.mean(view.now_s, params.average_s)
@@ -128,7 +122,6 @@ def watch(view: ScalingView, state: WarmserveState | None, params: WarmservePara
 
 
 def target(view: ScalingView, average: float, params: WarmserveParams) -> tuple[int, str]:
-    """The number of instances wanted for that average load, and why."""
     capacity = sum(i.max_concurrency for i in view.running) + view.num_pending * view.per_instance
     there = view.num_coming_or_there
     instances = counted(there, "instance")
@@ -143,12 +136,10 @@ def target(view: ScalingView, average: float, params: WarmserveParams) -> tuple[
 
 
 def is_growing(view: ScalingView, params: WarmserveParams) -> bool:
-    """Return whether an instance is in its first seconds."""
     return any(view.now_s - i.created_at < params.protect_s for i in view.running)
 
 
 def is_full(view: ScalingView) -> bool:
-    """Return whether requests wait while no instance is starting and no running one has a free slot."""
     if not view.load.num_waiting or view.num_pending:
         return False
     if len(view.ready) < len(view.running):

@@ -1,7 +1,7 @@
-"""Forecasters without a model of the load: the last window, the mean of the last, the same time yesterday.
+"""Forecasters without a load model: the last window, the mean of the last ones, the same time yesterday.
 
-The baselines for every learned forecast (WarmServe section 7.4 and PreServe section 5.2 compare with moving averages
-and seasonal models). All are deterministic and fit nothing.
+Baselines for learned forecasts (WarmServe section 7.4 and PreServe section 5.2 compare with moving averages and
+seasonal models). All are deterministic.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from glowplug.policies.prediction.port import NOTHING, WindowTotals, forecast_of
 
 @dataclass(slots=True)
 class MovingAverage:
-    """Forecast the mean of the last `num_windows` for every window to come, and the mean of their peaks as its peak."""
+    """Forecast the mean of the last `num_windows`, and of their peaks."""
 
     WINDOW_S: ClassVar[float] = 60.0
     SOURCE: ClassVar[str] = "moving_average"
@@ -26,14 +26,12 @@ class MovingAverage:
     _past: deque[Reading] = field(default_factory=deque)
 
     def closed(self, window: WindowTotals) -> None:
-        """Keep the window and drop the oldest."""
         self._past.append(reading_of(window))
         if len(self._past) > self.num_windows:
             self._past.popleft()
         self._ended_at = window.started_at + window.window_s
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Return the mean for each window ahead."""
         if not self._past:
             return ()
         mean = mean_of(self._past)
@@ -43,17 +41,15 @@ class MovingAverage:
 
 @dataclass(slots=True)
 class LastWindow(MovingAverage):
-    """Forecast the last window for every window to come: a mean of one."""
-
     SOURCE: ClassVar[str] = "last_window"
     num_windows: int = 1
 
 
 @dataclass(slots=True)
 class SeasonalNaive:
-    """Forecast for every window the same window `season_s` (a day) before; on the first day the last window.
+    """Forecast the same window `season_s` (a day) before; on the first day, the last window.
 
-    Empty windows are not stored, so that an idle model costs next to nothing.
+    Empty windows are not stored: an idle model costs next to nothing.
     """
 
     WINDOW_S: ClassVar[float] = 60.0
@@ -61,10 +57,9 @@ class SeasonalNaive:
     season_s: float = DAY_S
     _ended_at: float = 0.0
     _first_at: float | None = None
-    _past: dict[int, Reading] = field(default_factory=dict)  # window number -> load
+    _past: dict[int, Reading] = field(default_factory=dict)  # by window number
 
     def closed(self, window: WindowTotals) -> None:
-        """Keep the window for a season."""
         if self._first_at is None:
             self._first_at = window.started_at
         number = self._number(window.started_at)
@@ -77,7 +72,6 @@ class SeasonalNaive:
         self._ended_at = window.started_at + window.window_s
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Return the load of a season before, for each window ahead."""
         if self._first_at is None:
             return ()
         found = []

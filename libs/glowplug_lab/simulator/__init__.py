@@ -1,1 +1,1 @@
-"""The simulator: a shell around the services' controllers with a virtual clock, shared links and a batching engine."""
+"""The simulator: the services' controllers with a virtual clock, shared links and a batching engine."""

@@ -1,9 +1,8 @@
-"""The control plane in virtual time: the controllers of the services, a bus and a store.
+"""The control plane in virtual time: the services' controllers, a bus and a store.
 
-Nothing here decides. A stimulus goes into a controller; the controller's effects become events for their readers (as
-each reads.py declares), rows of a table, or work for a node or for the traffic. `Calm` delivers every event once, in
-order. `Chaos` loses, doubles, delays and reorders events by its seed; tests may then also kill services, replace them
-by another leader, or empty the store. Services recover by reading the tables again and again.
+It decides nothing: effects become events for their readers (declared in each reads.py), rows, or work for nodes and
+traffic. `Calm` delivers each event once, in order; `Chaos` loses, doubles, delays and reorders events by its seed, and
+tests may kill services, replace leaders or empty the store. Services recover by rereading the tables.
 """
 
 import copy
@@ -46,26 +45,22 @@ from glowplug.policies.registry import choose
 from glowplug_lab.simulator.kernel import Kernel, Timer
 from glowplug_lab.simulator.setup import Params, PolicyNames
 
-Make = Callable[[int], Any]  # makes a controller for an epoch
+Make = Callable[[int], Any]  # epoch -> controller
 
 
 class Delivery(Protocol):
-    """The way in which the bus delivers an event to one reader."""
-
-    is_sure: bool  # no event is ever lost
+    is_sure: bool  # loses no event
 
     def delays_s(self) -> Sequence[float]:
-        """The delay of each copy of an event, in seconds; empty when the event is lost."""
+        """One per copy; empty when lost."""
         ...
 
     def phase_s(self, period_s: float) -> float:
-        """The time of the first occurrence of something that recurs every `period_s`, in [0, period_s)."""
+        """First occurrence, in [0, period_s)."""
         ...
 
 
 class Calm:
-    """Delivery of each event once, after `bus_s`."""
-
     is_sure = True
 
     def __init__(self, bus_s: float) -> None:
@@ -80,8 +75,7 @@ class Calm:
 
 @dataclass
 class Chaos:
-    """Delivery that loses, doubles, delays and so reorders events, and lets services tick out of step, all by the
-    seed."""
+    """Services also tick out of step, all by the seed."""
 
     seed: int
     lose: float = 0.05
@@ -101,23 +95,18 @@ class Chaos:
 
 
 class Executor(Protocol):
-    """An executor of those effects of one service that are neither events nor rows."""
+    """For effects that are neither events nor rows."""
 
     @property
-    def executes(self) -> Collection[type[Any]]:
-        """The types of effects that this executor carries out."""
-        ...
+    def executes(self) -> Collection[type[Any]]: ...
 
     def execute(self, effect: Any) -> None: ...
 
-    def restarted(self, name: str) -> None:
-        """Note that the service was killed and started again from the tables."""
-        ...
+    def restarted(self, name: str) -> None: ...
 
 
 class ControlPlane:
-    """Every service of one run. `add_node` and `add_router` register the executors of their effects. `models` are
-    deployed at the start; `history` are the earlier windows that the predictor knows, by model_key."""
+    """`models` are deployed at the start; `history`: the predictor's earlier windows, by model_key."""
 
     def __init__(
         self,
@@ -136,15 +125,15 @@ class ControlPlane:
         self.on_event: list[Callable[[Event], None]] = []
         self.on_decision: list[Callable[[DecisionRecord], None]] = []
         self.on_save: list[Callable[[str, Any, float], None]] = []
-        self.down: set[str] = set()  # services that have broken down
-        self.active: dict[str, None] = {}  # models whose load may have changed since the router's last report
+        self.down: set[str] = set()
+        self.active: dict[str, None] = {}  # may differ from the last report
         self._executors: dict[str, Executor] = {}
         self._makers: dict[str, Make] = {}
         self._reads: dict[str, Reads] = {}
-        self._readers: dict[type[Any], list[str]] = {}  # payload class -> services of which there is one
+        self._readers: dict[type[Any], list[str]] = {}  # payload class -> singleton services
         self._epochs: dict[str, int] = {}
         self._num_events = 0
-        self._ticking: dict[str, bool] = {}  # node_id -> whether it ticks fast: something starts, drains or moves
+        self._ticking: dict[str, bool] = {}  # by node_id: ticks fast, since something starts, drains or moves
         self._has_reported = False
         self._reported_at = -math.inf
         self._report_due: Timer | None = None
@@ -160,7 +149,7 @@ class ControlPlane:
         route, forecast = choose("routing", policies.routing), choose("prediction", policies.prediction)
         is_forecast = policies.prediction != "none"
         fairness = choose("fairness", policies.fairness)
-        # There is one router, and it learns nothing from its own report.
+        # The only router learns nothing from its own report.
         self._add(
             "router",
             lambda _: RouterController(params.router, route, fairness, priors={}),
@@ -173,14 +162,14 @@ class ControlPlane:
         )
         self._add(
             "placer",
-            # Without priors: start times come from the scenario and are learned during the run.
+            # Start times come from the scenario and the run.
             lambda epoch: PlacerController(place, evict, names, epoch, params.placer, prewarm=prewarm, priors={}),
             reads_of(place, prewarm),
         )
         self._add(
             "predictor",
             lambda _: PredictorController(params.predictor, forecast, history=history),
-            PREDICTOR if is_forecast else Reads(service="predictor"),  # without a policy its counts are of no use
+            PREDICTOR if is_forecast else Reads(service="predictor"),  # without a policy its counts are useless
         )
 
     def _add(self, name: str, make: Make, reads: Reads) -> None:
@@ -191,11 +180,11 @@ class ControlPlane:
                 self._readers.setdefault(payload, []).append(name)
 
     def add_router(self, executor: Executor) -> None:
-        """Register the executor of the router's effects. Raises MissingExecutor."""
+        """Raises MissingExecutor."""
         self._execute_by("router", executor)
 
     def add_node(self, node_id: str, make_agent: Make, make_prefetcher: Make, executor: Executor) -> None:
-        """Add a node with its agent and prefetcher, whose effects go to `executor`. Raises MissingExecutor."""
+        """Raises MissingExecutor."""
         self._add(node_id, make_agent, AGENT)
         self._add(f"prefetcher-{node_id}", make_prefetcher, self._prefetcher)
         for name in (node_id, f"prefetcher-{node_id}"):
@@ -218,13 +207,9 @@ class ControlPlane:
 
     @property
     def reads_ends(self) -> bool:
-        """Return whether any service reads the ends of requests."""
         return RouterRequestsFinished in self._readers
 
-    # time
-
     def start(self) -> None:
-        """Deploy the models and start the ticks of all services."""
         self._deploy()
         params = self.params
         self._begin(params.router_tick_s, "router")
@@ -240,7 +225,7 @@ class ControlPlane:
                 self.kernel.after(self.delivery.phase_s(params.resync_s), self._resync, name)
 
     def _deploy(self) -> None:
-        for model in sorted(self._models, key=lambda one: bool(one.base)):  # bases before their adapters
+        for model in sorted(self._models, key=lambda one: bool(one.base)):
             self.give("autoscaler", operator.Deploy(model=model))
 
     def _begin(self, period_s: float, name: str) -> None:
@@ -266,15 +251,13 @@ class ControlPlane:
             self.execute(name, controller.restore(table, rows, self.kernel.now_s), None)
 
     def _close_window(self) -> None:
-        """Tick the predictor at the end of each of its windows, the only time at which it has something to do."""
+        """The predictor has nothing to do except at the end of a window."""
         self.give("predictor", Tick())
         predictor: PredictorController = self.services["predictor"]
         width = predictor.window_s
         self.kernel.at((self.kernel.now_s // width + 1) * width, self._close_window)
 
     def _tick_node(self, node_id: str) -> None:
-        """Tick a node's services every `agent_tick_s` while anything is under way on the node; `idle_tick_s`
-        otherwise."""
         agent: AgentController = self.services[node_id]
         prefetcher: PrefetcherController = self.services[f"prefetcher-{node_id}"]
         if not (prefetcher.jobs or any(_moves(one) for one in agent.instances)):
@@ -289,10 +272,8 @@ class ControlPlane:
             self._ticking[node_id] = True
             self.kernel.after(self.params.agent_tick_s, self._tick_node, node_id)
 
-    # the router's reports
-
     def load_changed(self, model_key: str) -> None:
-        """Have the router report a changed load now, or as soon as `load_soonest_s` allows."""
+        """Report now, or as soon as `load_soonest_s` allows."""
         self.active[model_key] = None
         due_s = max(self.kernel.now_s, self._reported_at + self.params.load_soonest_s)
         if self._report_due is None or due_s < self._report_due.at_s:
@@ -304,8 +285,7 @@ class ControlPlane:
         self._report_due = self.kernel.at(at_s, self._report_load)
 
     def _report_load(self) -> None:
-        """Report the router's loads, at the latest `load_every_s` after the last report. The first report covers all
-        models, and so does each where events may be lost; the others cover models that have or just had requests."""
+        """All models at first or on a lossy bus; else those with present or recent requests."""
         is_whole = not (self._has_reported and self.delivery.is_sure)
         self._has_reported = True
         loads = self.router.loads() if is_whole else {key: self.router.load(key) for key in self.active}
@@ -315,10 +295,8 @@ class ControlPlane:
         self._reported_at, self._report_due = self.kernel.now_s, None
         self._report_at(self.kernel.now_s + self.params.load_every_s)
 
-    # faults
-
     def restart(self, name: str) -> None:
-        """Kill a service (as with kill -9) and start it again; the store and an agent's own memory survive."""
+        """Kill (as with kill -9) and restart; the store and an agent's memory survive."""
         self.services[name] = self._makers[name](self._next_epoch(name))
         self._restore(name)
         if name in self._executors:
@@ -327,8 +305,7 @@ class ControlPlane:
             self._deploy()
 
     def elect(self, name: str, *, lingers: bool = False) -> None:
-        """Make another process of a service lead, which has followed the old leader and read the tables. `lingers`: the
-        old leader has not noticed and goes on, receiving the same events and sending at its old epoch."""
+        """Elect a process that has followed the old leader. `lingers`: the old leader goes on at its old epoch."""
         earlier, epoch = self.services[name], self._next_epoch(name)
         if lingers:
             self._go_on(f"{name}-0", name, epoch - 1)
@@ -348,7 +325,6 @@ class ControlPlane:
             self.kernel.after(self.params.resync_s, self._resync, alias)
 
     def empty_store(self) -> None:
-        """Delete every row of the store."""
         for rows in self.tables.values():
             rows.clear()
 
@@ -356,10 +332,8 @@ class ControlPlane:
         self._epochs[name] += 1
         return self._epochs[name]
 
-    # stimuli and effects
-
     def give(self, name: str, stimulus: Any) -> None:
-        """Give a service one stimulus and carry out its effects at once; a stale command is dropped."""
+        """Drop stale commands."""
         if name in self.down:
             return
         try:
@@ -390,14 +364,12 @@ class ControlPlane:
                 self._executors[name].execute(effect)
 
     def publish(self, name: str, payload: Any, cause: Event | None) -> None:
-        """Publish one event to all services that read its kind."""
         event = self._told(name, payload, cause)
         if isinstance(payload, PREFETCHER.commands):
             self._wake(payload.target)
         self._deliver(event)
 
     def ended(self, request: RequestFinished) -> None:
-        """Publish the end of a request, and a router's report of it alone to those who read all ends."""
         event = self._told("router", request, None)
         report = RouterRequestsFinished(router_id=request.router_id, requests=(request,))
         self._deliver(replace(event, type=report.TYPE, data=report))
@@ -410,7 +382,7 @@ class ControlPlane:
 
     def _deliver(self, event: Event) -> None:
         readers = self.readers_of(event.data)
-        # sure delivery reaches all readers at one time; otherwise each reader has its own delays
+        # lossy delivery delays each reader separately
         groups = [readers] if readers and self.delivery.is_sure else [[reader] for reader in readers]
         for group in groups:
             for delay_s in self.delivery.delays_s():
@@ -421,7 +393,6 @@ class ControlPlane:
             self.give(reader, event)
 
     def event(self, name: str, payload: Any, cause: Event | None) -> Event:
-        """The event with which the service `name` publishes a payload now."""
         self._num_events += 1
         return Event(
             event_id=f"e{self._num_events}",
@@ -434,8 +405,7 @@ class ControlPlane:
         )
 
     def readers_of(self, payload: Any) -> Sequence[str]:
-        """The services that read a payload. Of services that every node has, only those of the payload's node; of all
-        nodes if the payload is about none."""
+        """Services on every node get payloads of their own node, or of none."""
         one_each = self._readers.get(type(payload), [])
         if isinstance(payload, AGENT.commands):
             return [payload.target]
@@ -449,6 +419,5 @@ class ControlPlane:
 
 
 def _moves(instance: Instance) -> bool:
-    """Return whether an instance is changing state, so that its agent needs frequent ticks."""
     state = instance.state
     return not (state is InstanceState.READY or state.is_dormant or state.is_gone)

@@ -1,8 +1,8 @@
-"""The time of an engine's step: affine in tokens, sequences and context, fitted to published profiles.
+"""Time of an engine step: affine in tokens, sequences and context, fitted to published profiles.
 
-The constants are least squares over measured profiles of each model and GPU, kept where batch x length <= 2048 tokens
-(2-11 % mean error). `tok` tokens and `sq` squared prompt lengths of a prefill batch, `batch` sequences and `ctx`
-tokens of context of a decode step:
+Least squares over measured profiles of each model and GPU, for batch x length <= 2048 tokens (2-11 % mean error). `tok`
+tokens and `sq` squared prompt lengths of a prefill batch, `batch` sequences and `ctx` tokens of context of a decode
+step:
 
     prefill_s = base + per_token tok + per_token2 sq          decode_s = base + per_sequence batch + per_context ctx
 """
@@ -14,30 +14,28 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """Seconds of one engine step of one model on one kind of GPU."""
-
     prefill_base_s: float
     prefill_s_per_token: float
     prefill_s_per_token2: float = 0.0
     decode_base_s: float
     decode_s_per_sequence: float = 0.0
     decode_s_per_context: float = 0.0
-    num_stages: int = 1  # of a pipeline whose stages work on different prompts of one prefill step
+    num_stages: int = 1  # they prefill different prompts at once
 
     def prefill_s(self, num_tokens: int, num_tokens2: int) -> float:
-        """Seconds of a prefill step over prompts of `num_tokens` in all; `num_tokens2` is the sum of their squares.
+        """`num_tokens2`: sum of the prompts' squared lengths.
 
-        On s stages one prompt takes as long as on one GPU; n equal prompts, each a micro-batch, take (s + n - 1) / (s
-        n) of the time that they would take one after the other.
+        On s stages, n equal prompts, each a micro-batch, take (s + n - 1) / (s n) of their time one after the other; a
+        single one takes as long as on one GPU.
         """
         per_token = self.prefill_s_per_token * num_tokens + self.prefill_s_per_token2 * num_tokens2
         if self.num_stages > 1 and num_tokens:
-            longest = min(1.0, num_tokens2 / (num_tokens * num_tokens))  # one n-th when all are equal
+            longest = min(1.0, num_tokens2 / (num_tokens * num_tokens))  # 1/n for equal prompts
             per_token *= (1 + (self.num_stages - 1) * longest) / self.num_stages
         return self.prefill_base_s + per_token
 
     def decode_s(self, num_sequences: int, num_context: int, num_steps: int = 1) -> float:
-        """Seconds of `num_steps` decode steps of the same sequences, each of which grows by one token per step."""
+        """Each sequence grows by one token per step."""
         first = (
             self.decode_base_s + self.decode_s_per_sequence * num_sequences + self.decode_s_per_context * num_context
         )
@@ -45,7 +43,7 @@ class StepCosts:
         return num_steps * first + growth * (num_steps * (num_steps - 1) / 2)
 
     def decode_steps(self, num_sequences: int, num_context: int, elapsed_s: float) -> int:
-        """The fewest whole steps that take at least `elapsed_s` (0 when nothing has elapsed)."""
+        """The fewest whole steps that take at least `elapsed_s`."""
         if elapsed_s <= 0:
             return 0
         first = self.decode_s(num_sequences, num_context)
@@ -62,16 +60,14 @@ class StepCosts:
         return guess
 
     def scaled(self, ratio: float) -> "StepCosts":
-        """The costs of the same engine on a GPU that takes `ratio` times as long."""
         terms = {one.name: getattr(self, one.name) * ratio for one in fields(self) if one.name != "num_stages"}
         return replace(self, **terms)
 
     def pipelined(self, num_stages: int, hop_s: float) -> "StepCosts":
-        """The costs of the same model over `num_stages` GPUs with nothing else on them (HydraServe Eq. 2, w = s).
+        """The costs over `num_stages` GPUs with nothing else on them (HydraServe Eq. 2, w = s).
 
-        A token visits every stage and returns to the first: `num_stages` hops, one fewer for the first token (erratum
-        E13). The stages work on different micro-batches at once, so the terms that grow with the batch are divided by
-        `num_stages`.
+        A token takes `num_stages` hops, the first token one fewer (erratum E13). Stages work on different
+        micro-batches, so terms that grow with the batch are divided by `num_stages`.
         """
         if num_stages == 1:
             return self
@@ -86,8 +82,8 @@ class StepCosts:
 
     @classmethod
     def of_ms(cls, prefill: tuple[float, float, float], decode: tuple[float, float, float]) -> "StepCosts":
-        """Make costs from milliseconds. `prefill`: base, per token, per token squared; `decode`: base, per sequence,
-        per token of context."""
+        """Milliseconds. `prefill`: base, per token, per token squared; `decode`: base, per sequence, per token of
+        context."""
         (base, token, token2), (step, sequence, context) = (
             [term / 1e3 for term in terms] for terms in (prefill, decode)
         )

@@ -1,7 +1,6 @@
-"""Runs of cases, in this process or in worker processes, with the same numbers either way.
+"""Run cases, in this process or in workers, with the same numbers.
 
-A worker gets the scenario as written, never one of our objects, and returns plain numbers; what a run records goes to
-its own folder.
+Workers get the scenario as written and return plain numbers; recordings go to each run's folder.
 """
 
 import ctypes
@@ -32,7 +31,7 @@ from glowplug_lab.simulator.sweep import Case
 from glowplug_lab.simulator.workload.arrival import TraceError
 from glowplug_lab.simulator.world import World
 
-# A run on disk: its events line by line as on the bus, and its results.
+# A run on disk; the same scenario, seed and version give the same bytes in every file.
 #
 #     setup.json       the scenario as it was run, with its seed and version
 #     results.json     the figures, per model and in all
@@ -40,8 +39,6 @@ from glowplug_lab.simulator.world import World
 #     decisions.jsonl  every decision with inputs, rivals and reason
 #     requests.jsonl   every request's end
 #     timeline.jsonl   bytes on every GPU, whenever they change: {"t_s", "gpu", "grants": [[holder, owner, bytes], ...]}
-#
-# The same scenario, seed and version give the same bytes in every file.
 
 Finish = Callable[[Results, dict[str, Any]], None]
 FILES = ("setup.json", "results.json", "events.jsonl", "decisions.jsonl", "requests.jsonl", "timeline.jsonl")
@@ -49,7 +46,7 @@ FILES = ("setup.json", "results.json", "events.jsonl", "decisions.jsonl", "reque
 
 @contextmanager
 def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) -> Iterator[Finish]:
-    """Record a run of `world` in `folder`; the yielded `finish` takes its results. Without a folder, record nothing."""
+    """The yielded `finish` takes the results."""
     if folder is None:
         yield lambda results, numbers: None
         return
@@ -72,13 +69,11 @@ def recorded(world: World, scenario: Scenario, case: Case, folder: Path | None) 
 
 
 def _beside(case: Case, folder: Path) -> str:
-    """The path of the scenario's own files relative to the run's folder, so that both may move together; "" if it has
-    none."""
+    """Relative, so that both folders can move; "" without files."""
     return os.path.relpath((case.kept or case.beside).resolve(), folder.resolve()) if _names_a_file(case.tree) else ""
 
 
 def _names_a_file(tree: Any) -> bool:
-    """Return whether any field in the tree takes requests or lengths from a file given by its path."""
     if isinstance(tree, list):
         return any(map(_names_a_file, tree))
     if not isinstance(tree, Mapping):
@@ -87,8 +82,6 @@ def _names_a_file(tree: Any) -> bool:
 
 
 class _Tape:
-    """A writer of a run's lines, as events happen."""
-
     def __init__(self, world: World, files: Mapping[str, IO[bytes]]) -> None:
         self._world, self._files = world, files
         self._held: dict[str, Any] = {}
@@ -97,7 +90,7 @@ class _Tape:
         self._line("events.jsonl", b'{"subject":"%s",%s' % (subject(event.data).encode(), encode(event)[1:]))
         if isinstance(event.data, RequestFinished):
             self._line("requests.jsonl", to_json(event.data))
-        elif isinstance(event.data, RequestRejected):  # the fact alone does not say when
+        elif isinstance(event.data, RequestRejected):  # the fact lacks a time
             at_s = to_json(event.occurred_at)
             self._line("requests.jsonl", b'{"answered_at":%s,%s' % (at_s, to_json(event.data)[1:]))
 
@@ -129,7 +122,7 @@ Progress = Callable[[Sequence[float]], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one case: its numbers (see `results.summary`), and the notes to be shown with them."""
+    """`numbers`: see `results.summary`."""
 
     variant: str
     seed: int
@@ -138,14 +131,12 @@ class Outcome:
 
 
 class BrokenRun(AssertionError):
-    """An invariant of a simulated run does not hold. The message names the run, its seed and what broke, and on a line
-    of its own the command that reproduces it, if known."""
+    """A broken invariant; the message has run, seed, and the command that reproduces it."""
 
 
 def run_case(case: Case, folder: Path | None, progress: Callable[[float], None] | None = None) -> Outcome:
-    """Run one case, and record everything that happens in `folder` if given. Raises BrokenRun when an invariant breaks
-    (those of world.py only if the case is checked), and ScenarioError when the trace turns out to be invalid. Any
-    other error is a bug: it gets a note with the run and the command."""
+    """Raises BrokenRun for a broken invariant (those of world.py only if checked) and ScenarioError for an invalid
+    trace; other errors get a note with run and command."""
     scenario = load_tree(case.tree, case.beside)
     label = f"{scenario.name}, {case.variant}, seed {case.seed}"
     world = World(scenario.setup, scenario.arrivals(case.seed), check=case.check, label=label)
@@ -170,7 +161,6 @@ def _described(label: str, what: str, case: Case) -> str:
 
 
 def _what(error: AssertionError) -> str:
-    """The message of an error; for an assertion without one, its file, line and text."""
     if str(error):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]
@@ -180,8 +170,7 @@ def _what(error: AssertionError) -> str:
 def run_cases(
     cases: Sequence[Case], folders: Sequence[Path | None], jobs: int, progress: Progress | None = None
 ) -> list[Outcome]:
-    """Run all cases, `jobs` at a time, and return their outcomes in order. `progress` is called from time to time with
-    the share done of each case."""
+    """Outcomes are in order. `progress` gets each case's share done."""
     if jobs > 1 and len(cases) > 1:
         return _in_processes(cases, folders, min(jobs, len(cases)), progress)
     done = [0.0] * len(cases)
@@ -204,8 +193,8 @@ def _in_processes(
     shares = context.Array(ctypes.c_double, len(cases), lock=False)
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(shares,)) as pool:
         unheld = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:  # includes the submits: a Ctrl-C from just before the block is raised there
-            # A terminal sends Ctrl-C to all processes: workers inherit the block, and this process ends them.
+        try:  # with the submits: an earlier Ctrl-C is raised there
+            # Ctrl-C reaches all processes: workers inherit the block, and this process ends them.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             futures = [
                 pool.submit(_work, number, case, folder)
@@ -219,7 +208,7 @@ def _in_processes(
                     future.result()
                 if progress is not None:
                     progress(shares[:])
-        except BaseException:  # Ctrl-C too: a run may have hours left
+        except BaseException:  # Ctrl-C too: runs may have hours left
             signal.pthread_sigmask(signal.SIG_SETMASK, unheld)
             for worker in multiprocessing.active_children():
                 worker.terminate()
@@ -238,7 +227,7 @@ def _begin(shares: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit once the parent process has ended, since nobody reads the runs any more."""
+    """Exit with the parent, the only reader of the runs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

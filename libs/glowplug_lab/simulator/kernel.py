@@ -1,4 +1,4 @@
-"""A virtual clock that runs timers in order of their due times, without sleeping and without chance."""
+"""A virtual clock that runs timers by due time, without sleeping or chance."""
 
 import heapq
 from collections.abc import Callable
@@ -10,20 +10,19 @@ Action = Callable[..., object]
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """One scheduled action. `action` is None once it has run or is cancelled."""
+    """`action` is None once run or cancelled."""
 
     at_s: float
     action: Action | None
     arguments: tuple[Any, ...]
 
     def cancel(self) -> None:
-        """Cancel the action. Has no effect if it has run or is cancelled already."""
         self.action = None
         self.arguments = ()
 
 
 class Kernel:
-    """A heap of timers and the current time, in seconds. Timers due at one time run in the order they were set."""
+    """Seconds. Timers due together run in the order they were set."""
 
     __slots__ = ("_heap", "_order", "now_s", "num_done")
 
@@ -34,7 +33,7 @@ class Kernel:
         self._order = 0
 
     def at(self, at_s: float, action: Action, *arguments: Any) -> Timer:
-        """Schedule `action(*arguments)` at `at_s`. A time in the past counts as now, after the timers already due."""
+        """A past time counts as now, after timers already due."""
         if at_s < self.now_s:
             at_s = self.now_s
         timer = Timer(at_s, action, arguments)
@@ -43,21 +42,19 @@ class Kernel:
         return timer
 
     def after(self, delay_s: float, action: Action, *arguments: Any) -> Timer:
-        """Schedule `action(*arguments)` in `delay_s` seconds. Raises ValueError for a negative delay or nan."""
+        """Raises ValueError for a negative delay or nan."""
         if not delay_s >= 0:
             raise ValueError(f"a delay of {delay_s} s")
         return self.at(self.now_s + delay_s, action, *arguments)
 
     @property
     def next_s(self) -> float | None:
-        """The time of the next timer; None if there is none."""
         heap = self._heap
         while heap and heap[0][2].action is None:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def step(self) -> bool:
-        """Run the next timer. Returns False if there is none."""
         heap = self._heap
         while heap:
             at_s, _, timer = heapq.heappop(heap)
@@ -72,7 +69,7 @@ class Kernel:
         return False
 
     def run(self, until_s: float) -> None:
-        """Run all timers due up to and at `until_s`, and leave the clock there."""
+        """Run all timers up to and at `until_s`."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             self.step()

@@ -1,9 +1,8 @@
-"""Links whose bandwidth transfers share: max-min fair within a priority, higher priorities first.
+"""Links with shared bandwidth: max-min fair within a priority, higher priorities first.
 
-A transfer may cross several links at once (a server's network card, then the PCIe lanes of a GPU); the link with the
-least bandwidth left bounds its rate. Rates change only when a transfer starts or ends, so one event per change is
-exact. HydraServe section 4.2 shares a link in equal parts (Eq. 3-4); here the bandwidth that an ended transfer frees
-goes to the others at once.
+The tightest of a transfer's links bounds its rate. Rates change only when transfers start or end, so one event per
+change is exact. HydraServe section 4.2 shares a link in equal parts (Eq. 3-4); here an ended transfer's bandwidth goes
+to the others at once.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,8 +13,6 @@ from glowplug_lab.simulator.kernel import Kernel, Timer
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """One direction of one wire, in bytes a second."""
-
     name: str
     bytes_per_s: float
     transfers: "dict[Transfer, None]" = field(default_factory=dict, repr=False)
@@ -27,7 +24,7 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Bytes on their way. `left_bytes` is as of `since_s`; `priority` 0 goes before 1."""
+    """`left_bytes` is as of `since_s`; `priority` 0 goes before 1."""
 
     name: str
     num_bytes: float
@@ -35,25 +32,22 @@ class Transfer:
     priority: int
     done: Callable[[], None]
     left_bytes: float = 0.0
-    rate: float = 0.0  # bytes a second
+    rate: float = 0.0
     since_s: float = 0.0
     timer: Timer | None = None
 
     def left_at(self, now_s: float) -> float:
-        """Bytes still to be transferred at `now_s`."""
         return max(0.0, self.left_bytes - self.rate * (now_s - self.since_s))
 
 
 class Links:
-    """All transfers of one world, on one kernel's clock."""
-
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
 
     def start(
         self, name: str, num_bytes: float, links: Iterable[Link], done: Callable[[], None], *, priority: int = 0
     ) -> Transfer:
-        """Start to send `num_bytes` over `links`, and call `done()` at the end. Without a link that takes no time.
+        """Send `num_bytes`, then call `done()`. Takes no time without links.
 
         Raises ValueError for negative bytes.
         """
@@ -70,13 +64,13 @@ class Links:
         return transfer
 
     def hurry(self, transfer: Transfer, priority: int = 0) -> None:
-        """Change the priority of a transfer. Has no effect on one that has ended."""
+        """Ignores ended transfers."""
         if transfer.links and transfer.priority != priority:
             transfer.priority = priority
             self._share(transfer)
 
     def stop(self, transfer: Transfer) -> float:
-        """Stop a transfer. Returns the bytes that had arrived."""
+        """Return the bytes that had arrived."""
         left = transfer.left_at(self.kernel.now_s)
         if transfer.timer is not None:
             transfer.timer.cancel()
@@ -97,7 +91,6 @@ class Links:
             self._share(*neighbours)
 
     def _share(self, *touched: Transfer) -> None:
-        """Compute new rates for all transfers that share a link, directly or through others, with `touched`."""
         transfers, links = _component(touched)
         rates = _max_min(transfers, links)
         now_s = self.kernel.now_s
@@ -125,7 +118,7 @@ def _component(touched: Iterable[Transfer]) -> tuple[list[Transfer], list[Link]]
 
 
 def _max_min(transfers: list[Transfer], links: list[Link]) -> list[float]:
-    """Max-min fair rates of the transfers, in bytes a second; each priority gets what the ones before it have left."""
+    """Each priority gets the rest of those before it."""
     left = {link: link.bytes_per_s for link in links}
     rates: dict[Transfer, float] = {}
     for priority in sorted({t.priority for t in transfers}):

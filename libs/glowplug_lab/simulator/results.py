@@ -1,5 +1,4 @@
-"""The results of a run: counts, quantiles in constant memory, and the held time of GPUs and instances; then the plain
-numbers that the table, results.json and the report show. Seconds and bytes."""
+"""Results of a run and their plain numbers. Seconds and bytes."""
 
 import math
 from collections import Counter, defaultdict
@@ -11,7 +10,7 @@ from glowplug.domain.hardware import GrantOwner, Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Slo
 
-_BASE = 1.01  # neighbouring buckets differ by 1 %
+_BASE = 1.01
 _LOG = math.log(_BASE)
 _LEAST = 1e-6
 SHARES: Final = (
@@ -24,7 +23,7 @@ Row = dict[str, Any]
 
 
 class Quantiles:
-    """A histogram with buckets that grow by 1 %: quantiles are within 0.5 % of their value, above a microsecond."""
+    """A histogram whose quantiles are within 0.5 %, above a microsecond."""
 
     __slots__ = ("_buckets", "count", "highest", "lowest", "total")
 
@@ -35,7 +34,6 @@ class Quantiles:
         self.lowest, self.highest = math.inf, -math.inf
 
     def add(self, value: float) -> None:
-        """Add a value of 0 or above."""
         self._buckets[_bucket(value)] += 1
         self.count += 1
         self.total += value
@@ -45,7 +43,7 @@ class Quantiles:
             self.highest = value
 
     def at(self, share: float) -> float:
-        """The smallest value that at least `share` of all values do not exceed; nan without values."""
+        """Nan if empty."""
         if not self.count:
             return math.nan
         wanted, seen = max(1, math.ceil(share * self.count)), 0
@@ -57,7 +55,7 @@ class Quantiles:
         return self.highest
 
     def share_upto(self, value: float) -> float:
-        """The share of all values that do not exceed `value`, by whole buckets; nan without values."""
+        """By whole buckets; nan if empty."""
         if not self.count:
             return math.nan
         last = _bucket(value)
@@ -68,7 +66,6 @@ class Quantiles:
         return self.total / self.count if self.count else math.nan
 
     def merge(self, other: "Quantiles") -> None:
-        """Add all values of `other`."""
         self._buckets.update(other._buckets)
         self.count += other.count
         self.total += other.total
@@ -81,18 +78,18 @@ def _bucket(value: float) -> int:
 
 @dataclass(slots=True)
 class ModelResult:
-    """The results of one model's or one tenant's requests. Times in seconds."""
+    """Of one model or tenant. Times in seconds."""
 
     num_arrived: int = 0
     num_finished: int = 0
     num_cold: int = 0
-    num_ttft_asked: int = 0  # requests whose model has an objective for TTFT
+    num_ttft_asked: int = 0
     num_tpot_asked: int = 0
     num_ttft_met: int = 0
     num_tpot_met: int = 0
-    num_refused: Counter[str] = field(default_factory=Counter)  # by error code, or what happened to the client
+    num_refused: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompts, those that engines had in their cache
+    cached_tokens: int = 0
     response_tokens: int = 0
     num_preempted: int = 0
     ttft: Quantiles = field(default_factory=Quantiles)
@@ -102,8 +99,7 @@ class ModelResult:
 
     @property
     def ttft_attainment(self) -> float:
-        """Share of requests whose first token came in time, of all whose model has an objective; nan without any. A
-        refused request missed its objective."""
+        """Of requests with an objective, refused ones included; nan if none."""
         return self.num_ttft_met / self.num_ttft_asked if self.num_ttft_asked else math.nan
 
     @property
@@ -111,7 +107,7 @@ class ModelResult:
         return self.num_tpot_met / self.num_tpot_asked if self.num_tpot_asked else math.nan
 
     def arrived(self, slo: Slo) -> None:
-        """Count a request that arrived; an objective of 0 is none."""
+        """An objective of 0 is none."""
         self.num_arrived += 1
         self.num_ttft_asked += bool(slo.ttft_s)
         self.num_tpot_asked += bool(slo.tpot_s)
@@ -127,8 +123,7 @@ class ModelResult:
         e2e_s: float,
         cached_tokens: int = 0,
     ) -> None:
-        """Count an answered request: `tokens` of prompt and response, `cached_tokens` of the prompt, seconds to the
-        first token, from the first token to the last (`decode_s`), and from arrival to the end (`e2e_s`)."""
+        """Seconds to the first token, from first to last (`decode_s`), and in all (`e2e_s`)."""
         prompt, response = tokens
         tpot_s = 0.0
         self.num_finished += 1
@@ -148,12 +143,12 @@ class ModelResult:
 
 @dataclass(slots=True)
 class Peak:
-    """The highest mean over all buckets of time with at least `least` values. Times must not go back."""
+    """Highest mean of time buckets with at least `least` values. Times must not go back."""
 
     width_s: float = 60.0
     least: int = 1
     highest: float = math.nan
-    at_s: float = math.nan  # beginning of the highest bucket
+    at_s: float = math.nan
     _bucket: int = -1
     _count: int = 0
     _total: float = 0.0
@@ -167,7 +162,6 @@ class Peak:
         self._total += value
 
     def close(self) -> None:
-        """Include the last bucket."""
         if self._count >= max(1, self.least):
             mean = self._total / self._count
             if not mean <= self.highest:
@@ -176,24 +170,24 @@ class Peak:
 
 @dataclass(slots=True)
 class Results:
-    """The results of a whole run. `*_seconds` of GPUs and instances are held time, exact to the event."""
+    """`*_seconds` are held time, exact to the event."""
 
     by_model: dict[str, ModelResult] = field(default_factory=lambda: defaultdict(ModelResult))
-    by_tenant: dict[str, ModelResult] = field(default_factory=lambda: defaultdict(ModelResult))  # of those with one
-    starts: Counter[str] = field(default_factory=Counter)  # engines that serve, by what their start found (Origin)
-    num_prewarms: int = 0  # replicas begun
+    by_tenant: dict[str, ModelResult] = field(default_factory=lambda: defaultdict(ModelResult))
+    starts: Counter[str] = field(default_factory=Counter)  # by the start's Origin
+    num_prewarms: int = 0
     num_evictions: int = 0
     num_consolidated: int = 0
     bytes_fetched: float = 0.0
     bytes_loaded: float = 0.0
-    bytes_prewarmed: float = 0.0  # the part of the loaded bytes that was for replicas
-    bytes_migrated: float = 0.0  # KV cache between engines
-    bytes_swapped: float = 0.0  # in and out
-    load_seconds: float = 0.0  # host memory to GPU, summed over loads
+    bytes_prewarmed: float = 0.0
+    bytes_migrated: float = 0.0
+    bytes_swapped: float = 0.0
+    load_seconds: float = 0.0
     fetch_seconds: float = 0.0
-    gpu_seconds: float = 0.0  # of GPUs that hold anything
-    gpu_serving_seconds: float = 0.0  # of GPUs that hold anything but replicas
-    instance_seconds: float = 0.0  # instances that serve, from their start to their end
+    gpu_seconds: float = 0.0  # holding anything
+    gpu_serving_seconds: float = 0.0  # holding more than replicas
+    instance_seconds: float = 0.0
     instances_peak: int = 0
     normalised_peak: Peak = field(default_factory=Peak)  # over minutes (PreServe section 5.3)
     seconds: float = 0.0
@@ -204,23 +198,22 @@ class Results:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of starts that found a replica, loaded or loading; nan without starts."""
+        """Share of starts on a replica, loaded or loading; nan if none."""
         hits = self.starts["prewarmed"] + self.starts["prewarming"]
         return hits / self.num_starts if self.starts else math.nan
 
     @property
     def load_s_per_request(self) -> float:
-        """Seconds of fetching and loading per request that arrived (mCache section 6)."""
+        """Fetching and loading per arrived request (mCache section 6)."""
         arrived = sum(one.num_arrived for one in self.by_model.values())
         return (self.load_seconds + self.fetch_seconds) / arrived if arrived else math.nan
 
     @property
     def normalised_peak_s(self) -> float:
-        """The mean normalised latency of the worst minute; nan if no request has finished."""
+        """Mean of the worst minute; nan if none finished."""
         return self.normalised_peak.highest
 
     def total(self) -> ModelResult:
-        """The results of all models added up."""
         whole = ModelResult()
         for one in self.by_model.values():
             for name in (one.name for one in fields(whole)):
@@ -233,16 +226,14 @@ class Results:
 
 
 class Integral:
-    """A count and its integral over time."""
-
     __slots__ = ("now", "since_s", "total")
 
     def __init__(self, since_s: float) -> None:
         self.now, self.since_s, self.total = 0, since_s, 0.0
 
     def add(self, change: int, at_s: float) -> float:
-        """Change the count at `at_s`. Returns its integral up to then."""
-        at_s = max(at_s, self.since_s)  # an earlier change only sets the initial level
+        """Return the integral up to `at_s`."""
+        at_s = max(at_s, self.since_s)  # earlier changes set the initial level
         self.total += self.now * (at_s - self.since_s)
         self.since_s = at_s
         self.now += change
@@ -250,8 +241,7 @@ class Integral:
 
 
 class Accounts:
-    """Integrals of GPUs and instances in use, from the rows saved to the store. Time before `since_s` does not
-    count."""
+    """Time before `since_s` does not count."""
 
     def __init__(self, since_s: float) -> None:
         self.gpus, self.serving_gpus, self.instances = (Integral(since_s) for _ in range(3))
@@ -260,14 +250,12 @@ class Accounts:
         self._serving: set[str] = set()
 
     def saved(self, table: str, row: Any, now_s: float) -> None:
-        """Take a row as it is saved at `now_s`."""
         if table == "nodes":
             self._node(row, now_s)
         elif table == "instances":
             self._instance(row, now_s)
 
     def close(self, results: Results, now_s: float) -> None:
-        """Write the integrals up to `now_s` into `results`."""
         results.gpu_seconds = self.gpus.add(0, now_s)
         results.gpu_serving_seconds = self.serving_gpus.add(0, now_s)
         results.instance_seconds = self.instances.add(0, now_s)
@@ -292,8 +280,7 @@ class Accounts:
 
 
 def row_of(name: str, one: ModelResult, kind: str = "model") -> Row:
-    """The figures of one model, or of one tenant (`kind`). Attainment counts every request of a model with an
-    objective; refused and unfinished requests missed it. None without an objective."""
+    """Refused and unfinished requests miss their objective; attainment is None without one."""
     refused = one.num_refused.total()
     return {
         kind: name,
@@ -317,8 +304,7 @@ def row_of(name: str, one: ModelResult, kind: str = "model") -> Row:
 
 
 def summary(results: Results) -> dict[str, Any]:
-    """The plain numbers of a run: `total`, `models` by name, `tenants` likewise where there are any, `fleet` with the
-    whole run's counts, and `curves` of all requests."""
+    """`total`, `models`, `tenants` if any, `fleet`, and `curves` of all requests."""
     total = results.total()
     tenants = [row_of(name, one, "tenant") for name, one in sorted(results.by_tenant.items())]
     return {
@@ -331,7 +317,6 @@ def summary(results: Results) -> dict[str, Any]:
 
 
 def fleet_of(results: Results) -> Row:
-    """All plain numbers, counts by name and ratios of a run as a whole."""
     row: Row = {}
     for name in (*(one.name for one in fields(results)), "num_starts", "hit_ratio", "load_s_per_request",
                  "normalised_peak_s"):  # fmt: skip
@@ -344,7 +329,7 @@ def fleet_of(results: Results) -> Row:
 
 
 def curve(values: Quantiles) -> list[tuple[float, float]]:
-    """Points (value, share of all values that do not exceed it), denser towards the tail; empty without values."""
+    """(value, cumulative share), denser towards the tail."""
     points = [(round(values.at(share), 6), share) for share in SHARES] if values.count else []
     return [one for one, after in pairwise(points) if one[0] != after[0]] + points[-1:]
 
@@ -363,5 +348,4 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    """The value, or None for nan and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The state that all parts of one run share: its clock, its links, its models and its results."""
+"""State shared by all parts of a run."""
 
 from itertools import cycle
 
@@ -8,16 +8,15 @@ from glowplug_lab.simulator.links import Links
 from glowplug_lab.simulator.results import Results
 from glowplug_lab.simulator.setup import ModelSetup, Setup, StartSeconds
 
-SETTLE_S = 5.0  # time before the first request, in which nodes and routers report
+SETTLE_S = 5.0  # nodes and routers report before the first request
 
 
 def digest_of(weights: WeightsRef) -> str:
-    """The digest of a set of weights, which names its region."""
     return weights.digest
 
 
 class Run:
-    """One run of a `setup`. `label` names the run in the message of a broken invariant."""
+    """`label` names the run in messages."""
 
     def __init__(self, setup: Setup, label: str = "a run") -> None:
         self.setup, self.label, self.began_s = setup, label, setup.began_at
@@ -25,7 +24,7 @@ class Run:
         self.links = Links(self.kernel)
         self.results = Results()
         self.models: dict[str, ModelSetup] = {one.model.key: one for one in setup.models}
-        self.keys_of: dict[str, tuple[str, ...]] = {}  # digest of weights -> models that use them
+        self.keys_of: dict[str, tuple[str, ...]] = {}  # by digest of weights
         for one in setup.models:
             digest = digest_of(one.model.weights)
             self.keys_of[digest] = (*self.keys_of.get(digest, ()), one.model.key)
@@ -34,14 +33,13 @@ class Run:
         self._paces = {key: cycle(one.pace or ((1.0, 1.0),)) for key, one in self.models.items()}
 
     def start_of(self, model: ModelSetup) -> StartSeconds:
-        """The times of the next start of a model, which repeats its measured starts in turn."""
+        """Measured starts repeat in turn."""
         return next(self._starts[model.model.key])
 
     def wake_of(self, model: ModelSetup) -> StartSeconds:
-        """The times of the next swap out and in of a model's engine, which repeats its measured swaps in turn."""
+        """Measured swaps repeat in turn."""
         return next(self._wakes[model.model.key])
 
     def pace_of(self, model: ModelSetup) -> tuple[float, float]:
-        """(factor on the prefill, factor on the later tokens) of the next request of a model, from its measured
-        paces."""
+        """Factors on prefill and later tokens."""
         return next(self._paces[model.model.key])

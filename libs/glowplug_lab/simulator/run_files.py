@@ -1,4 +1,4 @@
-"""Reading of a run's files (jobs.py lists them) and other rows of JSON, without the simulator."""
+"""Read a run's files (listed in jobs.py) and JSON rows, without the simulator."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ from glowplug_lab.simulator.scenario.errors import ScenarioError
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Read one of a run's JSON files. Raises ScenarioError when it is missing or no JSON object."""
+    """Raises ScenarioError for a missing file or anything but a JSON object."""
     try:
         value = json.loads((folder / name).read_text(encoding="utf-8"))
     except OSError as error:
@@ -24,13 +24,12 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_lines(folder: Path, name: str, begins: str = "") -> Iterator[dict[str, Any]]:
-    """Read a run's JSON lines, only those that start with `begins`. Raises ScenarioError naming file and line."""
+    """Raises ScenarioError naming file and line."""
     return read_rows(folder / name, begins)
 
 
 def read_rows(path: Path, begins: str = "") -> Iterator[dict[str, Any]]:
-    """Read the JSON objects of a file, one a line, only lines that start with `begins`. A file whose name ends in .gz
-    is unpacked. Raises ScenarioError naming file and line."""
+    """Keep lines that start with `begins`; unpack .gz. Raises ScenarioError naming file and line."""
     opened: Callable[..., IO[str]] = gzip.open if path.suffix == ".gz" else open
     try:
         file = opened(path, "rt", encoding="utf-8-sig")

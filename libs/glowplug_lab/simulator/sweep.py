@@ -1,4 +1,4 @@
-"""Sweeps: variants and seeds of a scenario, or numbers of GPUs with the search for the least that meets objectives."""
+"""Sweeps over variants and seeds, or over numbers of GPUs to find the least that meets objectives."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,35 +11,30 @@ from glowplug_lab.simulator.scenario.errors import ScenarioError, known
 from glowplug_lab.simulator.scenario.tree import Tree, override
 from glowplug_lab.simulator.setup import MAX_GPUS, Setup
 
-_COMMA = re.compile(r",(?![^\[{]*[\]}])")  # not inside a YAML list or mapping
+_COMMA = re.compile(r",(?![^\[{]*[\]}])")  # outside YAML lists and mappings
 MAX_CASES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run a scenario: its settings, and a label for people."""
-
     label: str
     settings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: a whole scenario, as written, and a seed. Cases can be sent to other processes."""
-
     variant: str
     seed: int
     tree: Tree
     beside: Path
-    check: bool = False  # watch the invariants after every event
-    kept: Path | None = None  # where the files of `beside` are after the run, if they move
-    settings: tuple[str, ...] = ()  # settings of the variant, already applied to `tree`
-    again: str = ""  # the command line that runs this case alone
+    check: bool = False  # invariants after every event
+    kept: Path | None = None  # place of `beside`'s files after the run
+    settings: tuple[str, ...] = ()
+    again: str = ""  # command for this case alone
 
 
 def variants(compare: Sequence[str]) -> list[Variant]:
-    """All combinations of the values in each 'key=a,b'; a single variant without settings if there are none. Raises
-    ScenarioError."""
+    """Combine the values of each 'key=a,b'. Raises ScenarioError."""
     choices: list[list[tuple[str, str]]] = []
     for text in compare:
         key, equals, values = text.partition("=")
@@ -63,7 +58,7 @@ def variants(compare: Sequence[str]) -> list[Variant]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse '0..9', '1,2,5', '7', or a mix, to seeds in order, each once. Raises ScenarioError."""
+    """Parse '0..9', '1,2,5', '7', or a mix, without repeats. Raises ScenarioError."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
@@ -77,7 +72,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def cases(tree: Tree, beside: Path, some: Iterable[Variant], seeds: Sequence[int]) -> list[Case]:
-    """The cases of every variant with every seed, variants outermost."""
     return [
         Case(
             variant.label,
@@ -98,8 +92,7 @@ _SHARES: Final = ("ttft_attainment", "tpot_attainment", "warm_ratio")
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """An objective for all requests together: a time or a share of refused requests at most, or an attainment at
-    least."""
+    """A bound on a time or refused share, or a least attainment."""
 
     name: str
     limit: float
@@ -114,7 +107,7 @@ class Objective:
         return f"{self.name} {'of at least' if self.name in _SHARES else 'of at most'} {limit}"
 
     def value(self, total: Mapping[str, Any]) -> float | None:
-        """The objective's figure in the `total` of a run; None when no request gave one."""
+        """None when no request gave one."""
         if self.name == "refused":
             arrived = total["num_arrived"]
             return (total["num_refused"] + total["num_unfinished"]) / arrived if arrived else None
@@ -123,7 +116,7 @@ class Objective:
         return found
 
     def met(self, total: Mapping[str, Any], *, may_lose: bool = False) -> bool:
-        """Return whether a run met the objective. A time needs every request answered, unless `may_lose`."""
+        """A time needs every request answered, unless `may_lose`."""
         value = self.value(total)
         if value is None:
             return False
@@ -134,14 +127,13 @@ class Objective:
 
 
 def all_met(objectives: Sequence[Objective], total: Mapping[str, Any]) -> bool:
-    """Return whether a run met all objectives. If one of them bounds refusals, times are of the answered requests."""
+    """With a bound on refusals, times are of answered requests."""
     may_lose = any(one.name == "refused" for one in objectives)
     return all(one.met(total, may_lose=may_lose) for one in objectives)
 
 
 def check_objectives(objectives: Sequence[Objective], setup: Setup) -> None:
-    """Check that some model has a limit for each attainment, without which no number of GPUs could meet it. Raises
-    ScenarioError."""
+    """Raises ScenarioError for an attainment without a limit in any model."""
     for one in objectives:
         limit = f"{one.name.removesuffix('_attainment')}_s"
         if one.name.endswith("_attainment") and not any(getattr(m.model.slo, limit) for m in setup.models):
@@ -149,7 +141,7 @@ def check_objectives(objectives: Sequence[Objective], setup: Setup) -> None:
 
 
 def parse_objective(text: str) -> Objective:
-    """Parse an objective such as 'ttft_p99=1.0' or 'ttft_attainment=0.99'. Raises ScenarioError."""
+    """Parse 'ttft_p99=1.0' or 'ttft_attainment=0.99'. Raises ScenarioError."""
     name, equals, limit = text.partition("=")
     names = (*_TIMES, *_SHARES, "refused")
     if not equals or name not in names:
@@ -167,7 +159,7 @@ def parse_objective(text: str) -> Objective:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """Parse a range of GPUs such as '2..16'. Raises ScenarioError."""
+    """Parse '2..16' GPUs. Raises ScenarioError."""
     first, dots, last = text.partition("..")
     if not dots or not first.isdigit() or not last.isdigit() or not 1 <= int(first) <= int(last) <= MAX_GPUS:
         raise ScenarioError("--gpus", f"{text!r} is not like 2..16")
@@ -175,8 +167,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def with_gpus(tree: Tree, num_gpus: int, server: str = "") -> Tree:
-    """The scenario with `num_gpus` GPUs of one kind of server (the first if none is named): whole servers, and one with
-    the rest. Other kinds stay. Raises ScenarioError."""
+    """Whole servers of one kind (default: the first), and one with the rest. Raises ScenarioError."""
     servers = list(tree["servers"])
     names = [str(one.get("name", "")) for one in servers]
     if server and server not in names:
@@ -195,15 +186,15 @@ def with_gpus(tree: Tree, num_gpus: int, server: str = "") -> Tree:
 
 @dataclass(slots=True)
 class Search:
-    """Bisection for the least number of GPUs that meets the objectives. More GPUs do not always help, so its neighbours
-    are tried as well, and the notes tell where the result does not hold."""
+    """Bisect for the least number of GPUs. More do not always help, so neighbours are tried too, and notes tell where
+    the result does not hold."""
 
     low: int
     high: int
     neighbours: int = 2
 
     def run(self, try_all: Callable[[Sequence[int]], Mapping[int, bool]]) -> tuple[int | None, list[str]]:
-        """(least number that meets the objectives, or None; notes). `try_all` runs several numbers at once."""
+        """(least number or None, notes). `try_all` runs several numbers at once."""
         tried: dict[int, bool] = {}
 
         def look(*numbers: int) -> None:

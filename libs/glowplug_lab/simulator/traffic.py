@@ -1,4 +1,4 @@
-"""Clients and engines: requests arrive at the router, run inside a batching engine, and are measured when they end."""
+"""Requests arrive at the router, run in a batching engine, and are measured at their end."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ from glowplug_lab.simulator.run import Run
 from glowplug_lab.simulator.workload.arrival import Arrival
 
 ERROR_STATUS: Final = {"context_length_exceeded": 400, "engine_failed": 502}
-# Effects without work here: held requests just wait, and no stream moves (`move_within_s` is 0). Of the recalls only
-# those of requests that give way have work: a broken engine ends its own requests.
+# Held requests wait, and no stream moves (`move_within_s` is 0). Only recalls that give way need work: a broken engine
+# ends its own requests.
 UNHEEDED: Final = (rw.Hold, rw.MoveStream)
 
 
@@ -29,18 +29,17 @@ class _Request:
     engine: SimEngine | None = None
     sequence: Sequence | None = None
     cold: bool = False
-    pace: float = 1.0  # measured factor on the time of its later tokens
+    pace: float = 1.0  # measured factor for later tokens
     num_dispatches: int = 0
-    instance_id: str = ""  # that it was last sent to: an adapter's, where the engine is its host's
-    num_emitted: int = 0  # by engines that it has left since
-    first_token_at: float = -1.0  # from one of those
+    instance_id: str = ""  # last sent to: an adapter's, not its host's
+    num_emitted: int = 0  # by engines it has left
+    first_token_at: float = -1.0
 
 
 class Traffic:
-    """The open requests of a run, and the executor of the router's effects. Arrivals are read one ahead, so a trace of
-    any length takes the same memory. `servers` are those of the run, by node_id, and may be filled later. `on_end` is
-    called with the ticket of each request and its end: "200", the status and code of an error, or what happened to the
-    client."""
+    """The executor of the router's effects. Arrivals are read one ahead, for constant memory. `servers`, by node_id,
+    may be filled later. `on_end` gets each ticket and its end: "200", an error's status and code, or the client's
+    fate."""
 
     executes = (rw.Dispatch, rw.Reject, rw.Recall, *UNHEEDED)
 
@@ -63,7 +62,6 @@ class Traffic:
         return len(self._open)
 
     def start(self) -> None:
-        """Schedule the next arrival."""
         arrival = next(self._arrivals, None)
         if arrival is not None:
             self._run.kernel.at(self._run.began_s + arrival.at_s, self._come, arrival)
@@ -73,7 +71,6 @@ class Traffic:
         self.arrive(arrival)
 
     def arrive(self, arrival: Arrival) -> int:
-        """Let a request arrive now. Returns its ticket."""
         self.num_arrived += 1
         ticket = self.num_arrived
         self._open[ticket] = _Request(ticket, arrival)
@@ -95,12 +92,10 @@ class Traffic:
         return ticket
 
     def _by_tenant(self, arrived: rw.RequestArrived, tenant: Tenant, slo: Slo) -> rw.RequestArrived:
-        """The request as one of a tenant, counted among its results."""
         self._run.results.by_tenant[tenant.name].arrived(slo)
         return replace(arrived, tenant=tenant.name, weight=tenant.weight, priority=tenant.priority)
 
     def leave(self, ticket: int) -> None:
-        """Let a client close its connection. Has no effect if its request has ended."""
         request = self._open.get(ticket)
         if request is not None:
             self._lose(request, "client_left")
@@ -108,12 +103,11 @@ class Traffic:
             self._control.load_changed(request.arrival.model)
 
     def restarted(self, name: str) -> None:
-        """End all open requests, since the restarted router has lost its connections."""
+        """The restarted router has lost its connections."""
         for request in list(self._open.values()):
             self._lose(request, "connection_lost")
 
     def _lose(self, request: _Request, how: str) -> None:
-        """End a request without an answer, and abort it in its engine."""
         del self._open[request.ticket]
         engine, sequence = request.engine, request.sequence
         if engine is not None and sequence is not None:
@@ -124,7 +118,6 @@ class Traffic:
         self._ended(request, how)
 
     def _ended(self, request: _Request, how: str, status: int = 0) -> None:
-        """Count a request that failed. `how` is an error's code, or what happened to the client."""
         self._run.results.by_model[request.arrival.model].num_refused[how] += 1
         if request.arrival.tenant:
             self._run.results.by_tenant[request.arrival.tenant].num_refused[how] += 1
@@ -133,8 +126,6 @@ class Traffic:
     def _report_end(self, ticket: int, how: str) -> None:
         for listener in self.on_end:
             listener(ticket, how)
-
-    # the router's effects
 
     def execute(self, effect: Any) -> None:
         if isinstance(effect, rw.Dispatch):
@@ -145,12 +136,12 @@ class Traffic:
             self._run.kernel.after(0.0, self._give_way, self._open[effect.ticket], effect.reason)
 
     def _give_way(self, request: _Request, reason: str) -> None:
-        """Take a request from its engine, to go on later behind the tokens that are out."""
+        """The request resumes later after its emitted tokens."""
         if request.ticket not in self._open:
             return
         engine, sequence, now_s = request.engine, request.sequence, self._run.kernel.now_s
         request.engine, request.sequence = None, None
-        request.num_dispatches += 1  # drops a dispatch that has not reached its engine yet
+        request.num_dispatches += 1  # drops a dispatch under way
         num_emitted = 0
         if engine is not None and sequence is not None and engine.serving is not None:
             num_emitted = engine.serving.num_emitted(sequence, now_s)
@@ -202,13 +193,12 @@ class Traffic:
         self.watch(engine)
 
     def _set_pace(self, engine: SimEngine) -> float:
-        """Set an engine's pace to the mean of its requests' measured paces, and return it."""
         pace: float = sum(request.pace for request in engine.tickets.values()) / len(engine.tickets)
         self.sharing.pace(engine, pace)
         return pace
 
     def watch(self, engine: SimEngine) -> None:
-        """Schedule a wake-up at the engine's next boundary."""
+        """Schedule the engine's next boundary."""
         serving = engine.serving
         if serving is None:
             return
@@ -255,7 +245,7 @@ class Traffic:
         self._tell_agent(engine)
 
     def _tell_agent(self, engine: SimEngine) -> None:
-        """Tell an agent that drains its engine of an end at once (WarmServe section 4.1)."""
+        """A draining agent hears of ends at once (WarmServe section 4.1)."""
         server = self._servers[engine.node_id]
         holding = server.agent.holdings.get(engine.instance_id)
         if holding is not None and holding.instance.state is InstanceState.DRAINING:
@@ -313,7 +303,6 @@ class Traffic:
         self._control.ended(fact)
 
     def engine_gone(self, engine: SimEngine) -> None:
-        """Fail all requests of an engine whose process has ended."""
         if engine.wake is not None:
             engine.wake.cancel()
         engine.serving = None

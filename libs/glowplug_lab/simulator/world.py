@@ -1,7 +1,4 @@
-"""One run, composed of servers, the services' controllers, traffic and a virtual clock that starts at an epoch time.
-
-A fault breaks a node or an engine, or makes a consolidation fail or hang.
-"""
+"""One run: servers, controllers, traffic and a virtual clock that starts at an epoch time."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,12 +14,9 @@ from glowplug_lab.simulator.setup import Fault, Setup
 from glowplug_lab.simulator.traffic import Traffic
 from glowplug_lab.simulator.workload.arrival import Arrival
 
-# Invariants that must hold after every event of every run. The first violation names the time and what broke.
-
 
 class Checker:
-    """A checker that steps through a run and checks its parts after each event. A failure names the run:
-    `Run.label`."""
+    """Check invariants after each event; a failure names `Run.label`."""
 
     def __init__(self, run: Run, control: ControlPlane, nodes: Mapping[str, SimNode], traffic: Traffic) -> None:
         self._run, self._control, self._nodes, self._traffic = run, control, nodes, traffic
@@ -36,7 +30,7 @@ class Checker:
         kernel.run(end_s)
 
     def look(self) -> None:
-        """Check all invariants now. Raises AssertionError."""
+        """Raises AssertionError."""
         now_s = self._run.kernel.now_s
         self.demand(now_s >= self._last_s, f"time ran back from {self._last_s}")
         self._last_s = now_s
@@ -51,14 +45,14 @@ class Checker:
                 self.look_at(node, now_s)
 
     def demand(self, holds: bool, what: str) -> None:
-        """Raise AssertionError, with the run and the time, unless the condition `holds`."""
+        """Raise AssertionError, with run and time, unless `holds`."""
         assert holds, f"{self._run.label}, at {self._run.kernel.now_s - self._run.began_s:.6f} s: {what}"
 
     def look_at(self, node: SimNode, now_s: float) -> None:
-        """Check the invariants of one node. Raises AssertionError."""
+        """Raises AssertionError."""
         self.demand(not (wrong := node.agent.violations()), f"{node.node_id}: {'; '.join(wrong)}")
         held = node.agent.ledger.holders
-        known_as = {h.engine for i, h in node.agent.holdings.items() if i in held}  # by its source's name, at first
+        known_as = {h.engine for i, h in node.agent.holdings.items() if i in held}  # at first by its source's name
         for gpu in node.agent.ledger.gpus:
             self.demand(0 <= gpu.used_bytes <= gpu.total_bytes, f"{gpu.gpu_id} holds {gpu.used_bytes} bytes")
             self.demand(all(g.num_bytes >= 0 for g in gpu.grants), f"{gpu.gpu_id} has a grant below 0")
@@ -96,8 +90,7 @@ OBJECTS_PER_COLLECTION = 100_000
 
 
 class World(Run):
-    """One run with all of its parts. `setup` and `arrivals` (in order, times from 0) determine it, but for what
-    `delivery` does to events; the default is calm delivery."""
+    """`arrivals` are in order, with times from 0; `delivery` is calm by default."""
 
     def __init__(
         self,
@@ -131,7 +124,7 @@ class World(Run):
         self, seconds: float, *, drain_s: float = 300.0, progress: Callable[[float], None] | None = None
     ) -> Results:
         """Simulate `seconds` of traffic, and up to `drain_s` more for the last answers. With `check`, raises
-        AssertionError naming the first invariant that breaks after any event."""
+        AssertionError for the first broken invariant."""
         with _few_collections():
             return self._run(seconds, drain_s, progress)
 
@@ -151,8 +144,7 @@ class World(Run):
         return self.results
 
     def start(self) -> None:
-        """Start all services, advance the clock to the beginning of the traffic, and schedule the first request. Raises
-        ValueError for a fault of an unknown node."""
+        """Advance to the beginning of the traffic. Raises ValueError for a fault of an unknown node."""
         for node in self.nodes.values():
             node.start()
         self.control.start()
@@ -164,7 +156,7 @@ class World(Run):
         self.traffic.start()
 
     def run_until(self, end_s: float) -> None:
-        """Simulate up to `end_s` (epoch seconds), checking the invariants after each event with `check`."""
+        """`end_s` is in epoch seconds."""
         if self._checker is None:
             self.kernel.run(end_s)
         else:
@@ -173,8 +165,8 @@ class World(Run):
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Collect garbage seldom: a run makes millions of objects with hardly any reference cycles, and Python's default
-    collection every 700 objects takes a tenth of its time."""
+    """Millions of objects have hardly any cycles, and Python's default collection every 700 objects takes a tenth of
+    the time."""
     before = gc.get_threshold()
     gc.set_threshold(OBJECTS_PER_COLLECTION, *before[1:])
     try:
@@ -184,7 +176,6 @@ def _few_collections() -> Iterator[None]:
 
 
 def break_at(node: SimNode, fault: Fault) -> None:
-    """Apply a fault to its node now."""
     if fault.kind in ("consolidation", "hang"):
         (node.pipelines.failing if fault.kind == "consolidation" else node.pipelines.hanging).append(fault.model)
     elif fault.model:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glowplug_vllm.parked import protocol, zygote
 
-EX_ALREADY = 75  # EX_TEMPFAIL of sysexits.h: someone else parks here
+EX_ALREADY = 75  # EX_TEMPFAIL of sysexits.h: another process parks here
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def _park(options: argparse.Namespace) -> int:
     except zygote.AlreadyParked as error:
         print(error, file=sys.stderr)
         return EX_ALREADY
-    from glowplug_vllm.parked import boot, tokenizers  # vLLM's side: only the one that holds the lock pays for it
+    from glowplug_vllm.parked import boot, tokenizers  # imports vLLM: only the holder of the lock pays for it
 
     began = time.monotonic()
     ready = boot.park(options.preload, options.tokenizer)
@@ -53,7 +53,7 @@ def _park(options: argparse.Namespace) -> int:
         inherited=(held,),
     ).run()
     sys.stdout.flush()
-    os._exit(0)  # nothing is left to save, and taking down what was imported costs seconds and prints leak reports
+    os._exit(0)  # tearing down imports costs seconds and prints leak reports
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a fork of the zygote does to become a server. Never returns to the zygote's loop."""
+"""Turn a fork of the zygote into a server. Never returns to the zygote's loop."""
 
 import gc
 import importlib
@@ -17,10 +17,8 @@ from glowplug_vllm import server
 from glowplug_vllm.parked import patches, tokenizers
 from glowplug_vllm.parked.protocol import Question
 
-# The modules a server imports on its way to the first token, imported once before the fork.
-#
-# Found with `GLOWPLUG_TRACE_IMPORTS=1` (boot.py names every module that a fork still imports). A name that this vLLM
-# does not have is skipped and reported: a start is slower then, not broken.
+# Modules on a server's way to the first token, imported once before the fork. Found with `GLOWPLUG_TRACE_IMPORTS=1`,
+# which reports imports after a fork. Names unknown to this vLLM are skipped and reported: a start is then slower.
 
 _SERVER = """
 setproctitle uvloop httptools uvicorn.protocols.http.auto uvicorn.protocols.websockets.auto uvicorn.lifespan.on
@@ -58,12 +56,10 @@ _ARCHITECTURES = ["vllm.model_executor.models.llama"]  # others: `park --preload
 
 
 def modules(is_cpu: bool) -> list[str]:
-    """What to import for servers on this platform."""
     return [*_SERVER.split(), *_ENGINE.split(), *(_CPU if is_cpu else _CUDA), *_ARCHITECTURES]
 
 
 def preload(names: Iterable[str]) -> dict[str, str]:
-    """Import each module. Returns the skipped ones with the reason."""
     skipped = {}
     for name in names:
         try:
@@ -77,10 +73,9 @@ Boot = Callable[[Question], NoReturn]
 
 
 def park(extra: Iterable[str] = (), kept: Iterable[Path] = ()) -> Boot:
-    """Import vLLM, patch it and return the function that a fork runs. 15-25 s on two cores.
+    """Import vLLM, patch it and return the function for forks. 15-25 s on two cores.
 
-    Raises patches.Unpatchable, ImportError, and RuntimeError when an import initialised CUDA.
-    """
+    Raises patches.Unpatchable, ImportError, and RuntimeError if an import initialised CUDA."""
     platforms = import_module("vllm.platforms")
     is_cpu = bool(platforms.current_platform.is_cpu())
     for name, reason in preload([*modules(is_cpu), *extra]).items():
@@ -92,7 +87,7 @@ def park(extra: Iterable[str] = (), kept: Iterable[Path] = ()) -> Boot:
     serve = server.load_serve()
     assert_no_cuda()
     gc.collect()
-    gc.freeze()  # keeps the collector from writing to pages that forks share
+    gc.freeze()  # keeps the collector from writing to shared pages
 
     def boot(question: Question) -> NoReturn:
         assert_no_cuda()
@@ -102,19 +97,18 @@ def park(extra: Iterable[str] = (), kept: Iterable[Path] = ()) -> Boot:
 
 
 def assert_no_cuda() -> None:
-    """A fork of a process that has initialised CUDA cannot use it. Raises RuntimeError."""
+    """Raises RuntimeError: a fork cannot use CUDA initialised before it."""
     torch = import_module("torch")
     if torch.cuda.is_initialized():
         raise RuntimeError("CUDA was initialised before the fork: no server may be started from this process")
 
 
 def become(question: Question, serve: server.Serve, is_cpu: bool) -> NoReturn:
-    """Serve in this fork, and end with the server's status."""
     code = 1
     try:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if not is_cpu else "spawn"  # the CPU platform insists
-        # One tracker for each server, owned by the API server. Started later it is the engine core's child, vLLM ends
-        # it on shutdown, and two shared-memory segments of every server stay behind.
+        # One tracker per server, owned by the API server. Started later it is the engine core's child, vLLM ends it on
+        # shutdown, and two shared-memory segments of every server stay behind.
         resource_tracker.ensure_running()
         if os.environ.get("GLOWPLUG_TRACE_IMPORTS"):
             sys.meta_path.insert(0, _ImportTrace())
@@ -129,7 +123,5 @@ def become(question: Question, serve: server.Serve, is_cpu: bool) -> NoReturn:
 
 
 class _ImportTrace:
-    """Names each module that a server still imports after the fork."""
-
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         print(f"late import {os.getpid()} {time.time():.3f} {name}", file=sys.stderr, flush=True)

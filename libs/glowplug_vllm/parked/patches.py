@@ -1,4 +1,4 @@
-"""What is replaced in vLLM, in memory, before the first fork. No file of vLLM is changed.
+"""Replace names of vLLM in memory, before the first fork. No file of vLLM is changed.
 
     get_mp_context        always 'fork': vLLM's CPU platform asks for 'spawn', so that the engine core and each worker
                           would import everything again. On CUDA it stays, set to 'fork' by the environment
@@ -11,8 +11,7 @@
     SpinCondition.wait    on a CPU, waits in the kernel (queues.py)
     AsyncLLM, StructuredOutputManager   the tokenizer is read while the engine core starts (tokenizer_aside.py)
 
-Checked against vLLM 0.32.0. A name that is gone raises `Unpatchable`; the driver then starts servers the plain way.
-"""
+Checked against vLLM 0.32.0. A missing name raises `Unpatchable`; the driver then starts servers the plain way."""
 
 import multiprocessing
 import sys
@@ -37,7 +36,7 @@ NEEDED = (
     ("vllm.v1.engine.utils", "EngineHandshakeMetadata"),
     ("vllm.v1.structured_output", "cached_tokenizer_from_config"),
     ("vllm.renderers.hf", "maybe_make_thread_pool"),
-    # not replaced here: what stage.py, moving.py and connector.py use
+    # not replaced here: used by stage.py, moving.py and connector.py
     ("vllm.model_executor.model_loader.default_loader", "DefaultModelLoader.get_all_weights"),
     ("vllm.model_executor.models.utils", "is_pp_missing_parameter"),
     (
@@ -61,11 +60,11 @@ NEEDED = (
 
 
 class Unpatchable(RuntimeError):
-    """This vLLM has not what parking replaces, or what stages use."""
+    """This vLLM lacks names that parking replaces or stages use."""
 
 
 def apply(is_cpu: bool) -> None:
-    """Replace the names above. Raises Unpatchable, before anything is changed, when one is missing."""
+    """Raises Unpatchable, before any change, if a name is missing."""
     if missing := [f"{module}.{name}" for module, name in NEEDED if _find(module, name) is None]:
         raise Unpatchable(f"this vLLM has no {', '.join(missing)}")
     if is_cpu:
@@ -82,7 +81,7 @@ def apply(is_cpu: bool) -> None:
 
 
 def replace_everywhere(module: str, name: str, new: Any) -> int:
-    """Set `name` in its module and in every loaded module that imported it by name. Returns how many were set."""
+    """Set `name` in its module and in every module that imported it by name. Return the number."""
     old = getattr(import_module(module), name)
     holders = [m for m in list(sys.modules.values()) if getattr(m, "__dict__", {}).get(name) is old]
     for holder in holders:

@@ -1,4 +1,4 @@
-"""The words on the zygote's socket: one JSON object per line, one answer per question. Standard library only.
+"""Protocol of the zygote's socket: one JSON object per line, one answer per question. Standard library only.
 
     {"op": "hello"}                                -> {"ok": true, "pid", "version", "parked_s", "num_servers"}
     {"op": "start", "run_dir", "log", "env"}       -> {"ok": true, "pid"}       env: null unsets a variable
@@ -7,8 +7,7 @@
     {"op": "release"}                              -> {"ok": true}              ends a lease on purpose
     {"op": "stop"}                                 -> {"ok": true}              its servers live on
 
-A refused question answers {"ok": false, "error"}. The socket is 0600: who can open it can run code as its owner.
-"""
+A refused question answers {"ok": false, "error"}. The socket is 0600: its users can run code as its owner."""
 
 import json
 import socket
@@ -21,12 +20,12 @@ OPS = ("hello", "start", "keep", "lease", "release", "stop")
 
 
 class BadQuestion(ValueError):
-    """A line that is not a question of this protocol."""
+    """A line that is no question of this protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One decoded line. Fields that an op does not have are empty."""
+    """Fields that an op does not have are empty."""
 
     op: str
     run_dir: str = ""
@@ -61,7 +60,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def ask(path: Path, message: dict[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
-    """One question over a connection of its own. Raises OSError when no zygote listens, TimeoutError, ValueError."""
+    """Ask over an own connection. Raises OSError without a zygote, TimeoutError, ValueError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connection.connect(str(path))

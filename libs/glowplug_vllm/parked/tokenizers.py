@@ -1,7 +1,6 @@
-"""Tokenizers kept in the zygote: a fork finds its own loaded and copied (about 0.9 s of a start).
+"""Keep tokenizers in the zygote: a fork finds its own loaded and copied (about 0.9 s of a start).
 
-A kept tokenizer is used only while the files it was read from are the same: the key has their sizes and times.
-"""
+The key has sizes and times of the files, so that a changed tokenizer is read anew."""
 
 from collections import OrderedDict
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 
 MAX_KEPT = 8
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "config.json")
-_COPIES = 2  # vLLM's renderer makes a pool of this many
+_COPIES = 2  # in the pool of vLLM's renderer
 
 _kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
 
 def fingerprint(directory: Path) -> tuple[Any, ...]:
-    """Path, and size and modification time of each tokenizer file that is there."""
     stats = []
     for name in _FILES:
         try:
@@ -27,7 +25,7 @@ def fingerprint(directory: Path) -> tuple[Any, ...]:
 
 
 def install() -> None:
-    """Make vLLM look here first. Raises Unpatchable when it has no such loader."""
+    """Make vLLM look here first. Raises Unpatchable."""
     from vllm.tokenizers import hf
 
     from glowplug_vllm.parked.patches import Unpatchable
@@ -44,7 +42,7 @@ def install() -> None:
 
 
 def keep(directory: Path) -> bool:
-    """Load and keep; False when it was kept already. The oldest of more than MAX_KEPT is dropped. Raises OSError."""
+    """Return False if kept already. Beyond MAX_KEPT the oldest is dropped. Raises OSError."""
     from vllm.tokenizers import hf, registry
 
     key = fingerprint(directory)

@@ -1,8 +1,7 @@
-"""The zygote's loop: one thread, one selector; forks on request, reaps, and ends when no lease is held.
+"""The zygote's loop: one thread, one selector; forks on request, reaps, and ends without a lease.
 
-A lease is an open connection. The last one that ends on purpose (`release`) ends the zygote at once; one that breaks
-leaves it `linger_s`, so that an agent that was killed finds it again. Servers never depend on it.
-"""
+A lease is an open connection. The last `release` ends the zygote at once; a broken connection leaves it `linger_s`,
+so that an agent that was killed finds it again. Servers never depend on it."""
 
 import fcntl
 import json
@@ -27,7 +26,7 @@ TICK_S = 1.0
 
 
 class AlreadyParked(RuntimeError):
-    """Another process parks, or is parked, at this socket."""
+    """Another process parks at this socket."""
 
 
 def lock(socket_path: Path) -> TextIO:
@@ -60,7 +59,7 @@ class Zygote:
         self._keep = keep
         self._linger_s = linger_s
         self._parked_s = parked_s
-        self._inherited = inherited  # files of ours that a fork closes (the lock: a fork must not hold it)
+        self._inherited = inherited  # closed in forks, which must not hold the lock
         self._selector = selectors.DefaultSelector()
         self._buffers: dict[socket.socket, bytes] = {}
         self._leases: set[socket.socket] = set()
@@ -69,7 +68,7 @@ class Zygote:
         self._running = True
 
     def run(self) -> None:
-        """Listen and serve until asked to stop, or until no lease was held for `linger_s`."""
+        """Serve until asked to stop, or without a lease for `linger_s`."""
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)
@@ -155,12 +154,12 @@ class Zygote:
         return {"ok": True}
 
     def _fork(self, question: Question) -> int:
-        """Answers when the fork leads its own session and has its own handlers: a signal sent to it now is not lost."""
+        """Return once the fork leads its own session with its own handlers: no signal to it is lost."""
         own_session, tell = os.pipe()
         pid = os.fork()
         if pid:
             os.close(tell)
-            os.read(own_session, 1)  # b"" when it has died already
+            os.read(own_session, 1)
             os.close(own_session)
             self._servers[pid] = Path(question.run_dir)
             self._say(started=pid, run_dir=question.run_dir)

@@ -1,6 +1,6 @@
-"""Files and batches of requests: OpenAI's API for them on the data port, and the router that has the requests answered.
+"""Files and batches of requests: OpenAI's API for them on the data port, and the router that runs them.
 
-A batch is one row of the state store, and its results are parts in an object store. Of all routers one holds the lease
-and runs every batch (runner.py); each router answers the API (api.py). lines.py and progress.py decide and touch
-nothing. Why it is built this way: docs/adr/0030-batches-run-inside-a-router.md.
+A batch is a row of the state store, with results as parts in an object store. The router with the lease runs every
+batch (runner.py); each router answers the API (api.py). lines.py and progress.py are pure. Reasons:
+docs/adr/0030-batches-run-inside-a-router.md.
 """

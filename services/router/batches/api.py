@@ -1,6 +1,4 @@
-"""The calls of OpenAI's API about files and batches. Each belongs to the caller's tenant: what another one has is not
-found.
-"""
+"""OpenAI's API of files and batches. Other tenants' objects are not found."""
 
 import asyncio
 import logging
@@ -28,15 +26,14 @@ from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.upload import Upload, Uploads
 from glowplug.state.port import StoreUnavailable
 
-# What stands in an exchange's place on a client's connection while the router answers a call of its own that waits.
+# A slow call of the router's own takes an exchange's place on the client's connection.
 
 log = logging.getLogger(__name__)
 OCTETS = b"content-type: application/octet-stream\r\n"
 
 
 class Answering:
-    """One call. `work` returns what is answered as JSON, or (length, pieces) of a file; its GlowplugError is answered
-    as an error."""
+    """One call. `work` returns an answer for JSON, or a file's (length, pieces)."""
 
     def __init__(self, client: ClientSink, request: HttpRequest, context: PortContext[Any]) -> None:
         self._client, self._request, self._context = client, request, context
@@ -46,7 +43,6 @@ class Answering:
         client.exchange = self
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run the call beside the connection."""
         self._task = self._context.loop.create_task(self._run(work), name="a call about files or batches")
 
     async def _run(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -94,19 +90,15 @@ class Answering:
         if not self._has_begun:
             self._client.write(head)
 
-    # What the connection calls on its exchange.
-
     def client_left(self) -> None:
-        """Go on without a client: what the call changes is changed as a whole."""
+        """Go on without a client, so that the call's changes are whole."""
         self._has_left = True
         self._may_write.set()
 
     def client_paused(self, paused: bool) -> None:
-        """Wait while the client reads too slowly."""
         (self._may_write.clear if paused else self._may_write.set)()
 
     def probe(self) -> bool:
-        """Return whether the answer has begun."""
         return self._has_begun
 
 
@@ -114,7 +106,7 @@ WINDOW: Final = "24h"
 WINDOW_S: Final = 86_400.0
 EXPIRES_S: Final = (3_600, 2_592_000)  # OpenAI's bounds of `expires_after`
 MOST_LISTED: Final = {FILES: 10_000, BATCHES: 100}
-MOST_OPEN: Final = 1_000  # batches of one tenant that are not over
+MOST_OPEN: Final = 1_000  # unfinished batches of one tenant
 MOST_METADATA: Final = (16, 64, 512)  # pairs, characters of a key and of a value
 R = TypeVar("R", StoredFile, Batch)
 
@@ -129,15 +121,13 @@ class _BatchAsked(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class FileRules:
-    """Bounds of what tenants keep. `kept_s`: until a file expires that says nothing of it; 0: never."""
+    """Bounds of tenants' files. `kept_s`: a file's default life; 0: for ever."""
 
     tenant_bytes: int
     kept_s: float
 
 
 class BatchApi:
-    """The calls, as one router answers them."""
-
     def __init__(
         self,
         records: Records,
@@ -149,14 +139,13 @@ class BatchApi:
         self._records, self._objects, self._uploads, self._rules, self._clock = records, objects, uploads, rules, clock
 
     def begin_upload(self, request: HttpRequest, access: Access, length: int | None) -> Upload:
-        """Receive the file of a call whose head has come. Raises GlowplugError for a caller that may not send one."""
+        """Receive a call's file after its head. Raises GlowplugError for a caller that may not send one."""
         if (error := access.refusal(request)) is not None:
             raise error
         request.caller = access.caller(request)
         return self._uploads.begin(length)
 
     def take(self, client: ClientSink, request: HttpRequest, context: PortContext[Any]) -> None:
-        """Answer a call whose caller is known."""
         Answering(client, request, context).start(self._answer(request))
 
     async def _answer(self, request: HttpRequest) -> Any:
@@ -248,7 +237,7 @@ class BatchApi:
     # -- batches -------------------------------------------------------------------------------------------------
 
     async def _batch(self, batch_id: str, tenant: str) -> tuple[Batch, OpenBatch | None]:
-        opened = await self._records.open_batch(batch_id)  # first: its row goes when the batch is over
+        opened = await self._records.open_batch(batch_id)  # first: its row disappears at the batch's end
         batch = await self._records.batch(batch_id)
         if batch is None or batch.tenant != tenant:
             raise NotFound(f"There is no batch `{batch_id[:80]}`.", param="batch_id")
@@ -326,7 +315,7 @@ def _limit(given: str | None, most: int) -> int:
 
 
 def _page(rows: Iterable[R], id_of: Callable[[R], str], given: dict[str, str], limit: int) -> tuple[list[R], bool]:
-    """(the rows of one page, whether more follow): those behind the row `after`, the newest first."""
+    """Return (the page after `after`, newest first, whether more follow)."""
     order = given.get("order", "desc")
     if order not in ("asc", "desc"):
         raise BadRequest("order: asc or desc.", param="order")
@@ -361,7 +350,6 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 
 
 def file_row(file: StoredFile) -> dict[str, Any]:
-    """A file as OpenAI's API shows it."""
     return {
         "id": file.file_id,
         "object": "file",
@@ -376,7 +364,7 @@ def file_row(file: StoredFile) -> dict[str, Any]:
 
 
 def batch_row(batch: Batch, opened: OpenBatch | None) -> dict[str, Any]:
-    """A batch as OpenAI's API shows it. `opened`: its open row, which knows first of a cancellation."""
+    """Return a batch in OpenAI's shape. `opened`: its open row, the first to know of a cancellation."""
     if opened is not None and opened.cancelled_at:
         batch = progress.cancelling(batch, opened.cancelled_at)
     status, ends = batch.status, {batch.status: int(batch.ended_at)} if batch.status.is_over else {}

@@ -1,4 +1,4 @@
-"""The lines of a batch: reading an input and checking it, and the lines of the output. Pure."""
+"""The lines of a batch's input and output. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from glowplug.domain.batch import LineError
 from glowplug.engines import apis
 
 ENDPOINTS: Final = (apis.CHAT, apis.COMPLETIONS, apis.EMBEDDINGS, apis.RESPONSES)
-MAX_ERRORS: Final = 50  # of an input that are reported
-_RETRIED: Final = (429, 503)  # a refusal for the moment: the line is sent again until the window ends
-_LOST: Final = (500, 502, 504)  # the engine's fault: the line is sent again a few times
+MAX_ERRORS: Final = 50  # reported per input
+_RETRIED: Final = (429, 503)  # sent again until the window ends
+_LOST: Final = (500, 502, 504)  # the engine's fault: sent again a few times
 _TIMING = re.compile(rb"queue;dur=([0-9.]+)")
 
 
@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer:
-    """The answer to one line, or (`status` 0) why it was never sent: `code` and `message`. `body` is JSON."""
+    """The answer to one line, or (`status` 0) the reason, in `code` and `message`, for not sending it. `body`: JSON."""
 
     status: int
     body: bytes = b""
@@ -53,12 +53,11 @@ class Answer:
     code: str = ""
     message: str = ""
     retry_after_s: float | None = None
-    may_retry: bool = True  # the answer does not ask clients to leave it at that
-    held_s: float = 0.0  # for which the request waited for an engine
+    may_retry: bool = True
+    held_s: float = 0.0
 
     @property
     def is_whole(self) -> bool:
-        """Whether the request succeeded."""
         return self.status == 200
 
 
@@ -67,13 +66,13 @@ class TooLongLine(Exception):
 
 
 class LineSplitter:
-    """Splits an input, as its bytes come, into numbered lines. Raises TooLongLine for one of more than `most` bytes."""
+    """A splitter of an input into numbered lines. Raises TooLongLine beyond `most` bytes."""
 
     def __init__(self, most: int) -> None:
         self._most, self._rest, self.number = most, b"", 0
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """The lines that the chunk ends, without blank ones."""
+        """Yield the lines that the chunk ends, without blank ones."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         for raw in whole:
             yield from self._line(raw)
@@ -82,7 +81,6 @@ class LineSplitter:
             raise TooLongLine
 
     def end(self) -> Iterator[tuple[int, bytes]]:
-        """The last line, if no line break follows it."""
         rest, self._rest = self._rest, b""
         yield from self._line(rest) if rest else ()
 
@@ -95,7 +93,7 @@ class LineSplitter:
 
 
 class Checker:
-    """Checks the lines of one input for `endpoint`, and keeps what is wrong with the first of them."""
+    """The check of one input's lines, with the first errors."""
 
     def __init__(self, endpoint: str, max_lines: int) -> None:
         self._endpoint, self._max_lines = endpoint, max_lines
@@ -105,11 +103,9 @@ class Checker:
 
     @property
     def is_full(self) -> bool:
-        """Whether reading on would report nothing more."""
         return len(self.errors) >= MAX_ERRORS
 
     def take(self, number: int, raw: bytes) -> None:
-        """Check one line."""
         self.num_lines += 1
         error = self._wrong(number, raw)
         if error is not None:
@@ -118,11 +114,9 @@ class Checker:
             self.errors.append(LineError(code="too_many_lines", message=f"More than {self._max_lines} requests."))
 
     def too_long(self, number: int, most: int) -> None:
-        """Note a line that is too long to be read."""
         self.errors.append(LineError(code="line_too_long", line=number, message=f"The line exceeds {most} bytes."))
 
     def end(self) -> tuple[LineError, ...]:
-        """What is wrong with the whole input."""
         if not self.num_lines and not self.errors:
             self.errors.append(LineError(code="empty_file", message="The input has no requests."))
         return tuple(self.errors[:MAX_ERRORS])
@@ -156,31 +150,29 @@ class Checker:
 
 
 def read_line(number: int, raw: bytes) -> Line:
-    """A line that has been checked."""
     found = msgspec.json.decode(raw, type=_Raw)
     return Line(number, found.custom_id, bytes(found.body))
 
 
 def is_retried(answer: Answer, num_lost: int, most_lost: int) -> bool:
-    """Return whether a line is sent again. `num_lost`: answers before this one that were an engine's fault."""
+    """Return whether a line is sent again. `num_lost`: earlier answers that were an engine's fault."""
     if answer.status in _RETRIED:
         return answer.may_retry or answer.retry_after_s is not None
     return answer.status in _LOST and num_lost < most_lost
 
 
 def is_lost(answer: Answer) -> bool:
-    """Return whether the engine failed."""
     return answer.status in _LOST
 
 
 def queue_s(head: bytes) -> float:
-    """Seconds in the queue, by the head of an answer (Server-Timing)."""
+    """Return an answer's seconds in the queue, by its Server-Timing."""
     found = _TIMING.search(head)
     return float(found[1]) / 1000 if found else 0.0
 
 
 def output_line(line_id: str, custom_id: str, answer: Answer) -> bytes:
-    """A line of the output or of the error file, in OpenAI's shape, without its line break."""
+    """Return a line of the output or error file, without its line break."""
     if not answer.status:
         error = {"code": answer.code, "message": answer.message}
         return msgspec.json.encode({"id": line_id, "custom_id": custom_id, "response": None, "error": error})
@@ -193,16 +185,15 @@ def output_line(line_id: str, custom_id: str, answer: Answer) -> bytes:
             body = {"error": {"message": "The answer is not JSON.", "code": "engine_failed"}}
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
     made = {"id": line_id, "custom_id": custom_id, "response": response, "error": None}
-    return msgspec.json.encode(made).replace(b"\n", b" ").replace(b"\r", b" ")  # line breaks between tokens of the body
+    return msgspec.json.encode(made).replace(b"\n", b" ").replace(b"\r", b" ")  # between the body's tokens
 
 
 def part_line(number: int, is_output: bool, line: bytes) -> bytes:
-    """A result as a part stores it."""
     return b"%d %b %b\n" % (number, b"o" if is_output else b"e", line)
 
 
 def read_part(part: bytes) -> Iterator[tuple[int, bool, bytes]]:
-    """(number, is_output, line) of each result of a part. Raises ValueError for bytes that are none."""
+    """Yield (number, is_output, line) of each result. Raises ValueError for malformed bytes."""
     for row in part.split(b"\n"):
         if row:
             number, kind, line = row.split(b" ", 2)

@@ -12,15 +12,13 @@ RUNNING = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZI
 
 
 class BatchMetrics:
-    """The instruments of one router."""
-
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._batches = Gauge(semconv.BATCHES, "Batches that are not over", ["state"], registry=registry)
         self._ended = Counter(semconv.BATCHES_ENDED_TOTAL, "Batches ended", ["state"], registry=registry)
         self._lines = Counter(semconv.BATCH_LINES_TOTAL, "Lines of batches answered", ["outcome"], registry=registry)
 
     def states(self, running: Iterable[BatchStatus], num_waiting: int) -> None:
-        """Show how many batches are in each state; one that waits for others is being validated."""
+        """Show the number of batches in each state; waiting ones count as validating."""
         tally = Tally(running)
         tally[BatchStatus.VALIDATING] += max(num_waiting, 0)
         for state in RUNNING:
@@ -34,5 +32,5 @@ class BatchMetrics:
         self._ended.labels(status.value).inc()
 
     def line(self, outcome: str) -> None:
-        """Count a line. `outcome`: "completed", "failed", or "retried" for one that is sent again."""
+        """Count a line. `outcome`: "completed", "failed", or "retried" for one sent again."""
         self._lines.labels(outcome).inc()

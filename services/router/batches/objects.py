@@ -1,7 +1,4 @@
-"""The object store that holds the bytes of files: a folder, S3 or another that obstore knows, by one URL.
-
-obstore is loaded by the first call, so that a router that nobody sends files to does without it.
-"""
+"""The object store of files' bytes: a folder, S3 or another of obstore's, which the first call loads."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -14,18 +11,18 @@ from glowplug.domain.errors import NotFound
 from glowplug.services.router.api_errors import ApiError
 
 CHUNK_BYTES: Final = 256 * 1024
-STALL_S: Final = 20.0  # for which a store may send no byte
+STALL_S: Final = 20.0  # longest silence of a store
 
 
 class ObjectsUnavailable(ApiError):
-    """The object store did not answer (503); `message` names it, and nothing of what is stored."""
+    """The object store did not answer (503); `message` names nothing stored."""
 
     def __init__(self, why: str) -> None:
         super().__init__(503, why, "service_unavailable", "files_unavailable", retry_after_s=2.0)
 
 
 class NoObject(NotFound):
-    """The object store has nothing under this name (404)."""
+    """The object store has no such object (404)."""
 
     def __init__(self) -> None:
         super().__init__("The file has no content any more.")
@@ -44,7 +41,7 @@ class Objects:
         await self._ask("put_async", name, content)
 
     async def read(self, name: str, chunk_bytes: int = CHUNK_BYTES) -> AsyncIterator[bytes]:
-        """The bytes of an object, in pieces. Raises NoObject and ObjectsUnavailable."""
+        """Yield an object's bytes. Raises NoObject and ObjectsUnavailable."""
         found = await self._ask("get_async", name)
         try:
             async for chunk in found.stream(min_chunk_size=chunk_bytes):
@@ -55,7 +52,7 @@ class Objects:
             raise _unavailable(error) from error
 
     async def delete(self, name: str) -> None:
-        """Remove an object, if it is there. Raises ObjectsUnavailable."""
+        """Remove an object, if any. Raises ObjectsUnavailable."""
         try:
             await self._ask("delete_async", name)
         except NoObject:
@@ -95,12 +92,12 @@ class Objects:
 
 
 def _bounds(stall_s: float) -> dict[str, Any]:
-    """How long a store over the network may take: any time for a large file, and `stall_s` without a byte of it."""
+    """Allow any time for a large file, and `stall_s` without a byte."""
     stall = timedelta(seconds=stall_s)
     client = {"allow_http": True, "connect_timeout": stall / 4, "read_timeout": stall, "timeout": timedelta(days=1)}
     return {"client_options": client, "retry_config": {"max_retries": 3, "retry_timeout": stall / 2}}
 
 
 def _unavailable(error: Exception) -> ObjectsUnavailable:
-    """Ours for theirs, by its type only: the rest of it may quote signed requests."""
+    """The error's text may quote signed requests; its type does not."""
     return ObjectsUnavailable(f"The object store of GLOWPLUG_FILES_URL does not answer ({type(error).__name__}).")

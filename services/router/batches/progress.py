@@ -1,4 +1,4 @@
-"""How a batch goes on: its changes of state, how many lines are sent at once, and which batch is next. Pure."""
+"""The progress of a batch. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -7,29 +7,27 @@ from typing import Final
 
 from glowplug.domain.batch import Batch, BatchStatus, LineError, OpenBatch, Parts
 
-HELD_S: Final = 0.25  # lines that wait for less are sent in idle capacity
+HELD_S: Final = 0.25  # lines that wait for less use idle capacity
 LONG_HELD_S: Final = 1.0  # lines that wait for longer are too many
 SHRINK_EVERY_S: Final = 1.0
 FIRST: Final = 4.0
-LINE_WAIT_S: Final = 60.0  # longest wait before a refused line is sent again
+LINE_WAIT_S: Final = 60.0  # before a refused line is sent again
 
 
 def validated(batch: Batch, errors: tuple[LineError, ...], num_lines: int, now_s: float) -> Batch:
-    """The batch once its input has been read."""
     if errors:
         return replace(batch, status=BatchStatus.FAILED, errors=errors, ended_at=now_s)
     return replace(batch, status=BatchStatus.IN_PROGRESS, num_lines=num_lines, in_progress_at=now_s)
 
 
 def cancelling(batch: Batch, now_s: float) -> Batch:
-    """The batch once its end has been asked for."""
     if batch.status not in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
         return batch
     return replace(batch, status=BatchStatus.CANCELLING, cancelling_at=now_s)
 
 
 def finalizing(batch: Batch, now_s: float, output_file_id: str, error_file_id: str) -> Batch:
-    """The batch once no further line is sent: it ends as cancelled, as expired where lines are left, or completed."""
+    """End the batch as cancelled, as expired with lines left, or as completed."""
     if batch.status is BatchStatus.CANCELLING:
         ends_as = BatchStatus.CANCELLED
     elif batch.num_completed + batch.num_failed < batch.num_lines:
@@ -48,7 +46,7 @@ def finalizing(batch: Batch, now_s: float, output_file_id: str, error_file_id: s
 
 
 def ended(batch: Batch, now_s: float, *, has_output: bool, has_errors: bool) -> Batch:
-    """The batch once its output is written; a file without lines is none."""
+    """Close the batch, without its empty files."""
     return replace(
         batch,
         status=batch.ends_as,
@@ -59,7 +57,6 @@ def ended(batch: Batch, now_s: float, *, has_output: bool, has_errors: bool) -> 
 
 
 def with_part(batch: Batch, epoch: int, num_completed: int, num_failed: int) -> Batch:
-    """The batch with one more part of `epoch`, which holds these results."""
     parts = batch.parts
     if parts and parts[-1].epoch == epoch:
         parts = (*parts[:-1], Parts(epoch=epoch, num=parts[-1].num + 1))
@@ -74,23 +71,21 @@ def with_part(batch: Batch, epoch: int, num_completed: int, num_failed: int) -> 
 
 
 def next_part(batch: Batch, epoch: int) -> int:
-    """The number of the next part of `epoch`."""
     return batch.parts[-1].num if batch.parts and batch.parts[-1].epoch == epoch else 0
 
 
 def part_names(batch: Batch) -> Iterable[str]:
-    """Names in the object store of the parts that count, in order."""
+    """Return the counted parts' names in the object store, in order."""
     return [part_name(batch.batch_id, parts.epoch, num) for parts in batch.parts for num in range(parts.num)]
 
 
 def part_name(batch_id: str, epoch: int, num: int) -> str:
-    """The name of one part. An old holder of the lease writes under an epoch that no other writes under."""
+    """Name one part. The epoch keeps former lease holders' parts apart."""
     return f"batches/{batch_id}/{epoch}-{num}"
 
 
 def next_batches(waiting: Collection[OpenBatch], running: Collection[OpenBatch], most: int) -> list[OpenBatch]:
-    """Which of the waiting batches begin, `most` running at once: in turn of the tenants with the fewest running, the
-    oldest first."""
+    """Return the batches to begin: for the tenants with the fewest running, oldest first."""
     per_tenant = Counter(batch.tenant for batch in running)
     left, chosen = sorted(waiting, key=lambda batch: (batch.created_at, batch.batch_id)), list[OpenBatch]()
     while left and len(running) + len(chosen) < most:
@@ -102,8 +97,8 @@ def next_batches(waiting: Collection[OpenBatch], running: Collection[OpenBatch],
 
 
 class Pace:
-    """How many lines of one batch are sent at once: one more for each that found an engine idle, half as many when
-    lines wait long or are refused (additive increase, multiplicative decrease; Chiu and Jain 1989)."""
+    """The number of a batch's lines in flight: one more for each that found an engine idle, half as many when lines
+    wait long or are refused (additive increase, multiplicative decrease; Chiu and Jain 1989)."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -111,23 +106,20 @@ class Pace:
 
     @property
     def size(self) -> int:
-        """Lines at once, at least one."""
         return max(min(int(self._size), self.most), 1)
 
     def answered(self, held_s: float, now_s: float) -> None:
-        """Note an answer to a line that waited `held_s` for an engine."""
         if held_s < HELD_S:
             self._size = min(self._size + 1.0, float(self.most))
         elif held_s > LONG_HELD_S:
             self.refused(now_s)
 
     def refused(self, now_s: float) -> None:
-        """Note a line that was refused for the moment."""
         if now_s - self._shrunk_at >= SHRINK_EVERY_S:
             self._size, self._shrunk_at = max(self._size / 2, 1.0), now_s
 
 
 def wait_s(retry_after_s: float | None, num_refused: int) -> float:
-    """Seconds until a refused line is sent again: as told, else doubling from a second."""
+    """Return the seconds until a refused line is sent again: as told, else doubling from a second."""
     told = retry_after_s if retry_after_s else float(2 ** min(num_refused, 5))
     return min(max(told, 0.1), LINE_WAIT_S)

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class Records:
-    """The rows, through one client of the store. All methods raise StoreUnavailable; a row that cannot be read counts
-    as none."""
+    """The rows, through one client of the store. All methods raise StoreUnavailable; an unreadable row counts as
+    none."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

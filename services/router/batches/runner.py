@@ -1,7 +1,7 @@
-"""Runs the batches of the fleet, in the router that holds the lease.
+"""The runner of the fleet's batches, in the router that holds the lease; another takes over from a dead one.
 
-Another router takes over when this one dies. What is stored under a name of this holder's epoch, and every row, is
-written under a fence: a holder that was paused cannot write rows any more, and parts that no row counts are no results.
+Rows are fenced, and part names contain the holder's epoch: a paused holder cannot write rows, and parts that no row
+counts are no results.
 """
 
 import asyncio
@@ -23,19 +23,16 @@ from glowplug.services.router.batches.records import Records
 from glowplug.services.router.batches.sender import LineSender
 from glowplug.state.port import Fenced, StoreUnavailable
 
-# One run of one batch: read its input, have its lines answered, write its output.
-#
-# Results are stored in parts of some lines or seconds. A result counts from the moment at which the batch's row counts
-# its part; a line without one is sent again by the next run.
+# A result counts once its batch's row counts its part; the next run sends the other lines again.
 
 PART_LINES: Final = 200
 PART_BYTES: Final = 4 << 20
 PART_S: Final = 5.0
-MOST_LOST: Final = 2  # times a line is sent again after its engine failed
+MOST_LOST: Final = 2  # retries of a line after its engine failed
 STORE_RETRY_S: Final = 0.5
-LAST_STORE_S: Final = 1.5  # for the last part of a run that is ended
-SLICE_BYTES: Final = 64 * 1024  # of an input that are checked without a pause
-IDLE_RATIO: Final = 1.0  # pause after a slice, over the time that it took: requests go first
+LAST_STORE_S: Final = 1.5
+SLICE_BYTES: Final = 64 * 1024  # of an input, checked without a pause
+IDLE_RATIO: Final = 1.0  # pause after a slice, over its duration: requests go first
 CANCELLED = Answer(0, code="batch_cancelled", message="The batch was cancelled before this request was executed.")
 EXPIRED = Answer(0, code="batch_expired", message="The completion window ended before this request was executed.")
 log = logging.getLogger(__name__)
@@ -43,8 +40,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What every run works with."""
-
     records: Records
     objects: Objects
     sender: LineSender
@@ -56,8 +51,6 @@ class Means:
 
 @dataclass(slots=True)
 class _Pending:
-    """Results that are in no part yet."""
-
     rows: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
     num_completed: int = 0
@@ -79,7 +72,7 @@ class _Pending:
 
 
 class BatchRun:
-    """A run of the batch of an open row, by the holder of the lease of `epoch`."""
+    """A run of an open batch, under the lease of `epoch`."""
 
     def __init__(self, means: Means, opened: OpenBatch, epoch: int) -> None:
         self._means, self._opened, self._epoch = means, opened, epoch
@@ -87,12 +80,12 @@ class BatchRun:
         self.status = BatchStatus.VALIDATING
         self._batch: Batch | None = None
         self._cancelled_at = opened.cancelled_at
-        self._stopped = asyncio.Event()  # the client has cancelled
+        self._stopped = asyncio.Event()
         if opened.cancelled_at:
             self._stopped.set()
-        self._done: set[int] = set()  # numbers of lines with a result
+        self._done: set[int] = set()
         self._pending = _Pending()
-        self._failure: BaseException | None = None  # of the sending of a line, which is a fault of this program
+        self._failure: BaseException | None = None  # in sending a line
         self._storing = asyncio.Lock()
 
     @property
@@ -101,13 +94,12 @@ class BatchRun:
         return self._batch
 
     def cancel(self, at: float) -> None:
-        """Send no more lines, take back those that are being answered, and keep what is done."""
+        """Send no more lines, and keep the results."""
         self._cancelled_at = at
         self._stopped.set()
 
     async def run(self) -> None:
-        """Go on with the batch until it is over. Raises StoreUnavailable and ObjectsUnavailable where a store does not
-        answer; another run goes on then."""
+        """Run the batch to its end. Raises StoreUnavailable and ObjectsUnavailable; another run goes on then."""
         found = await self._means.records.batch(self._opened.batch_id)
         if found is None:
             await self._means.records.delete_open(self._opened.batch_id)
@@ -143,7 +135,6 @@ class BatchRun:
     # -- the input -----------------------------------------------------------------------------------------------
 
     async def _input(self) -> AsyncIterator[tuple[int, bytes]]:
-        """The numbered lines of the input. Raises NoObject and TooLongLine."""
         splitter = LineSplitter(self._means.max_line_bytes)
         async for chunk in self._means.objects.read(f"files/{self.batch.input_file_id}", SLICE_BYTES):
             began = time.monotonic()
@@ -169,7 +160,6 @@ class BatchRun:
             await self._put(progress.validated(self.batch, checker.end(), checker.num_lines, self._means.clock()))
 
     async def _read_parts(self) -> None:
-        """Learn from the parts that count which lines have results."""
         done = {number: is_output async for number, is_output, _ in self._results()}
         self._done = set(done)
         num_completed = sum(done.values())
@@ -186,7 +176,6 @@ class BatchRun:
     # -- the lines -----------------------------------------------------------------------------------------------
 
     async def _answer_lines(self) -> None:
-        """Have all lines without a result answered, until the client cancels or the window ends."""
         batch = self.batch
         left_s = batch.expires_at - self._means.clock()
         tasks: set[asyncio.Task[None]] = set()
@@ -238,7 +227,6 @@ class BatchRun:
             raise self._failure
 
     async def _answer(self, line: Line) -> None:
-        """Have one line answered, however often it is refused for the moment."""
         batch, num_lost, num_refused = self.batch, 0, 0
         while True:
             answer = await self._means.sender.send(batch.tenant, batch.key_id, batch.endpoint, line.body)
@@ -262,7 +250,7 @@ class BatchRun:
     # -- the results ---------------------------------------------------------------------------------------------
 
     async def _store_parts(self) -> None:
-        """Store parts as they are due, for ever. A store that does not answer is asked again; a fence ends the run."""
+        """A silent store is asked again; a fence ends the run."""
         while True:
             await asyncio.sleep(STORE_RETRY_S / 2)
             if self._pending.is_due:
@@ -274,7 +262,6 @@ class BatchRun:
                     log.warning("results of batch %s wait for a store: %s", self.batch.batch_id, type(error).__name__)
 
     async def _store_part(self) -> None:
-        """Store what is pending as one part, and count it."""
         async with self._storing:
             pending = self._pending
             if not pending.rows:
@@ -293,7 +280,6 @@ class BatchRun:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def _finalize(self) -> None:
-        """Write the output and the error file, their rows, and that the batch is over."""
         batch = self.batch
         sizes = {}
         for file_id, is_output in ((batch.output_file_id, True), (batch.error_file_id, False)):
@@ -315,7 +301,6 @@ class BatchRun:
         await self._put(progress.ended(batch, now_s, has_output=output, has_errors=errors))
 
     async def _write_file(self, file_id: str, *, is_output: bool) -> int:
-        """Write one file. Returns its bytes; one without lines is not written."""
         num_bytes = 0
         chunks = self._chunks(is_output=is_output)
         first = await anext(chunks, b"")
@@ -346,7 +331,7 @@ class BatchRun:
             yield b"\n".join([*kept, b""])
 
     async def _lines_of(self, seen: set[int], *, is_output: bool) -> AsyncIterator[bytes]:
-        """The lines of one of the two files: each result once; and, among the errors, each line without a result."""
+        """Each result comes once; among the errors also each line without a result."""
         async for number, kind, line in self._results():
             if number not in seen:
                 seen.add(number)
@@ -362,15 +347,15 @@ class BatchRun:
                     yield lines.output_line(f"batch_req_{secrets.token_hex(12)}", custom_id, why)
 
 
-ROUND_S: Final = 0.5  # between two looks for batches that begin or are to stop
-CLEAN_EVERY_S: Final = 60.0  # between two looks for files that have expired
-RETRY_S: Final = 2.0  # before a batch goes on whose stores did not answer
-MOST_RUNNING: Final = 16  # batches at once
+ROUND_S: Final = 0.5  # between looks at the open batches
+CLEAN_EVERY_S: Final = 60.0  # between looks for expired files
+RETRY_S: Final = 2.0  # pause after a store's silence
+MOST_RUNNING: Final = 16
 
 
 class Runner:
-    """One router's runner, idle until `term` runs. `is_ready`: the keys and models are known, so that no line is
-    refused for the lack of a row."""
+    """One router's runner, idle until `term` runs. `is_ready`: keys and models are known, so that no line is refused
+    for a missing row."""
 
     def __init__(
         self,
@@ -390,11 +375,11 @@ class Runner:
         self._means = Means(records, objects, sender, metrics, clock, max_lines, max_line_bytes)
         self._lines_at_once, self._kept_s, self._is_ready, self._clock = lines_at_once, kept_s, is_ready, clock
         self._running: dict[str, tuple[OpenBatch, BatchRun, asyncio.Task[None]]] = {}
-        self._not_before: dict[str, float] = {}  # when a batch goes on that failed for the moment
+        self._not_before: dict[str, float] = {}  # next try of a batch after a failure
         self._clean_at = 0.0
 
     async def term(self, epoch: int) -> None:
-        """Run batches until cancelled; then what is answered is stored, and the rest is left to the next holder."""
+        """Run batches until cancelled; then store the answers, and leave the rest to the next holder."""
         try:
             while True:
                 try:
@@ -416,7 +401,6 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _round(self, epoch: int) -> None:
-        """Begin, stop and put away batches, as their rows say."""
         opened = await self._records.open_batches()
         for batch_id, (_, _, task) in list(self._running.items()):
             if task.done():
@@ -450,7 +434,6 @@ class Runner:
             log.error("batch %s stopped and is tried again in %g s", batch_id, RETRY_S, exc_info=error)
 
     async def _clean(self) -> None:
-        """Remove files that have expired and rows of batches that ended long ago."""
         now_s = self._clock()
         if now_s < self._clean_at:
             return
@@ -467,7 +450,7 @@ class Runner:
                 await self._records.delete_batch(batch.batch_id)
 
     async def _reopen(self, batches: Iterable[Batch], opened: Container[str]) -> None:
-        """Open batches again whose router died as it created them, or whose open row the store has lost."""
+        """Reopen batches whose router died in creating them, or whose open row the store has lost."""
         before = self._clock() - CLEAN_EVERY_S
         for batch in batches:
             if not batch.status.is_over and batch.batch_id not in opened and batch.created_at < before:
@@ -480,7 +463,7 @@ def _is_old(batch: Batch, before: float) -> bool:
 
 
 async def _uncancelled(task: "asyncio.Task[None]") -> None:
-    """Await a task although this one is cancelled, more than once too."""
+    """Await a task through cancellations of this one."""
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(task)

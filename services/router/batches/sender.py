@@ -1,5 +1,4 @@
-"""Sends the lines of batches to models: through the intake of this router's data port, as requests of their callers in
-the class of batches."""
+"""The sender of batches' lines: through this router's intake, as their callers' requests in the batch class."""
 
 import asyncio
 import time
@@ -15,22 +14,20 @@ from glowplug.services.router.intake import Intake
 from glowplug.services.router.keys import Caller, KeyRing
 from glowplug.services.router.port_context import PortContext
 
-MAX_CALLERS: Final = 1024  # kept with their class
+MAX_CALLERS: Final = 1024
 _JSON: Final = {b"content-type": b"application/json"}
 
 
 class LineSender(Protocol):
-    """Sends one line. Cancelling the call takes the request back from its engine."""
+    """A sender of one line. Cancelling the call takes the request back from its engine."""
 
     async def send(self, tenant: str, key_id: str, endpoint: str, body: bytes) -> Answer: ...
 
 
 class IntakeSender:
-    """The sender of one router."""
-
     def __init__(self, intake: Intake, context: PortContext[Any], keys: KeyRing) -> None:
         self._intake, self._context, self._keys = intake, context, keys
-        self._callers: dict[tuple[str, str], tuple[int, Caller]] = {}  # with the number of changes of the ring
+        self._callers: dict[tuple[str, str], tuple[int, Caller]] = {}  # with the ring's number of changes
 
     async def send(self, tenant: str, key_id: str, endpoint: str, body: bytes) -> Answer:
         path, loop = endpoint.encode(), self._context.loop
@@ -40,7 +37,7 @@ class IntakeSender:
             path=path,
             body=body,
             headers=dict(_JSON),
-            is_http11=False,  # the answer comes without chunk framing
+            is_http11=False,  # avoids chunk framing
             complete=time.monotonic(),
             complete_at=time.time(),
             request_id=tracing.request_id(None),
@@ -61,7 +58,7 @@ class IntakeSender:
             raise
 
     def _caller(self, tenant: str, key_id: str) -> Caller:
-        """The caller of a line. Raises ApiError for a key that opens the data port no longer."""
+        """Return a line's caller. Raises ApiError for a key without the data port."""
         keys, known = self._keys, self._callers.get((tenant, key_id))
         if known is None or known[0] != keys.num_changes or known[1].ends_at <= time.time():
             if len(self._callers) > MAX_CALLERS:
@@ -72,7 +69,7 @@ class IntakeSender:
 
 
 class _LineClient:
-    """The client of one line: collects the answer that its exchange writes."""
+    """The client of one line, which collects the exchange's answer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.exchange: Any = None

@@ -1,4 +1,4 @@
-"""Files and batches as a part of one router: the API, and the candidate for the lease under which batches run."""
+"""Files and batches in one router: the API, and the candidate for the lease of running batches."""
 
 import asyncio
 from typing import Any
@@ -20,11 +20,11 @@ from glowplug.state.redis_store import RedisStore
 
 
 class Batches:
-    """The part of one router, None where no object store is set (`open`)."""
+    """One router's files and batches."""
 
     def __init__(self, world: World, settings: RouterSettings, port: DataPort, shell: RouterShell) -> None:
         self._world, self._settings = world, settings
-        self._store = RedisStore(settings.redis_url)  # fenced, which the router's other writes are not
+        self._store = RedisStore(settings.redis_url)  # fenced, unlike the router's other writes
         objects, keys = Objects(settings.files_url), shell.keys
         uploads = Uploads(settings.state_dir / settings.service_id / "uploads", settings.files_max_bytes)
         rules = FileRules(settings.files_tenant_bytes, settings.files_kept_s)
@@ -47,7 +47,7 @@ class Batches:
 
     @classmethod
     def open(cls, world: World, settings: RouterSettings, port: DataPort, shell: RouterShell) -> "Batches | None":
-        """The part, if the router has an object store."""
+        """Open them if the router has an object store."""
         return cls(world, settings, port, shell) if settings.files_url else None
 
     def start(self, url: str, stopping: asyncio.Event) -> None:
@@ -72,7 +72,7 @@ class Batches:
         await self._runner.term(epoch)
 
     async def stop(self) -> None:
-        """Store what is answered, and leave the rest to another router at once."""
+        """Store the answers, and leave the rest to another router at once."""
         await end([self._standing])
         if self._candidate is not None:
             await self._candidate.resign()

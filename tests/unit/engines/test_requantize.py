@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.domain.gguf import InvalidGguf
 from glowplug.engines.gguf import read_facts
-from glowplug.engines.samples import Q4_1, Q8_0, eight_bits, to_q8_0
+from glowplug.engines.requantize import Q4_1, Q8_0, eight_bits, to_q8_0
 
 
 def text(value: str) -> bytes:

@@ -1,5 +1,5 @@
-"""Is Glowplug well in a Kubernetes namespace? `Kubectl` asks for its objects (reads only, and of secrets only the names
-of their keys); `check`, which is pure, judges them as kubectl printed them."""
+"""Check Glowplug in a Kubernetes namespace: `Kubectl` reads objects (of secrets only the names of keys), `check`
+judges."""
 
 import json
 import shutil
@@ -28,15 +28,15 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """`items` by kind, as in `kubectl get KIND -o json`; None where this user may not look."""
+    """`items` by kind, as in `kubectl get KIND -o json`; None without permission."""
 
     namespace: str
     error: str = ""
     items: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)  # kind -> why it could not be read
+    refused: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[Object, ...] | None = None
     api_services: tuple[Object, ...] | None = None
-    secret_keys: tuple[str, ...] | None = None  # None: it could not be read
+    secret_keys: tuple[str, ...] | None = None
     secret_problem: str = ""
 
     def of(self, kind: str) -> tuple[Object, ...]:
@@ -44,7 +44,6 @@ class ClusterFacts:
 
 
 def check(facts: ClusterFacts) -> list[Finding]:
-    """Every finding about the namespace."""
     if facts.error:
         return [_K.fail("kubectl", facts.error, "kubectl cluster-info; is --context right, and are you logged in?")]
     groups = (_refused, _workloads, _pods, _images, _volumes, _secret, _policies, _gpus, _scaling)
@@ -65,7 +64,6 @@ def _component(thing: Object) -> str:
 
 
 def _workloads(facts: ClusterFacts) -> Iterator[Finding]:
-    """Deployments, StatefulSets and DaemonSets: as many ready as wanted, and none missing."""
     seen: set[str] = set()
     for kind in WORKLOADS:
         for workload in facts.of(kind):
@@ -82,7 +80,7 @@ def _workloads(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _is_elsewhere(facts: ClusterFacts, component: str) -> bool:
-    """Whether this is a server that the services are told of, all of them by another address than ours."""
+    """Whether services know this server, and only by another address than ours."""
     variable, ours = SERVERS.get(component, ("", ""))
     given = [
         entry.get("value", "")
@@ -115,7 +113,7 @@ def _workload(kind: str, workload: Object, namespace: str) -> Finding:
 
 
 def _pods(facts: ClusterFacts) -> Iterator[Finding]:
-    """Why pods are not ready: the first reason of each."""
+    """Yield the first reason of each pod that is not ready."""
     for pod in facts.of("pods"):
         if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") == "Succeeded":
             continue
@@ -171,7 +169,7 @@ def _volumes(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _secret(facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that the Secret has every key that the pods name. Values are never read."""
+    """Check that the Secret has every key that pods name. Values are never read."""
     if facts.secret_keys is None:
         if "forbidden" in facts.secret_problem.lower():
             yield _K.skipped("secret", f"{SECRET} may not be read by this user", "ask who may whether it is there")
@@ -213,7 +211,6 @@ def _closes_all(spec: Object) -> bool:
 
 
 def _gpus(facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that nodes offer the GPUs that agents ask for."""
     asked = [
         int(limit)
         for daemon in facts.of("daemonsets")
@@ -266,14 +263,11 @@ def _is_available(condition: Object) -> bool:
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl in one namespace. `context` empty: its current one."""
-
     namespace: str
     context: str = ""
     program: str = "kubectl"
 
     def gather(self) -> ClusterFacts:
-        """Every question at once; what the user may not see is left out and said so."""
         if shutil.which(self.program) is None:
             return ClusterFacts(namespace=self.namespace, error=f"there is no {self.program} on the path")
         here = ("--namespace", self.namespace)
@@ -294,7 +288,7 @@ class Kubectl:
             )
 
     def items(self, *words: str) -> tuple[tuple[Object, ...], str]:
-        """(objects of a list, "") or ((), why not)."""
+        """Return (objects of a list, "") or ((), why not)."""
         text, problem = self.ask(*words, "--output", "json")
         if problem:
             return (), problem
@@ -304,7 +298,7 @@ class Kubectl:
             return (), "kubectl answered with something that is no list"
 
     def ask(self, *words: str) -> tuple[str, str]:
-        """(what kubectl printed, "") or ("", its last line of complaint)."""
+        """Return (output, "") or ("", last line of stderr)."""
         argv = [self.program, *(["--context", self.context] if self.context else []), *words]
         argv.append(f"--request-timeout={ANSWER_S:g}s")
         try:

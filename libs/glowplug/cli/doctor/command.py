@@ -61,7 +61,7 @@ async def _machine_and_fleet(state_dir: Path | None, urls: tuple[str, ...], deep
     except NoFleet as error:
         client, state_dir = None, error.state_dir
     folder = state_dir or DEFAULT_STATE_DIR
-    # Ports are looked at for a fleet that is yet to start here, not where one runs or another is named.
+    # Check ports for a fleet yet to start here, not if one runs or another is named.
     found = await asyncio.to_thread(machine.look, folder, fleet_runs=client is not None, deep=deep)
     if client is None:
         says = f"none runs in {folder.absolute()}, and no GLOWPLUG_*_URL names one"
@@ -73,13 +73,12 @@ async def _machine_and_fleet(state_dir: Path | None, urls: tuple[str, ...], deep
 
 
 def _secrets(client: FleetClient) -> tuple[str, ...]:
-    """What no line may show, whatever an error message says."""
     parts = [urlsplit(url) for url in (client.nats_url, client.redis_url)]
     return (client.admin_token, client.api_key, client.console_key, *(p.password or p.username or "" for p in parts))
 
 
 async def _named(urls: tuple[str, ...]) -> FleetClient:
-    """Ask each address which service it is. Raises CliError for one that does not say."""
+    """Ask each address for its service. Raises CliError without an answer."""
     found: dict[str, str] = {}
     async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
         for url in [address("--url", url) for url in urls]:

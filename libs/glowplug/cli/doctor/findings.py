@@ -1,4 +1,4 @@
-"""One finding per thing that was looked at, and how findings are shown."""
+"""Findings of the doctor, one per check, and their display."""
 
 import re
 from collections import Counter
@@ -10,23 +10,23 @@ from typing import Any
 from glowplug.cli.terminal import in_line
 
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
-SHORTEST = 4  # a shorter word would take half of every sentence with it
+SHORTEST = 4  # a shorter secret would redact half of every sentence
 
 
 class Level(StrEnum):
     OK = "ok"
     WARN = "warn"  # works, but not as it should, or not for long
     FAIL = "fail"
-    SKIPPED = "skipped"  # could not be looked at, or does not apply here
+    SKIPPED = "skipped"  # could not be checked, or does not apply
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`about` names the thing ("disk", "agent-1"), `says` is one sentence, `do` what mends it ("" when nothing need be
-    done). No secret is ever put into either."""
+    """`about`: the subject ("disk", "agent-1"); `says`: one sentence; `do`: the remedy or "". Never contains
+    secrets."""
 
     level: Level
-    area: str  # machine | fleet | cluster
+    area: str
     about: str
     says: str
     do: str = ""
@@ -34,8 +34,6 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Makes the findings of one area."""
-
     area: str
 
     def ok(self, about: str, says: str) -> Finding:
@@ -52,13 +50,12 @@ class Findings:
 
 
 def summary(findings: Iterable[Finding]) -> dict[str, int]:
-    """How many of each level."""
     counts = Counter(finding.level for finding in findings)
     return {level.value: counts[level] for level in Level}
 
 
 def document(findings: list[Finding]) -> dict[str, Any]:
-    """`--output json`: `healthy`, `counts` by level, and the findings with the keys of Finding."""
+    """Return `--output json`: `healthy`, `counts` by level, and the findings."""
     return {
         "healthy": not any(finding.level is Level.FAIL for finding in findings),
         "counts": summary(findings),
@@ -67,7 +64,6 @@ def document(findings: list[Finding]) -> dict[str, Any]:
 
 
 def lines(findings: list[Finding], *, only_bad: bool = False) -> list[str]:
-    """What a person reads: areas in the order they were looked at, each finding on a line, its remedy below it."""
     shown = [f for f in findings if not only_bad or f.level in (Level.WARN, Level.FAIL)]
     width = max((len(f.about) for f in shown), default=0)
     out: list[str] = []
@@ -83,8 +79,8 @@ def lines(findings: list[Finding], *, only_bad: bool = False) -> list[str]:
 
 
 def redacted(findings: Iterable[Finding], secrets: Iterable[str]) -> list[Finding]:
-    """The findings with each secret, and whatever stands before the @ of an address, as `***`: error messages of
-    libraries quote addresses, and addresses carry tokens."""
+    """Replace secrets, and user information of addresses, by `***`: libraries' error messages quote addresses with
+    tokens."""
     words = sorted({word for word in secrets if len(word) >= SHORTEST}, key=len, reverse=True)
 
     def clean(text: str) -> str:

@@ -1,6 +1,6 @@
-"""What there is to know of a running fleet: every service, its tables, its bus, and whether the files that models name
-on this machine are still what they were. Each question is bounded and changes nothing; `services.py`, `servers.py` and
-`rows.py` judge the answers."""
+"""Facts about a running fleet and the local files of its models.
+
+Each question is bounded and changes nothing; `services.py`, `servers.py` and `rows.py` judge the answers."""
 
 import asyncio
 import functools
@@ -26,68 +26,65 @@ ANSWER_S = 4.0
 WHOLE_S = 40.0
 HASH_S = 10.0
 CHUNK_BYTES = 4 << 20
-NodeUrls = tuple[str, str]  # of its agent and of its prefetcher
+NodeUrls = tuple[str, str]  # agent, prefetcher
 CONTROL = ("autoscaler", "placer", "predictor", "router", "console")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
-    """One process. `error` says why its admin port did not answer; `metrics` sums each of its metrics over labels."""
+    """`error`: why its admin port did not answer; `metrics`: summed over labels."""
 
     name: str  # "placer-1", "agent of node-2"
-    service: str  # router | predictor | placer | autoscaler | console | agent | prefetcher
+    service: str
     url: str
     error: str = ""
     ready: bool = False
-    reason: str = ""  # why it is not ready
+    reason: str = ""
     version: str = ""
-    role: str = ""  # leader | standby where there is an election, single where not
-    leader: str = ""  # who leads, as it knows
-    skew_s: float | None = None  # its clock minus ours; known to about a second
+    role: str = ""  # leader | standby | single
+    leader: str = ""  # as it knows
+    skew_s: float | None = None  # its clock minus ours
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a node's agent and prefetcher say beside their rows."""
-
-    unavailable: Mapping[str, str] = field(default_factory=dict)  # engine -> why it cannot start
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # engine -> reason
     warnings: tuple[str, ...] = ()
     cache_capacity_bytes: int | None = None
     cache_used_bytes: int = 0
-    disk_capacity_bytes: int = 0  # of the disk tier; 0: there is none
+    disk_capacity_bytes: int = 0  # 0: no disk tier
     disk_used_bytes: int = 0
-    disk_trouble: str = ""  # why nothing is written there at present
+    disk_trouble: str = ""  # why writes fail at present
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFacts:
-    """Everything. `now_s` is epoch seconds of the machine that asks, when the store had answered; rows of REST answers
-    are kept as they came."""
+    """`now_s`: epoch seconds after the store's answer."""
 
     now_s: float
-    version: str  # of this command
-    expected: tuple[str, ...] = ()  # services that must be there
-    expected_nodes: tuple[str, ...] = ()  # nodes that were started with the fleet
-    processes: tuple[Mapping[str, Any], ...] = ()  # of fleet.json
+    version: str
+    expected: tuple[str, ...] = ()
+    expected_nodes: tuple[str, ...] = ()  # started with the fleet
+    processes: tuple[Mapping[str, Any], ...] = ()
     services: tuple[ServiceFacts, ...] = ()
     store: StoreFacts = field(default_factory=StoreFacts)
     bus: BusFacts = field(default_factory=BusFacts)
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
-    models: tuple[Mapping[str, Any], ...] | None = None  # GET autoscaler/v1/models; None: not known
+    models: tuple[Mapping[str, Any], ...] | None = None  # None: unknown
     file_errors: Mapping[str, str] = field(default_factory=dict)
     queues: tuple[Mapping[str, Any], ...] | None = None
     placements: tuple[Mapping[str, Any], ...] = ()
-    data_port: str = ""  # "" or why the OpenAI API does not answer
-    console_problem: str = ""  # why its page says it is stale
+    data_port: str = ""
+    console_problem: str = ""
     num_traces: int | None = None
-    missing_files: Mapping[str, str] = field(default_factory=dict)  # model file -> why it is not there
-    weights: Mapping[str, str] = field(default_factory=dict)  # model -> what is wrong with its local weights
+    missing_files: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
     num_weights_checked: int = 0
 
 
 async def gather(fleet: FleetClient) -> FleetFacts:
-    """Ends within WHOLE_S. Of a fleet whose store has no address here the tables are not looked at."""
+    """Takes at most WHOLE_S."""
     async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, headers=fleet.headers("")) as http:
         async with asyncio.timeout(WHOLE_S):
             return await _gather(_Asker(fleet, http), fleet)
@@ -109,7 +106,7 @@ async def _gather(asker: "_Asker", fleet: FleetClient) -> FleetFacts:
         asker.get("console", "/api/v1/traces", limit=1),
     )
     nodes = await asyncio.gather(*(asker.node(*urls) for urls in alive.values()))
-    # Its paths mean something here only when the fleet runs on this machine.
+    # Paths are valid only on the fleet's machine.
     of_here = list(store.models.values()) if fleet.document else []
     weights, num_checked = await asyncio.to_thread(local_weights, of_here)
     return FleetFacts(
@@ -136,7 +133,6 @@ async def _gather(asker: "_Asker", fleet: FleetClient) -> FleetFacts:
 
 
 def _addresses(fleet: FleetClient, nodes: Mapping[str, NodeUrls]) -> list[tuple[str, str, str]]:
-    """(name, service, url) of every process that has an address, those of nodes that joined by hand too."""
     found = [(name, name, fleet.urls[name]) for name in CONTROL if name in fleet.urls]
     started = {n["node_id"]: (n["agent_url"], n["prefetcher_url"]) for n in fleet.document.get("nodes", ())}
     for node_id, urls in sorted({**started, **nodes}.items()):
@@ -146,7 +142,6 @@ def _addresses(fleet: FleetClient, nodes: Mapping[str, NodeUrls]) -> list[tuple[
 
 
 def _stale(fleet: Mapping[str, Any] | None) -> str:
-    """Why the console's page is stale, in its own words."""
     sources = (fleet or {}).get("sources") or {}
     down = [name for name, source in sources.items() if isinstance(source, dict) and source.get("is_up") is False]
     return f"it does not reach the {' and the '.join(down)}" if down else ""
@@ -158,14 +153,11 @@ def _traces(answer: Any) -> list[Any]:
 
 
 class _Asker:
-    """GETs that answer None instead of failing: `service` reports once what is wrong with it."""
-
     def __init__(self, fleet: FleetClient, http: httpx.AsyncClient) -> None:
         self.fleet = fleet
         self.http = http
 
     async def get(self, service: str, path: str, **params: Any) -> Any:
-        """Decoded JSON, None when there is no address, no answer or an error."""
         url = self.fleet.urls.get(service, "")
         return await self._json(f"{url}{path}", self.fleet.headers(service), **params) if url else None
 
@@ -177,12 +169,10 @@ class _Asker:
             return None
 
     async def nodes(self) -> dict[str, NodeUrls]:
-        """Living nodes as the placer lists them, for a fleet whose store has no address here."""
         rows = (await self.get("placer", "/v1/nodes") or {}).get("data") or []
         return {row["node_id"]: (row["agent_url"], row["prefetcher_url"]) for row in rows}
 
     async def service(self, name: str, service: str, url: str) -> ServiceFacts:
-        """Alive, ready, of which version, with which clock."""
         try:
             sent = time.time()
             live = await self.http.get(f"{url}/health")
@@ -215,7 +205,6 @@ class _Asker:
         return sums
 
     async def node(self, agent_url: str, prefetcher_url: str) -> NodeFacts:
-        """What the agent says of engines and hardware, and the prefetcher of host memory and disk."""
         engines, gpus, cache, tiers = await asyncio.gather(
             self._json(f"{agent_url}/v1/engines"),
             self._json(f"{agent_url}/v1/gpus"),
@@ -236,7 +225,7 @@ class _Asker:
         )
 
     async def data_port(self) -> str:
-        """ "" when the OpenAI API lists its models, or asks for one of the named keys; else why not."""
+        """Return "" or the problem."""
         url = self.fleet.urls.get("data")
         if not url:
             return ""
@@ -249,7 +238,7 @@ class _Asker:
 
 
 def _skew(date: str, sent: float, took_s: float) -> float | None:
-    """Its clock minus ours: a Date header is cut to whole seconds, and was written while we waited."""
+    """Return its clock minus ours; a Date header has whole seconds."""
     try:
         date_s = parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
@@ -259,19 +248,17 @@ def _skew(date: str, sent: float, took_s: float) -> float | None:
 
 
 def _words(error: Exception) -> str:
-    """What an error says; httpx's timeouts say nothing."""
     return str(error) or (SILENT if isinstance(error, httpx.ReadTimeout) else type(error).__name__)
 
 
 def missing_files(models: Iterable[Model]) -> dict[str, str]:
-    """Model file -> why it is not there, of models that came from files."""
     sources = {model.source for model in models if Path(model.source).is_absolute()}
     return {source: "is gone, its model stays deployed" for source in sorted(sources) if not Path(source).exists()}
 
 
 def local_weights(models: Iterable[Model]) -> tuple[dict[str, str], int]:
-    """(model name -> what is wrong with its weights, how many were looked at). Only files of this machine; checksums
-    are compared for HASH_S altogether, what is left after that by its size alone."""
+    """Return (model name -> problem, number checked) for local files. Checksums within HASH_S in all, sizes after
+    that."""
     problem = functools.cache(functools.partial(_problem, deadline=time.monotonic() + HASH_S))
     local = [(model, path) for model in models if (path := _path(model.weights.uri))]
     found = {model.name: problem(path, model.weights.sha256, model.weights.num_bytes) for model, path in local}
@@ -286,7 +273,6 @@ def _path(uri: str) -> Path | None:
 
 
 def _problem(path: Path, sha256: str, num_bytes: int, deadline: float) -> str:
-    """ "" when nothing is wrong with one file or directory."""
     try:
         if path.is_dir():
             return "" if any(path.iterdir()) else f"{path} is empty"
@@ -300,7 +286,7 @@ def _problem(path: Path, sha256: str, num_bytes: int, deadline: float) -> str:
 
 
 def _sha256(path: Path, deadline: float) -> str:
-    """Hex, "" when time is up."""
+    """Return hex, "" when time is up."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

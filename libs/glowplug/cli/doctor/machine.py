@@ -1,5 +1,5 @@
-"""Can a fleet run on this machine? `look` reads what it is like, bounded in time and changing nothing, and hands each
-value to the pure function of this module that judges it."""
+"""Can a fleet run on this machine? `look` reads values, bounded and read-only, for the pure functions that judge
+them."""
 
 import contextlib
 import importlib
@@ -29,9 +29,9 @@ from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor.settings import SHM_NEEDED_BYTES, FleetSettings, check_services
 
 PYTHON_OLDEST = (3, 11)
-MEMORY_NEEDED_BYTES = 1200 << 20  # the whole local fleet without engines stays below (docs/figures.md)
+MEMORY_NEEDED_BYTES = 1200 << 20  # a whole local fleet without engines needs less (docs/figures.md)
 DISK_WARN_BYTES = 1 << 30
-FILES_NEEDED = 1024  # sockets of one router at rest; its own bound is GLOWPLUG_MAX_CONNECTIONS
+FILES_NEEDED = 1024  # sockets of one router at rest
 FILES_WANTED = 10_000
 PIDS_NEEDED = 512
 DRIVER_OLDEST = 525  # the first branch with CUDA 12
@@ -42,26 +42,24 @@ _M = Findings("machine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program or package: its version as it says itself, or why it cannot be used."""
-
     version: str = ""
     problem: str = ""
-    absent: bool = False  # not installed at all, which is fine where nothing needs it
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of the cgroup (version 2) that this process is in; None where there is none."""
+    """Of this process's cgroup (version 2); None: no limit."""
 
     memory_bytes: int | None = None
     memory_used_bytes: int = 0
-    cpus: float | None = None  # cores
+    cpus: float | None = None
     pids: int | None = None
 
 
 def look(state_dir: Path, *, fleet_runs: bool, deep: bool = False) -> list[Finding]:
-    """Every finding about the machine, the most basic first. Takes seconds at most, PROGRAM_S when a program hangs;
-    `deep` (and an engine of vllm) imports vLLM too."""
+    """Return every finding, the most basic first, in seconds, or PROGRAM_S if a program hangs. `deep`, or an engine of
+    vllm, imports vLLM."""
     wrong, settings = "", FleetSettings.model_construct(state_dir=state_dir.absolute())
     try:
         settings = FleetSettings(state_dir=state_dir)
@@ -106,7 +104,7 @@ def python(version: tuple[int, int, int]) -> Iterator[Finding]:
 
 
 def setting(wrong: str) -> Iterator[Finding]:
-    """`wrong`: the first GLOWPLUG_* variable of `up` that is out of range, with what is wrong with it."""
+    """`wrong`: the first bad GLOWPLUG_* variable of `up`, and why."""
     if wrong:
         yield _M.fail("settings", wrong, "correct the variable, or unset it: docs/configuration.md")
     else:
@@ -114,7 +112,7 @@ def setting(wrong: str) -> Iterator[Finding]:
 
 
 def disk(settings: FleetSettings, problem: str, free_bytes: int) -> Iterator[Finding]:
-    """`problem`: why the state directory cannot be written."""
+    """`problem`: why the state directory is not writable."""
     free, needed_bytes = f"{show_bytes(free_bytes)} free for {settings.state_dir}", settings.min_free_bytes
     elsewhere = "choose another place with --state-dir (GLOWPLUG_STATE_DIR)"
     if problem:
@@ -161,7 +159,6 @@ def open_files(most: int) -> Iterator[Finding]:
 
 
 def cgroup(limits: Limits, num_cpus: int) -> Iterator[Finding]:
-    """A warning where memory or processes are capped below what a fleet needs; a cap on cores is only told."""
     caps = []
     if limits.memory_bytes is not None:
         caps.append(f"memory {show_bytes(limits.memory_bytes)}")
@@ -179,7 +176,7 @@ def cgroup(limits: Limits, num_cpus: int) -> Iterator[Finding]:
 
 
 def loopback(problem: str, localhost: Sequence[str]) -> Iterator[Finding]:
-    """`localhost`: what that name resolves to."""
+    """`localhost`: its addresses."""
     if problem:
         yield _M.fail("loopback", f"127.0.0.1 does not work: {problem}", "ip link set lo up")
     elif "127.0.0.1" not in localhost:
@@ -190,14 +187,14 @@ def loopback(problem: str, localhost: Sequence[str]) -> Iterator[Finding]:
 
 
 def proxy(variable: str) -> Iterator[Finding]:
-    """`variable`: the one that would send loopback requests through a proxy."""
+    """`variable`: sends loopback requests to a proxy."""
     if variable:
         says = f"{variable} is set and does not spare 127.0.0.1: curl and OpenAI clients would ask the proxy"
         yield _M.warn("proxy", says, "export NO_PROXY=127.0.0.1,localhost")
 
 
 def ports(settings: FleetSettings, taken: Sequence[tuple[int, str, str]] | None) -> Iterator[Finding]:
-    """`taken`: (port, who of the fleet needs it, who has it or ""); None where a fleet runs, here or elsewhere."""
+    """`taken`: (port, its user in the fleet, its holder or ""); None if a fleet runs."""
     if taken is None:
         yield _M.skipped("ports", "the running fleet has its own")
     elif taken:
@@ -219,7 +216,6 @@ def server(about: str, program: Program) -> Iterator[Finding]:
 
 
 def engines(wanted: str, llamacpp: Program, vllm: Program) -> Iterator[Finding]:
-    """`wanted`: the engine of the sample models that `glowplug up` would deploy."""
     if llamacpp.problem:
         yield _M.warn("llama.cpp", llamacpp.problem, "make install (or pip install 'glowplug[llamacpp]')")
     else:
@@ -235,7 +231,7 @@ def engines(wanted: str, llamacpp: Program, vllm: Program) -> Iterator[Finding]:
 
 
 def nvidia(gpu_kind: str, driver: Program, cuda: str, gpus: Sequence[tuple[str, int, int]]) -> Iterator[Finding]:
-    """`gpus`: the name of each, its bytes, and those in use, as NVML tells them."""
+    """`gpus`: name, bytes, bytes in use (NVML)."""
     if driver.problem:
         make = _M.fail if gpu_kind == "cuda" else _M.skipped
         yield make("gpu", driver.problem, "install the NVIDIA driver, or set GLOWPLUG_GPU_KIND=host")
@@ -259,7 +255,7 @@ def nvidia(gpu_kind: str, driver: Program, cuda: str, gpus: Sequence[tuple[str, 
 
 
 def containers(engine: Program, sees_gpus: bool | None, *, has_gpus: bool) -> Iterator[Finding]:
-    """`sees_gpus`: whether the container engine has the NVIDIA runtime; None where there is no engine."""
+    """`sees_gpus`: has the NVIDIA runtime; None without a container engine."""
     if engine.problem:
         yield _M.skipped("containers", engine.problem)
     elif has_gpus and sees_gpus is False:
@@ -270,7 +266,6 @@ def containers(engine: Program, sees_gpus: bool | None, *, has_gpus: bool) -> It
 
 
 def said(argv: list[str], timeout_s: float = PROGRAM_S, env: Mapping[str, str] | None = None) -> Program:
-    """The last line a program prints as its version, or why it cannot run."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL, env=env
@@ -286,7 +281,6 @@ def said(argv: list[str], timeout_s: float = PROGRAM_S, env: Mapping[str, str] |
 
 
 def _server(url: str, variable: str, find: Callable[[], Path]) -> Program:
-    """The NATS or Valkey that `glowplug up` would start."""
     if url:
         return Program(version=f"not needed here: {variable} names a server")
     try:
@@ -296,7 +290,7 @@ def _server(url: str, variable: str, find: Callable[[], Path]) -> Program:
 
 
 def _llamacpp() -> Program:
-    """Imported in a process of its own: a library built for another processor ends the one that imports it."""
+    """Import in a child process: a library for another processor ends its importer."""
     if importlib.util.find_spec("xllamacpp") is None:
         return Program(problem="the llama.cpp engine is not installed")
     tried = said([sys.executable, "-c", "import xllamacpp"])
@@ -317,7 +311,6 @@ def _vllm(deep: bool) -> Program:
 
 
 def _nvidia() -> tuple[Program, str, list[tuple[str, int, int]]]:
-    """Driver, version of CUDA, and of each device its name, its bytes, and those in use."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -343,7 +336,6 @@ def _nvidia() -> tuple[Program, str, list[tuple[str, int, int]]]:
 
 
 def _container() -> tuple[Program, bool | None]:
-    """The first container engine that answers, and whether it has the NVIDIA runtime."""
     problem = "no docker and no podman here; only the compose fleet needs one"
     for name in ("docker", "podman"):
         if shutil.which(name) is None:
@@ -378,7 +370,7 @@ def _shm_free() -> int | None:
 def _open_files() -> int:
     resource: Any = importlib.import_module("resource")
     soft = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    return soft if soft >= 0 else 1 << 30  # -1 is no limit
+    return soft if soft >= 0 else 1 << 30  # -1: no limit
 
 
 def _available(limits: Limits) -> int:
@@ -394,7 +386,7 @@ def _cgroup() -> Limits:
         return []
 
     def read(file: str) -> int | None:
-        return next((int(word) for word in words(file)[:1] if word.isdecimal()), None)  # "max": no limit
+        return next((int(word) for word in words(file)[:1] if word.isdecimal()), None)
 
     quota = words("cpu.max")
     return Limits(
@@ -413,7 +405,7 @@ def _taken(settings: FleetSettings) -> list[tuple[int, str, str]]:
 
 
 def loopback_problem(address: str = "127.0.0.1") -> str:
-    """ "" when a byte sent to `address` comes back, else why not."""
+    """Return "" if a byte to `address` comes back, else the problem."""
     try:
         with socket.create_server((address, 0)) as server:
             server.settimeout(2)
@@ -434,7 +426,7 @@ def _localhost() -> tuple[str, ...]:
 
 
 def proxy_in_the_way(environ: Mapping[str, str]) -> str:
-    """The proxy variable that applies to http://127.0.0.1, "" when none does."""
+    """Return the proxy variable that applies to http://127.0.0.1, or ""."""
     spared = {word.strip() for name in ("no_proxy", "NO_PROXY") for word in environ.get(name, "").split(",")}
     if spared & {"*", "127.0.0.1", "127.0.0.0/8"}:
         return ""

@@ -1,4 +1,4 @@
-"""Do the tables, the models, the nodes and the queues make sense together? Pure."""
+"""Do tables, models, nodes and queues agree? Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,6 @@ _F = Findings("fleet")
 
 
 def check(facts: FleetFacts) -> Iterator[Finding]:
-    """Nodes and ledgers, instances, models and their weights, what waits."""
     for group in (_tables, _nodes, _instances, _models, _weights, _waiting):
         yield from group(facts)
 
@@ -73,7 +72,7 @@ def _nodes(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def _all_emulated(facts: FleetFacts) -> bool:
-    """An emulated engine takes no memory, so that its budgets may be larger than the machine."""
+    """Emulated engines take no memory, so their budgets may exceed the machine's."""
     return all(model.engine == "emulated" for model in facts.store.models.values())
 
 

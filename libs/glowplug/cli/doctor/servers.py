@@ -1,5 +1,5 @@
-"""Do the bus and the store answer, and would they survive a crash with what was written? Redis and NATS are asked
-themselves (`ask_store`, `ask_bus`; reads only), then judged by pure functions (`check`)."""
+"""Do bus and store answer, and would their data survive a crash? `ask_store` and `ask_bus` read, `check` functions
+judge."""
 
 import asyncio
 import json
@@ -51,24 +51,23 @@ _F = Findings("fleet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
-    """Redis or Valkey. `error` says why it did not answer, `unknown` why it was not asked."""
+    """Redis or Valkey. `error`: why it did not answer; `unknown`: why it was not asked."""
 
     unknown: str = ""
     error: str = ""
-    info: Mapping[str, Any] = field(default_factory=dict)  # what INFO answers
-    fsync: str = ""  # appendfsync, where it can be read
+    info: Mapping[str, Any] = field(default_factory=dict)
+    fsync: str = ""
     epochs: Mapping[str, int] = field(default_factory=dict)
     models: Mapping[str, Model] = field(default_factory=dict)
     instances: Mapping[str, Instance] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    unreadable: tuple[str, ...] = ()  # "instances/i-7: why"
-    is_shared: bool = False  # services reach it with one credential, or none
+    unreadable: tuple[str, ...] = ()
+    is_shared: bool = False  # services use one credential, or none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusFacts:
-    """NATS. `sync` is JetStream's sync_interval where it can be read, "" where not; `storing` likewise is why it stores
-    nothing."""
+    """NATS. `sync`: JetStream's sync_interval, `storing`: why it stores nothing; "" if unreadable."""
 
     unknown: str = ""
     error: str = ""
@@ -76,13 +75,12 @@ class BusFacts:
     cluster_size: int = 1
     sync: str = ""
     storing: str = ""
-    streams: tuple[tuple[StreamConfig, StreamInfo | None], ...] = ()  # as wanted, and as the server has it
-    backlog: Mapping[str, int] = field(default_factory=dict)  # durable reader -> events it has not taken
-    is_shared: bool = False  # services reach it with one credential, or none
+    streams: tuple[tuple[StreamConfig, StreamInfo | None], ...] = ()  # as wanted, and as on the server
+    backlog: Mapping[str, int] = field(default_factory=dict)  # durable reader -> pending events
+    is_shared: bool = False  # services use one credential, or none
 
 
 def check_store(store: StoreFacts) -> Iterator[Finding]:
-    """What there is to say of the store."""
     if store.unknown:
         yield _F.skipped("store", store.unknown, "set GLOWPLUG_REDIS_URL")
         return
@@ -129,7 +127,6 @@ def _persistence(store: StoreFacts) -> Finding:
 
 
 def check_bus(bus: BusFacts) -> Iterator[Finding]:
-    """What there is to say of the bus."""
     if bus.unknown:
         yield _F.skipped("bus", bus.unknown, "set GLOWPLUG_NATS_URL")
         return
@@ -186,7 +183,6 @@ def _peers(info: StreamInfo) -> list[PeerInfo]:
 
 
 async def ask_store(url: str, state_dir: str) -> StoreFacts:
-    """How it persists, and every table. `state_dir` of a local fleet tells how its server syncs."""
     if not url:
         return StoreFacts(unknown="no address of the store is known here")
     client: Redis | None = None
@@ -230,7 +226,6 @@ async def _config(client: Redis) -> dict[str, str]:
 
 
 def _fsync(state_dir: str) -> str:
-    """appendfsync as the server that a local fleet starts has it, "" elsewhere."""
     return FSYNC if state_dir and (Path(state_dir) / "valkey" / ACL_FILE).exists() else ""
 
 
@@ -250,7 +245,6 @@ async def _epochs(client: Redis, unreadable: list[str]) -> dict[str, int]:
 
 
 async def _table(client: Redis, table: str, cls: type[T], unreadable: list[str]) -> dict[str, T]:
-    """Rows that can be read; `unreadable` gets a line for each other one."""
     try:
         raw = await cast(Any, client.hgetall(f"{PREFIX}:{table}"))
     except ResponseError as error:
@@ -262,7 +256,6 @@ async def _table(client: Redis, table: str, cls: type[T], unreadable: list[str])
 
 
 async def _log(client: Redis, unreadable: list[str]) -> None:
-    """The log of decisions: rows of it that cannot be read, as one line."""
     try:
         raw = await cast(Any, client.lrange(f"{PREFIX}:{DECISIONS_LOG}", 0, DECISIONS_KEPT - 1))
     except ResponseError as error:
@@ -275,7 +268,6 @@ async def _log(client: Redis, unreadable: list[str]) -> None:
 
 
 async def ask_bus(url: str, state_dir: str) -> BusFacts:
-    """Its streams and readers. `state_dir` of a local fleet tells how it syncs."""
     if not url:
         return BusFacts(unknown="no address of the bus is known here")
     client: Client | None = None
@@ -299,7 +291,7 @@ async def ask_bus(url: str, state_dir: str) -> BusFacts:
 
 
 async def _quiet(_: Exception) -> None:
-    """What it would print is returned as a finding."""
+    """Ignore: its message returns as a finding."""
 
 
 async def _bus(client: Client, sync: str, storing: str) -> BusFacts:
@@ -322,7 +314,6 @@ async def _bus(client: Client, sync: str, storing: str) -> BusFacts:
 
 
 async def _asked(context: JetStreamContext, name: str) -> StreamInfo | None:
-    """The stream as the server has it; None when it is not there."""
     try:
         return await context.stream_info(name)
     except NotFoundError:
@@ -330,8 +321,8 @@ async def _asked(context: JetStreamContext, name: str) -> StreamInfo | None:
 
 
 async def _monitor(state_dir: str) -> tuple[str, str]:
-    """(sync_interval, why it stores nothing) of the server a local fleet brought along, from its monitoring port; two
-    "" elsewhere."""
+    """Return (sync_interval, why it stores nothing) of a local fleet's server, from its monitoring port; two ""
+    elsewhere."""
     for file in sorted((Path(state_dir) / "nats").glob("nats-server_*.ports")) if state_dir else ():
         try:
             url = json.loads(file.read_text())["monitoring"][0]

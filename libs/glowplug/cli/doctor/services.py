@@ -1,4 +1,4 @@
-"""Is every process of a fleet there, ready, of one version and of one mind? Pure."""
+"""Is every process of a fleet there, ready, of one version, and agreed on leaders? Pure."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,11 @@ from glowplug.cli.doctor.fleet import FleetFacts, ServiceFacts
 from glowplug.fleet.tables import NODE_LEASE_S
 from glowplug.telemetry import semconv
 
-MAX_SKEW_S = 2.0  # a Date header is whole seconds
+MAX_SKEW_S = 2.0  # a Date header has whole seconds
 MAX_SYNC_AGE_S = 15.0  # tables are read every resync_s, 2 s
 MANY_RESTARTS = 3
 _F = Findings("fleet")
 LOGS = "glowplug logs {name}"
-# What a service counts when something is wrong, what that means, and what to do.
 COUNTS = (
     (
         semconv.STALE_COMMANDS_TOTAL,
@@ -41,7 +40,6 @@ COUNTS = (
         "is OTEL_EXPORTER_OTLP_ENDPOINT right, and its receiver up?",
     ),
 )
-# What a service says of its servers: 1 while it is well.
 SIGNS = (
     (
         semconv.BUS_STORES,
@@ -57,7 +55,6 @@ SIGNS = (
 
 
 def check(facts: FleetFacts) -> Iterator[Finding]:
-    """One finding per process, then what holds between them."""
     yield from _processes(facts)
     for service in facts.services:
         yield _alive(service)
@@ -74,7 +71,6 @@ def check(facts: FleetFacts) -> Iterator[Finding]:
 
 
 def _processes(facts: FleetFacts) -> Iterator[Finding]:
-    """What `glowplug up` says of what it started: NATS and Valkey too."""
     for process in facts.processes:
         name, state = process["name"], process["state"]
         if state == "crash-loop":
@@ -131,7 +127,7 @@ def _clocks(alive: list[ServiceFacts]) -> Iterator[Finding]:
 
 
 def _roles(alive: list[ServiceFacts]) -> Iterator[Finding]:
-    """Where services elect a leader: one each, and all know the same one."""
+    """One leader per service, known to all its processes."""
     for kind in ("placer", "autoscaler", "predictor"):
         elected = [service for service in alive if service.service == kind and service.role in ("leader", "standby")]
         if not elected:
@@ -153,7 +149,6 @@ def _roles(alive: list[ServiceFacts]) -> Iterator[Finding]:
 
 
 def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:
-    """What services count about themselves."""
     for name, metrics in ((service.name, service.metrics) for service in alive):
         for metric, says, do in COUNTS:
             if num := metrics.get(metric, 0):

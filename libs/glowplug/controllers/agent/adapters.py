@@ -1,9 +1,8 @@
-"""LoRA adapters: instances whose engine is that of another instance on this node, their host (Instance.host_id).
+"""LoRA adapters: instances on the engine of another instance of this node, their host (Instance.host_id).
 
-A start launches nothing: the adapter's weights are awaited, then the host's engine takes them. It holds no bytes of a
-GPU, since the grant of its host includes its adapters' places, and has no process: its end is that the host's engine
-drops it. An adapter leaves in the transaction in which its host stops being READY: it drains as long as its host does,
-and fails with it. What the host's engine held of adapters ends with the host's process.
+The host's engine loads the adapter's weights once they arrive. An adapter has no process and no GPU bytes of its own:
+its host's grant includes its place. It leaves in the transaction in which its host stops being READY, drains as long as
+its host, and fails with it.
 """
 
 from collections.abc import Iterable
@@ -13,12 +12,12 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import COMING, Holding, State
 from glowplug.controllers.agent.transaction import Transaction
 
-ADAPTERS = "adapters"  # the ability of an engine
+ADAPTERS = "adapters"
 _INSTEAD: dict[type, type] = {msg.LoadEngine: msg.LoadAdapter, msg.StopEngine: msg.UnloadAdapter}
 
 
 def on_host(transaction: Transaction, holding: Holding, host_id: str) -> Holding:
-    """The record of a start, as one on the engine of `host_id`; as it was where that is ""."""
+    """Put a start on the engine of `host_id`; "": leave it unchanged."""
     if not host_id:
         return holding
     host = transaction.holdings.get(host_id)
@@ -29,7 +28,7 @@ def on_host(transaction: Transaction, holding: Holding, host_id: str) -> Holding
 
 
 def refusal(transaction: Transaction, holding: Holding) -> tuple[str, str] | None:
-    """(code, reason) of an adapter's start that its host cannot take; None where it can, and for any other start."""
+    """Return (code, reason) if the host cannot take the adapter."""
     host_id, model = holding.instance.host_id, holding.model
     host = transaction.holdings.get(host_id)
     if not host_id:
@@ -54,7 +53,6 @@ def refusal(transaction: Transaction, holding: Holding) -> tuple[str, str] | Non
 
 
 def begin(transaction: Transaction, holding: Holding) -> None:
-    """Wait for the weights; the engine runs already."""
     start = holding.start
     assert start is not None
     transaction.keep(replace(holding, start=replace(start, is_launched=True)))
@@ -62,7 +60,6 @@ def begin(transaction: Transaction, holding: Holding) -> None:
 
 
 def load(holding: Holding, path: str) -> msg.LoadAdapter | msg.LoadEngine:
-    """What takes the weights of an instance."""
     host_id = holding.instance.host_id
     return (
         msg.LoadAdapter(holding.engine, host_id, holding.model, path)
@@ -72,19 +69,16 @@ def load(holding: Holding, path: str) -> msg.LoadAdapter | msg.LoadEngine:
 
 
 def unload(holding: Holding) -> msg.UnloadAdapter | None:
-    """What ends an adapter; None for any other instance."""
     host_id = holding.instance.host_id
     return msg.UnloadAdapter(holding.engine, host_id, holding.model) if host_id else None
 
 
 def count(holding: Holding) -> msg.CountInFlight:
-    """What counts the requests of an instance."""
     host_id = holding.instance.host_id
     return msg.CountInFlight(holding.instance.instance_id, host_id, holding.model if host_id else None)
 
 
 def follow_hosts(transaction: Transaction) -> None:
-    """Let the adapters leave whose hosts are no longer READY."""
     for instance_id, holding in list(transaction.holdings.items()):
         host_id, state = holding.instance.host_id, holding.state
         if not host_id or state not in COMING | {State.RESTARTING, State.READY, State.DRAINING}:
@@ -102,10 +96,10 @@ def follow_hosts(transaction: Transaction) -> None:
 
 
 def instead(awaited: Iterable[type]) -> set[type]:
-    """The effects whose outcome an adapter waits for, where another instance waits for these."""
+    """Return an adapter's effects in place of these."""
     return {_INSTEAD.get(effect, effect) for effect in awaited} - {msg.LaunchEngine}
 
 
 def also(asks: Iterable[type]) -> frozenset[type]:
-    """The effects that a row of the table may ask for, with those that stand in their place for an adapter."""
+    """Return these effects with an adapter's own."""
     return frozenset({*asks, *(_INSTEAD[effect] for effect in asks if effect in _INSTEAD)})

@@ -1,34 +1,29 @@
 """The agent's controller: the single writer of a node's GPUs, its instances, and its row among the nodes.
 
 It receives
-- commands of the placer and the autoscaler: StartInstance, StopInstance, JoinStages, ConsolidateInstance and
-  ResumeInstance; they arrive at least once, late and in any order;
-- outcomes of the effects that it asked for, each of one instance (messages.py), and StopAsked of an operator;
+- commands of placer and autoscaler, at least once, late and in any order: StartInstance, StopInstance, JoinStages,
+  ConsolidateInstance and ResumeInstance;
+- outcomes of its effects (messages.py), each of one instance, and StopAsked of an operator;
 - Recalled, once, first after a restart; Surroundings; NodeStopping; Tick;
 - the tables instances, nodes and leaders (`restore`).
 
-It asks for (messages.py, EFFECTS) engines to be launched, loaded, joined, consolidated, put to sleep, activated,
-checked and stopped; for its memory to be written down (Remember, before anything else is done); and for facts and rows
-of its instances and its node.
+It asks for engine effects (messages.py, EFFECTS), for its memory to be stored first (Remember), and for facts and rows
+of its instances and node.
 
 It promises
-- bytes are granted before a process starts, and are free only when the process is known to be gone; a GPU is never
-  overbooked, and the ledger agrees with the records: weights that instances were seen to read in the same pages count
-  once (sharing.py), and a replica whose engine cannot hold the first layers alone has all of its weights granted,
-  whatever was ordered;
-- every start ends READY, PREWARMED, STOPPED or FAILED within its deadline, and every process it launched is stopped or
+- bytes are granted before a process starts, and freed only when it is known to be gone; a GPU is never overbooked, and
+  the ledger agrees with the records: weights seen in the same pages count once (sharing.py), and a replica whose engine
+  cannot hold the first layers alone has all of its weights granted;
+- every start ends READY, PREWARMED, STOPPED or FAILED within its deadline, and every launched process is stopped or
   belongs to an instance, over a restart too;
-- a start is idempotent by instance_id; one that a stop has overtaken ends STOPPED; a command of a replaced controller
-  is refused (StaleEpoch); an outcome that comes late changes nothing;
-- an outcome that makes no sense is refused (InvalidTransition), with nothing changed.
+- a start is idempotent by instance_id; one overtaken by a stop ends STOPPED; a command of a replaced controller is
+  refused (StaleEpoch); a late outcome changes nothing; a nonsensical one is refused (InvalidTransition).
 
-It never decides what runs where, never touches a clock, a process or a socket, and never takes an engine's silence for
-an answer.
+It never decides on placement, touches a clock, a process or a socket, or takes an engine's silence for an answer.
 
-The life of one instance is a table (table.py; docs/instance-states.md is drawn from it). A new state is a line in
-`State` and one in `RULES` (record.py), and its rows in table.py; a new action is a function `on_...` in the file it
-belongs to (starts.py, lifecycle.py, drains.py, stages.py), which its row names; a new effect is a class in messages.py,
-listed in EFFECTS, with an executor in services/agent/executor.py and one in the simulator's node.
+A new state needs a line in `State` and `RULES` (record.py), and rows in table.py (docs/instance-states.md is drawn from
+it); a new action a function `on_...` named by its row; a new effect a class in EFFECTS, with executors in
+services/agent/executor.py and the simulator's node.
 """
 
 from collections import Counter, deque
@@ -53,22 +48,20 @@ from glowplug.events import Event
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
-MOVES_KEPT = 500  # most moves kept until they are checked
+MOVES_KEPT = 500
 
 
 def _leaves_first(holding: Holding) -> tuple[bool, float, str]:
-    """Sort key that puts the sleeper to drop first at the front."""
     is_kept = holding.model.pinned_at is Rung.ASLEEP
     return is_kept, holding.instance.changed_at, holding.instance.instance_id
 
 
 def _rates(around: msg.Surroundings) -> dict[str, float]:
-    """Bytes a second of each link, by link_id."""
     return {link.link_id: link.bytes_per_s for link in around.links}
 
 
 class AgentController:
-    """State machine of one agent. `memory`: what a predecessor wrote down; the first stimulus is then Recalled."""
+    """State machine of one agent. With a predecessor's `memory` the first stimulus is Recalled."""
 
     def __init__(
         self,
@@ -89,9 +82,9 @@ class AgentController:
         self._available = tuple(there)
         self._abilities = tuple(f"{name}:{ability}" for name in there for ability in sorted(engines[name].abilities))
         self._fence = Fence(dict(memory.fence))
-        self._node_stops = ""  # why this node takes no more starts, or ""
-        self._overtaken: dict[str, tuple[float, str]] = {}  # stops that came before their start: id -> when, why
-        self._shared_seen: dict[str, int] = {}  # as in Transaction; lost in a restart, and then measured again
+        self._node_stops = ""
+        self._overtaken: dict[str, tuple[float, str]] = {}  # early stops: id -> when, why
+        self._shared_seen: dict[str, int] = {}  # measured again after a restart
         self.holdings: dict[str, Holding] = {}
         self._doubts = starts.remembered(self._transaction(0.0), memory.holdings)
         commands = [kind for kind in STIMULI if hasattr(kind, "TYPE")]  # payloads of events
@@ -108,35 +101,31 @@ class AgentController:
         self._surroundings = msg.Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
         self._ticked_at = 0.0
-        self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)  # the latest moves that are not checked yet
+        self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)
         self._is_checked = True
 
     @property
     def instances(self) -> tuple[Instance, ...]:
-        """Every instance known, those that ended lately included."""
         return tuple(holding.instance for holding in self.holdings.values())
 
     @property
     def num_living(self) -> int:
-        """Number of instances that have not ended, or whose process is not yet known to be gone."""
+        """Instances not ended, or with a process not known to be gone."""
         return sum(not holding.is_over for holding in self.holdings.values())
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether nothing starts, ends or moves on this node, so that ticks may be rare."""
+        """Whether ticks may be rare: nothing starts, ends or moves."""
         return not self._node_stops and all(holding.is_quiet for holding in self.holdings.values())
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether the node has been asked to end."""
         return bool(self._node_stops)
 
     def memory(self) -> msg.AgentMemory:
-        """The state from which a successor takes over the instances that run here."""
         return msg.AgentMemory(holdings=tuple(self.holdings.values()), fence=dict(self._fence.seen))
 
     def node(self, now_s: float) -> Node:
-        """This node as the fleet sees it."""
         around = self._surroundings
         return Node(
             node_id=self.node_id,
@@ -157,12 +146,11 @@ class AgentController:
         )
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Take one stimulus. Raises StaleEpoch for a command of a controller that has been replaced, InvalidTransition
-        for an outcome that makes no sense, TypeError for an object that is no stimulus of an agent."""
+        """Handle one stimulus. Raises StaleEpoch for a command of a replaced controller, InvalidTransition for a
+        nonsensical outcome, TypeError for any other object."""
         return dispatch(self.handlers, stimulus, now_s)
 
     def _do(self, action: Callable[[Transaction, Any], None], stimulus: Any, now_s: float) -> list[Effect]:
-        """Carry out one transaction, and add a beat where grants have changed or a beat is due."""
         transaction = self._transaction(now_s)
         grants_before = self.ledger.gpus
         action(transaction, stimulus)
@@ -173,8 +161,7 @@ class AgentController:
         return self._effects(transaction)
 
     def _make_way(self, transaction: Transaction) -> None:
-        """Drop sleepers from GPUs that were granted to others, the one that has slept longest first, and last those
-        whose model was to keep a copy asleep when they started."""
+        """Drop sleepers from GPUs granted to others, the longest asleep first, models pinned asleep last."""
         for gpu_id in [gpu.gpu_id for gpu in self.ledger.gpus if gpu.lacking_bytes]:
             asleep = [h for h in self.holdings.values() if h.state is State.SWAPPED_OUT and gpu_id in h.shares]
             for holding in sorted(asleep, key=_leaves_first):
@@ -205,7 +192,6 @@ class AgentController:
     # stimuli
 
     def _command(self, transaction: Transaction, event: Event) -> None:
-        """Take a command for this node from a controller that still leads."""
         if event.data.target != self.node_id:
             return
         seen = dict(self._fence.seen)
@@ -214,7 +200,7 @@ class AgentController:
         transaction.step(event.data.instance_id, event.data)
 
     def _outcome(self, transaction: Transaction, stimulus: Any) -> None:
-        """Take the outcome of an effect, for its instance or for the instance that has taken over its start."""
+        """Apply an outcome to its instance, or to the one that took over its start."""
         instance_id = stimulus.instance_id
         holding = self.holdings.get(instance_id)
         if holding is None or holding.instance.state.is_gone:
@@ -226,7 +212,7 @@ class AgentController:
 
     def _look(self, _: Transaction, around: msg.Surroundings) -> None:
         if _rates(around) != _rates(self._surroundings):
-            self._beat_at = 0.0  # tell the placer the new rates at once
+            self._beat_at = 0.0  # the placer needs new rates at once
         self._surroundings = around
 
     def _node_stopping(self, transaction: Transaction, asked: msg.NodeStopping) -> None:
@@ -243,7 +229,7 @@ class AgentController:
         for instance_id in list(self.holdings):
             transaction.step(instance_id, tick)
         for instance_id, (when, _) in list(self._overtaken.items()):
-            if now_s - when >= self.params.keep_gone_s:  # its start can no longer come
+            if now_s - when >= self.params.keep_gone_s:  # its start can no longer arrive
                 del self._overtaken[instance_id]
 
     def _recall(self, transaction: Transaction, recalled: msg.Recalled) -> None:
@@ -259,7 +245,7 @@ class AgentController:
         transaction.effects += (Publish(NodeBeat(node=node)), Save(NODES, self.node_id, node))
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Compare the store's tables with the agent's records, which are the truth, and repair missing or old rows."""
+        """Repair the store's missing or old rows from the agent's records, which are the truth."""
         if table == LEADERS:
             self._fence.raise_to(rows)
             return []
@@ -269,7 +255,7 @@ class AgentController:
             return []
         transaction = self._transaction(now_s)
         for instance_id, holding in list(self.holdings.items()):
-            if holding.state is not State.LOST:  # the row of a LOST one is another node's
+            if holding.state is not State.LOST:  # its row is another node's
                 self._compare(transaction, holding, rows.get(instance_id))
             first = rows.get(holding.instance.part_of)
             is_over = first is not None and first.state.is_gone
@@ -282,8 +268,8 @@ class AgentController:
         return self._effects(transaction)
 
     def _compare(self, transaction: Transaction, holding: Holding, row: Instance | None) -> None:
-        """Repair one row. A different row at the agent's revision or above (a placer gave the instance up) is
-        overwritten. Of two nodes given the same instance the later one keeps it, unless it has ended there."""
+        """Repair one row, overwriting different ones at the agent's revision or above (a placer gave the instance up).
+        Of two nodes given the same instance the later one keeps it, unless it has ended there."""
         mine = holding.instance
         if row is None:
             transaction.effects.append(Save(INSTANCES, mine.instance_id, mine))
@@ -299,7 +285,7 @@ class AgentController:
             transaction.effects.append(Save(INSTANCES, mine.instance_id, mine))
 
     def _disown(self, transaction: Transaction, row: Instance) -> None:
-        """Fail a row of this node that the agent does not know (its memory was lost), and remove it in time."""
+        """Fail, and later remove, a row unknown to the agent (its memory was lost)."""
         if not row.state.is_gone:
             row = replace(
                 row,
@@ -315,13 +301,12 @@ class AgentController:
     # checks
 
     def validate(self) -> None:
-        """Raise AssertionError that names the contradictions. Tests and the simulator call it after each stimulus."""
+        """Raise AssertionError naming the contradictions."""
         found = self.violations()
         assert not found, f"agent of {self.node_id}: {'; '.join(found)}"
 
     def violations(self) -> tuple[str, ...]:
-        """Contradictions: between a record and its state, a move and the table, the ledger and the records, or two
-        owners of one process. Empty, at once, where no stimulus has come since the last call."""
+        """Return contradictions; empty without a stimulus since the last call."""
         if self._is_checked:
             return ()
         self._is_checked = True
@@ -331,7 +316,6 @@ class AgentController:
         return (*found, *self._wrong_bytes(), *self._wrong_owners())
 
     def _wrong_bytes(self) -> Iterator[str]:
-        """Faults in bytes: grants that differ from the records, and GPUs that hold more than they have."""
         recorded = {
             (gpu_id, name, owner): num_bytes
             for name, holding in self.holdings.items()
@@ -356,7 +340,6 @@ class AgentController:
                 yield f"{name} has {held[key]} bytes of {gpu_id} for {owner}, its record {recorded.get(key, 0)}"
 
     def _wrong_owners(self) -> Iterator[str]:
-        """Faults in owners: a process of two records, a record under another's id, and host memory oversold."""
         owners: dict[str, str] = {}
         for name, holding in self.holdings.items():
             if name != holding.instance.instance_id:

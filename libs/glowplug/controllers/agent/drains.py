@@ -1,21 +1,20 @@
-"""A drain: how it begins, what it does to the KV cache, and its end as a stop, a replica, or a sleeping engine.
+"""Drains: their start, their KV cache, and their end as a stop, a replica, or a sleeping engine.
 
 Papers: WarmServe section 4 (universal workers, Fig. 5; Eq. 1 in policies/prewarming/warmserve_reservation.py),
 SwapServeLLM section 3 (swap out and in). Departures:
-- A drained engine keeps its own weights only when the placer asks for it (`becomes`); WarmServe always keeps them.
-- SwapServeLLM lets a victim finish its requests; here its grace bounds that, and what still runs is then ended.
-- A real engine that is swapped out keeps some GPU memory, for a CUDA context and what the allocator does not give back:
-  0.4 GB (RTX 3080) to 1.1 GB a GPU were measured of vLLM. What is measured is granted to it (owner `sleeper`), and it
-  gives way to any start (AgentController._make_way). A sleeper that keeps more than its kind may is stopped. On host
-  memory a process takes some of its own beside its grant, asleep as awake, which is not granted.
-- A later stage of a pipeline ends when its first stage has, or at its own deadline: the requests are the first stage's.
-- An engine that refuses requests while it sleeps (EngineKind.refuses) is asked to sleep at once, unless it is busy. Any
-  other drains for `drain_quiet_s`, in which routers learn of the drain.
-- Host memory for engines asleep is bounded (`swap_host_bytes`); past it an engine simply stops.
-- Eq. 1 is applied at each answer to CountInFlight, which a shell gives on ticks and may give at each completion too.
+- A drained engine keeps its own weights only at the placer's request (`becomes`); WarmServe always keeps them.
+- SwapServeLLM lets a victim finish its requests; here its grace bounds that.
+- A real engine swapped out keeps GPU memory for a CUDA context and its allocator: 0.4 GB (RTX 3080) to 1.1 GB per GPU,
+  measured with vLLM. The measured bytes are granted to it (owner `sleeper`), and give way to any start
+  (AgentController._make_way); above its kind's limit it is stopped. A process's own host memory is not granted.
+- A later stage of a pipeline ends after its first stage, which has the requests, or at its own deadline.
+- An engine that refuses requests while asleep (EngineKind.refuses) sleeps at once unless busy. Any other drains for
+  `drain_quiet_s`, in which routers learn of the drain.
+- Host memory for sleeping engines is bounded (`swap_host_bytes`); beyond it an engine stops.
+- Eq. 1 is applied at each answer to CountInFlight, on ticks and perhaps at completions.
 - The paper names a cache that became too small, "forcing the eviction of the recently loaded weights", but not when.
-  Here that is when less than a quarter of one request's mean share (M / C) is left above what is used: the cache then
-  takes Eq. 1's value back, from free bytes first, then from replicas on its GPUs, the newest first.
+  Here: when less than a quarter of one request's mean share (M / C) is free. The cache then takes Eq. 1's value back,
+  from free bytes first, then from replicas on its GPUs, the newest first.
 """
 
 from collections.abc import Mapping
@@ -34,19 +33,18 @@ from glowplug.domain.units import show_bytes
 from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
-MARGIN = 4  # a cache is too small once less than M / C / MARGIN of it is free
-_DRAINED: Mapping[str, Any] = {"drain_ends_at": 0.0, "stages_busy": False}  # changes of a row whose drain is over
-_ABILITIES = {"prewarmed": "prewarm", "swapped_out": "swap"}  # what an engine may become -> the ability it needs
+MARGIN = 4  # too small: less than M / C / MARGIN free
+_DRAINED: Mapping[str, Any] = {"drain_ends_at": 0.0, "stages_busy": False}
+_ABILITIES = {"prewarmed": "prewarm", "swapped_out": "swap"}
 
 
 def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -> None:
-    """Drain an instance, then stop it or turn it into what the command says, where engine and host memory allow."""
     instance, becomes = holding.instance, command.becomes
     if becomes not in _ABILITIES:
         _drain(transaction, holding, command.reason, command.grace_s)
         return
     if holding.state in DORMANT or (instance.replica and instance.state.is_coming):
-        return  # the command came twice: the instance is dormant already
+        return  # repeated: already dormant
     able = (
         instance.is_whole
         and not (instance.part_of or instance.host_id)
@@ -65,7 +63,6 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
 
 
 def _lack_of_host(transaction: Transaction, holding: Holding, num_bytes: int) -> str:
-    """The reason why host memory cannot take a sleeping engine; "" where it can."""
     name, budget = holding.instance.instance_id, transaction.params.swap_host_bytes
     others = sum(h.snapshot_bytes for i, h in transaction.holdings.items() if i != name)
     if not budget or others + num_bytes <= budget:
@@ -75,7 +72,6 @@ def _lack_of_host(transaction: Transaction, holding: Holding, num_bytes: int) ->
 
 
 def on_host_leaves(transaction: Transaction, holding: Holding, host: msg.HostLeaves) -> None:
-    """Drain an adapter with its host, or fail it with its host."""
     if host.has_failed:
         lifecycle.fail(transaction, holding, "engine_failed", host.reason)
     else:
@@ -83,13 +79,12 @@ def on_host_leaves(transaction: Transaction, holding: Holding, host: msg.HostLea
 
 
 def on_stop_asked(transaction: Transaction, holding: Holding, asked: msg.StopAsked | msg.NodeStopping) -> None:
-    """Drain an instance because an operator asks, or because the agent itself ends."""
     _drain(transaction, holding, asked.reason, asked.grace_s)
 
 
 def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: float, becomes: str = "") -> None:
-    """Accept no requests, finish the running ones for at most `grace_s`, then stop, or turn into `becomes` where that
-    is possible ("": stop). A start under way is given up; a replica or a sleeper is dropped at once."""
+    """Finish running requests for at most `grace_s`, then stop, or turn into `becomes` if possible. A start under way
+    is given up; a replica or a sleeper is dropped at once."""
     deadline_at = transaction.now_s + grace_s
     is_coming = holding.state in COMING or holding.state is State.RESTARTING
     if holding.state in DORMANT or (holding.instance.replica and is_coming):
@@ -102,7 +97,7 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
         if not becomes:
             lifecycle.stop(transaction, holding, transaction.params.stop_grace_s, State.STOPPING)
     elif holding.drain is not None:
-        kept = becomes if holding.drain.becomes else ""  # a drain that is to end in a stop stays so
+        kept = becomes if holding.drain.becomes else ""  # a drain towards a stop stays so
         deadline_at = min(holding.drain.deadline_at, deadline_at)
         is_sooner = deadline_at < holding.drain.deadline_at
         drain = replace(holding.drain, deadline_at=deadline_at, becomes=kept)
@@ -126,7 +121,7 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
         draining = holding.enter(State.DRAINING, drain=drain)
         holding = transaction.publish(draining, drain_ends_at=deadline_at, reason=reason)
         if may_sleep and transaction.now_s < deadline_at:
-            _end(transaction, holding, transaction.params.stop_grace_s)  # sleep at once, unless it is busy
+            _end(transaction, holding, transaction.params.stop_grace_s)
         else:
             _expire(transaction, holding)
 
@@ -135,13 +130,11 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
 
 
 def on_ready_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
-    """Check an instance's health, and give up a consolidation that takes too long."""
     stages.overdue(transaction, lifecycle.check_health(transaction, holding))
 
 
 def on_drain_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
-    """Check a draining instance, and end its drain at the deadline or else count its requests. A later stage is not
-    counted: it runs its layers until its pipeline has ended."""
+    """End an overdue drain, else count requests; later stages run uncounted until their pipeline ends."""
     on_ready_tick(transaction, holding, tick)
     holding = transaction.holdings[holding.instance.instance_id]
     assert holding.drain is not None
@@ -152,7 +145,6 @@ def on_drain_tick(transaction: Transaction, holding: Holding, tick: Tick) -> Non
 
 
 def on_sleep_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
-    """Stop an engine that does not fall asleep in time."""
     assert holding.drain is not None
     if transaction.now_s >= holding.drain.deadline_at:
         _give_up_sleep(transaction, holding, f"it was not asleep after {transaction.params.sleep_deadline_s:g} s")
@@ -165,7 +157,6 @@ def _expire(transaction: Transaction, holding: Holding) -> None:
 
 
 def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
-    """End a drain: put the engine to sleep, or stop it."""
     drain = holding.drain
     now_s = transaction.now_s
     if drain is not None and drain.becomes and holding.state is State.DRAINING:
@@ -188,7 +179,7 @@ def _report(
     transaction: Transaction, instance: Instance, drain: Drain, drained_at: float, asleep_at: float = 0.0
 ) -> None:
     if not (drain.began_at and drained_at):
-        return  # an agent of an earlier version began the drain
+        return  # begun by an agent of an earlier version
     transaction.ask(
         msg.ReportDrain(
             instance=instance,
@@ -205,8 +196,7 @@ def _report(
 
 
 def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> None:
-    """End the drain of an engine without requests, once routers have had time to learn of it; shrink the KV cache of an
-    engine with requests."""
+    """End an idle engine's drain, once routers know of it; shrink a busy engine's KV cache."""
     assert holding.drain is not None
     if transaction.now_s < holding.drain.quiet_until or holding.is_later_stage:
         return
@@ -217,8 +207,8 @@ def on_in_flight(transaction: Transaction, holding: Holding, seen: msg.InFlight)
 
 
 def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep) -> None:
-    """Free the GPU bytes of an engine that fell asleep, but for a replica's weights or the bytes that it was seen to
-    keep. Stop an engine that keeps too much."""
+    """Free a sleeping engine's GPU bytes, except a replica's weights or measured remains; stop it if those exceed its
+    limit."""
     drain = holding.drain
     assert drain is not None
     _report(transaction, holding.instance, drain, drain.drained_at, transaction.now_s)
@@ -236,7 +226,7 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     holding = replace(transaction.ungrant(holding), num_misses=0)
     if leaves:
         asleep = replace(holding.enter(State.SWAPPED_OUT), shares=rest)
-        asleep = replace(asleep, instance=replace(asleep.instance, shared_bytes=0))  # its shared pages are given back
+        asleep = replace(asleep, instance=replace(asleep.instance, shared_bytes=0))
         asleep = transaction.grant(asleep) if rest else asleep
         transaction.publish(asleep, url="", **_DRAINED, reason="it sleeps in host memory")
         return
@@ -247,7 +237,7 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
 
 
 def on_busy(transaction: Transaction, holding: Holding, _: msg.EngineBusy) -> None:
-    """Go on with the drain of an engine that still runs requests, up to the drain's own deadline."""
+    """Drain on, up to the drain's own deadline."""
     drain = holding.drain
     assert drain is not None
     if drain.busy_until:
@@ -256,12 +246,11 @@ def on_busy(transaction: Transaction, holding: Holding, _: msg.EngineBusy) -> No
 
 
 def on_sleep_failed(transaction: Transaction, holding: Holding, report: msg.SleepFailed) -> None:
-    """Stop an engine that failed to fall asleep, since what it holds is not known."""
     _give_up_sleep(transaction, holding, report.reason)
 
 
 def _give_up_sleep(transaction: Transaction, holding: Holding, why: str) -> None:
-    """Stop an engine that is not asleep; its bytes stay granted until its process is gone."""
+    """Stop an engine not asleep; its bytes stay granted until its process is gone."""
     assert holding.drain is not None
     _report(transaction, holding.instance, holding.drain, holding.drain.drained_at)
     stopping = lifecycle.stop(transaction, holding, 0.0, State.STOPPING)
@@ -269,14 +258,12 @@ def _give_up_sleep(transaction: Transaction, holding: Holding, why: str) -> None
 
 
 def _rest(num_bytes: int, gpu_ids: list[str]) -> Shares:
-    """The bytes that a sleeping engine keeps, in even parts over its GPUs."""
     if num_bytes <= 0 or not gpu_ids:
         return {}
     return {gpu_id: {GrantOwner.SLEEPER: -(-num_bytes // len(gpu_ids))} for gpu_id in gpu_ids}
 
 
 def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePrewarmed) -> None:
-    """Publish a replica whose weights are on its GPUs."""
     if not holding.instance.replica:
         return
     try:
@@ -290,8 +277,7 @@ def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePre
 
 
 def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstance) -> None:
-    """End a drain that is no longer wanted. The KV cache takes back the bytes it gave up; where they are lacking, the
-    drain goes on."""
+    """Take back a drain. The KV cache regains its bytes; where they are lacking, the drain continues."""
     instance = holding.instance
     if transaction.node_stops or not instance.url:
         return
@@ -312,7 +298,7 @@ def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstanc
 
 
 def _reserve(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> None:
-    """Keep what the running requests may need of the KV cache and free the rest, never below what is used."""
+    """Keep the KV cache that running requests may need (at least the used bytes); free the rest."""
     instance = holding.instance
     if not transaction.params.reservation or holding.consolidation is not None or seen.kv_bytes_used < 0:
         return
@@ -321,7 +307,7 @@ def _reserve(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> 
     total = sum(whole.values())  # M
     used = min(seen.kv_bytes_used, total)  # K
     literal = transaction.params.reservation == "literal_code"
-    running = min(seen.num_in_flight, instance.max_concurrency)  # R of C; those that wait inside count as well
+    running = min(seen.num_in_flight, instance.max_concurrency)  # R of C, with those waiting inside
     kept = total - prewarmable_bytes(running, instance.max_concurrency, used, total, literal_code=literal)
     wanted = {gpu_id: -(-num_bytes * kept // max(total, 1)) for gpu_id, num_bytes in whole.items()}
     if sum(held.values()) - sum(wanted.values()) >= max(1, transaction.params.reservation_step_bytes):
@@ -336,7 +322,7 @@ def _reserve(transaction: Transaction, holding: Holding, seen: msg.InFlight) -> 
 
 
 def _restore(transaction: Transaction, holding: Holding, wanted: dict[str, int]) -> None:
-    """Grow the KV cache towards `wanted`, from free bytes and then by dropping replicas."""
+    """Grow the KV cache from free bytes, then by dropping replicas."""
     instance_id, held = holding.instance.instance_id, _kv_of(holding.shares)
     for replica in _replicas(transaction, wanted):
         free = {gpu.gpu_id: gpu.free_bytes for gpu in transaction.ledger.gpus}
@@ -352,7 +338,6 @@ def _restore(transaction: Transaction, holding: Holding, wanted: dict[str, int])
 
 
 def _replicas(transaction: Transaction, gpu_ids: dict[str, int]) -> list[Holding]:
-    """Replicas on the given GPUs, the newest first."""
     there = (h for h in transaction.holdings.values() if h.instance.replica and h.stop is None)
     on_them = [h for h in there if h.shares.keys() & gpu_ids.keys()]
     return sorted(on_them, key=lambda h: (-h.instance.created_at, h.instance.instance_id))

@@ -1,8 +1,7 @@
 """Events of one instance from its launch to the end of its process.
 
-Bytes are granted before anything starts and released only when the engine's process is known to be gone; those of a
-replica are released when it is dropped. table.py says which action runs in which state; drains.py, stages.py and
-starts.py hold the other actions.
+Bytes are granted before anything starts and released only when the process is known to be gone, a replica's when it is
+dropped. Other actions are in drains.py, stages.py and starts.py.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,12 +19,11 @@ from glowplug.domain.phrasing import counted
 from glowplug.fleet.start_times import StartKind, kind_from
 from glowplug.policies.placement.expect import STREAMS
 
-INTERRUPTED = "interrupted"  # the kind of a start whose times are not to be learned
+INTERRUPTED = "interrupted"  # kind of a start whose times are not learned
 _ORDER = {name: rank for rank, name in enumerate(PhaseName)}
 
 
 def begin(transaction: Transaction, holding: Holding) -> None:
-    """Launch the process and wait for the weights, side by side; both report back."""
     instance, start = holding.instance, holding.start
     assert start is not None
     if instance.host_id:
@@ -58,21 +56,18 @@ def begin(transaction: Transaction, holding: Holding) -> None:
 
 
 def on_launched(transaction: Transaction, holding: Holding, _: msg.EngineLaunched) -> None:
-    """Note that the process is up, and load where the weights are there."""
     assert holding.start is not None
     if not holding.start.is_launched:
         advance(transaction, replace(holding, start=replace(holding.start, is_launched=True)))
 
 
 def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
-    """Note that the weights are in host memory, and load where the process is up."""
     assert holding.start is not None
     if holding.start.weights_path is None:
         advance(transaction, with_weights(transaction, holding, report))
 
 
 def with_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> Holding:
-    """The record with the path of its weights and the end of its fetch."""
     assert holding.start is not None
     fetch = Phase(name=PhaseName.FETCH, started_at=holding.instance.created_at, ended_at=transaction.now_s)
     start = replace(holding.start, weights_path=report.path, fetch=fetch)
@@ -80,7 +75,6 @@ def with_weights(transaction: Transaction, holding: Holding, report: msg.Weights
 
 
 def advance(transaction: Transaction, holding: Holding) -> None:
-    """Load once the process is up and the weights, or as much of them as the engine needs to begin, are there."""
     start = holding.start
     if start is None or not start.is_launched or (start.weights_path is None and start.arriving_path is None):
         transaction.keep(holding)
@@ -96,15 +90,14 @@ def advance(transaction: Transaction, holding: Holding) -> None:
 
 
 def activate(transaction: Transaction, holding: Holding, source: str) -> Holding:
-    """Let the engine of `source` continue under this instance's id. The caller publishes the record."""
+    """Let the engine of `source` continue as this instance. The caller publishes the record."""
     workers = holding.workers_on(transaction.node_id)
     transaction.ask(msg.ActivateEngine(holding.instance.instance_id, source, holding.model, workers))
     return holding.enter(State.ACTIVATING, engine_id="")
 
 
 def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
-    """Publish that the engine answers, with the phases of its start, the seconds expected of each, and the tier where
-    the weights were: start times are learned from this row."""
+    """Publish that the engine answers, with the figures from which start times are learned."""
     start = holding.start
     assert start is not None
     try:
@@ -137,7 +130,6 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
 
 
 def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
-    """Fail a start that is past its deadline."""
     assert holding.start is not None
     if transaction.now_s < holding.start.deadline_at:
         return
@@ -156,17 +148,15 @@ def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
 
 
 def on_start_failed(transaction: Transaction, holding: Holding, report: Any) -> None:
-    """Fail a start whose weights or engine failed."""
     fail(transaction, holding, report.code, report.reason)
 
 
 def on_exited(transaction: Transaction, holding: Holding, report: msg.EngineExited | msg.EngineOverLimit) -> None:
-    """Fail an instance whose process ended by itself, or takes too much memory."""
     fail(transaction, holding, "engine_failed", report.reason)
 
 
 def on_health(transaction: Transaction, holding: Holding, seen: msg.HealthSeen) -> None:
-    """Fail an instance whose process is gone or hangs. A sleeping engine need not answer."""
+    """Fail a dead or hanging instance; a sleeping engine need not answer."""
     if not seen.alive:
         fail(transaction, holding, "engine_failed", seen.reason or "its engine process is gone")
     elif holding.state in (State.READY, State.DRAINING):
@@ -178,7 +168,7 @@ def on_health(transaction: Transaction, holding: Holding, seen: msg.HealthSeen) 
 
 
 def check_health(transaction: Transaction, holding: Holding) -> Holding:
-    """Ask for the engine's health once a period; that of an adapter's host stands for both."""
+    """Ask once a period; an adapter's host answers for both."""
     if holding.instance.host_id or transaction.now_s - holding.health_asked_at < transaction.params.health_every_s:
         return holding
     transaction.ask(msg.CheckHealth(holding.instance.instance_id))
@@ -186,14 +176,13 @@ def check_health(transaction: Transaction, holding: Holding) -> Holding:
 
 
 def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> None:
-    """Publish an instance as FAILED at once; its bytes stay granted until the process is gone. A start whose weights
-    could not be had here says on how many other nodes it may be tried."""
+    """Publish FAILED; bytes stay granted until the process is gone. A start without weights names its tries left."""
     was = holding.instance.state
     tries_left = holding.start.tries_left if holding.start is not None and code in WEIGHTS_CODES else 0
     if tries_left:
         reason = f"{reason}; {counted(tries_left, 'other node')} may be tried"
     if holding.state is State.SWAPPED_OUT:
-        holding = transaction.ungrant(holding)  # a failed sleeper could not give way to starts
+        holding = transaction.ungrant(holding)  # a failed sleeper could not give way
     holding = transaction.publish(holding.enter(State.FAILED), code, reason=reason, tries_left=tries_left)
     if was.is_coming:
         transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent))
@@ -205,27 +194,25 @@ def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> 
 
 
 def stop(transaction: Transaction, holding: Holding, grace_s: float, state: State) -> Holding:
-    """Ask for the end of the process; the record is in `state` meanwhile."""
+    """Ask for the process's end; the record is in `state` meanwhile."""
     transaction.ask(adapters.unload(holding) or msg.StopEngine(holding.engine, grace_s))
     return transaction.keep(holding.enter(state, stop=Stop(transaction.now_s + grace_s)))
 
 
 def drop(transaction: Transaction, holding: Holding, reason: str) -> None:
-    """End a dormant instance, or a replica that is starting: its bytes are free at once (its pages are mapped anew,
-    WarmServe section 4.2), and its process ends after that."""
+    """Free the bytes of a dormant instance or starting replica at once (its pages are mapped anew, WarmServe section
+    4.2), before its process ends."""
     holding = transaction.publish(transaction.ungrant(holding).enter(State.STOPPED), reason=reason)
     if holding.stop is None:
         stop(transaction, holding, 0.0, State.STOPPED)
 
 
 def on_give_way(transaction: Transaction, holding: Holding, asked: msg.GivesWay) -> None:
-    """Drop a dormant instance, or a replica that is starting, because another instance needs its bytes."""
     drop(transaction, holding, asked.reason)
 
 
 def on_gone(transaction: Transaction, holding: Holding, report: msg.EngineGone) -> None:
-    """Free the bytes of a process that is gone, or begin its start again. Where something of it still lives, note that
-    so that it is stopped again later."""
+    """Free a dead process's bytes, or restart it. Survivors are stopped again later."""
     state = holding.state
     if holding.is_over:
         return  # a stop asked for twice is reported twice
@@ -250,7 +237,7 @@ def on_gone(transaction: Transaction, holding: Holding, report: msg.EngineGone) 
 
 
 def on_lost(transaction: Transaction, holding: Holding, _: Any) -> None:
-    """Give up an instance that another node runs by now, and publish nothing: its row and facts are that node's."""
+    """Give up an instance of another node, publishing nothing: its row and facts are that node's."""
     stops = holding.stop is None and holding.state not in ENDED
     why = "another node runs it by now"
     over = replace(holding.instance, state=InstanceState.STOPPED, consolidating=False)
@@ -261,14 +248,13 @@ def on_lost(transaction: Transaction, holding: Holding, _: Any) -> None:
 
 
 def on_stop_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
-    """Ask again for the end of a process that outlived its stop."""
     assert holding.stop is not None
     if transaction.now_s - holding.stop.asked_at >= transaction.params.stop_retry_s:
         stop(transaction, holding, 0.0, holding.state)
 
 
 def on_end_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
-    """Forget an instance once its process is gone and no command for it can be under way."""
+    """Forget an instance once its process is gone and no command can be under way."""
     if holding.stop is not None:
         on_stop_tick(transaction, holding, tick)
         return
@@ -284,8 +270,7 @@ def on_end_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
 
 
 def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
-    """Move every wait by a jump of the clock, so that none ends early and none lasts for ever. Publish the new end of a
-    drain to routers."""
+    """Move every wait by a clock jump, so that none ends early or never; publish a drain's new end."""
     start, drain, consolidation, pipeline = holding.start, holding.drain, holding.consolidation, holding.pipeline
     shifted = transaction.note(
         replace(
@@ -312,7 +297,6 @@ def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
 
 
 def _predicted(expected: Mapping[str, float], phases: Iterable[Phase]) -> tuple[Phase, ...]:
-    """`phases` in order, each with the seconds that the start's command expected of it, unless it has a value."""
     return tuple(
         p if p.predicted_s else replace(p, predicted_s=expected.get(p.name.value, 0.0))
         for p in sorted(phases, key=lambda p: (_ORDER[p.name], p.started_at))

@@ -1,7 +1,7 @@
-"""The agent's record of one instance: its state, the parts that exist in that state alone, and its bytes.
+"""The agent's record of one instance: its state, the parts bound to that state, and its bytes.
 
-`State` is finer than the public InstanceState. `RULES` says of each state what the fleet sees, what the state means,
-and which parts a record has in it; `Holding.faults` checks a record against them. Times are epoch seconds, sizes bytes.
+`State` is finer than the public InstanceState; `RULES` gives its meaning and parts, checked by `Holding.faults`. Times
+are epoch seconds, sizes bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,6 @@ Shares = Mapping[str, Mapping[GrantOwner, int]]  # gpu_id -> owner -> bytes
 
 
 class State(StrEnum):
-    """The state of one instance on its node; RULES says what each one means."""
-
     STARTING = "starting"
     STREAMING = "streaming"
     UNCHECKED = "unchecked"
@@ -42,139 +40,127 @@ class State(StrEnum):
 
 
 class ConsolidationState(StrEnum):
-    """Progress of a stage that becomes whole, beside READY or DRAINING."""
+    """A stage becoming whole, beside READY or DRAINING."""
 
-    RUNNING = "running"  # a ConsolidateEngine was asked for
-    ABANDONED = "abandoned"  # an AbandonConsolidation was asked for: until its outcome the engine may hold all bytes
-    FINISHING = "finishing"  # a FinishStages was asked for: it is whole, and its stages finish their requests
+    RUNNING = "running"
+    ABANDONED = "abandoned"  # the engine may hold all bytes
+    FINISHING = "finishing"  # whole; its stages finish their requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A start under way, up to READY or PREWARMED."""
-
     deadline_at: float
-    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds, as the start's command expects
-    is_launched: bool = False  # its process is up
-    arriving_path: str | None = None  # where the weights arrive, of an engine that streams
-    weights_path: str | None = None  # once the weights are in host memory
+    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds
+    is_launched: bool = False
+    arriving_path: str | None = None  # of an engine that streams
+    weights_path: str | None = None  # once in host memory
     fetch: Phase | None = None
-    shared_bytes: int = 0  # as in EngineReady, reported before the weights were checked
-    grew_from: InstanceState | None = None  # the former state of the instance it grew from
-    tries_left: int = 0  # other nodes to try where the weights cannot be had here
-    has_restarted: bool = False  # it was begun again: its seconds measure nothing
+    shared_bytes: int = 0  # as in EngineReady, reported before the check
+    grew_from: InstanceState | None = None  # state of its source
+    tries_left: int = 0  # other nodes, if weights are unavailable here
+    has_restarted: bool = False  # its seconds measure nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """A drain under way. `deadline_at` bounds the drain, and then the time in which its engine falls asleep."""
+    """`deadline_at` bounds the drain, then the engine's falling asleep."""
 
     deadline_at: float
     quiet_until: float  # when routers know of the drain
-    busy_until: float = 0.0  # the drain's own deadline, while an engine is asked to sleep if idle
-    becomes: str = ""  # what its engine does at the end: prewarmed | swapped_out, or "" to stop
-    traceparent: str = ""  # of its command
-    predicted_s: float = 0.0  # expected seconds until an idle engine has left
+    busy_until: float = 0.0  # the drain's own deadline, while asked to sleep if idle
+    becomes: str = ""  # prewarmed | swapped_out | "" (stop)
+    traceparent: str = ""
+    predicted_s: float = 0.0  # from idle to asleep
     began_at: float = 0.0
-    drained_at: float = 0.0  # when it was over and the engine began to fall asleep
+    drained_at: float = 0.0  # falling asleep since
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A stop under way. A process that still lives is asked again `stop_retry_s` after `asked_at`."""
+    """Repeated `stop_retry_s` after `asked_at`."""
 
     asked_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consolidation:
-    """A consolidation: a stage becomes whole, is to give that up, or is whole and finishes its stages' requests."""
-
     state: ConsolidationState = ConsolidationState.RUNNING
     deadline_at: float  # 0: none, for a later stage, which ends with the first one
-    began_at: float = 0.0  # 0: by an agent of an earlier version
-    traceparent: str = ""  # of its command
+    began_at: float = 0.0  # 0: earlier agent version
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The part that an instance plays in its pipeline."""
-
     stage: int
-    rendezvous: str = ""  # where the stages find one another
-    is_joined: bool = False  # of the first stage: the later ones are READY
-    later: tuple[StageAddress, ...] = ()  # ... at these addresses
-    num_failed: int = 0  # consolidations that failed
-    retry_at: float = 0.0  # no consolidation begins sooner
+    rendezvous: str = ""
+    is_joined: bool = False  # first stage: the later ones are READY
+    later: tuple[StageAddress, ...] = ()  # their addresses
+    num_failed: int = 0
+    retry_at: float = 0.0  # of the next consolidation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One instance on its node. Its state changes through `enter`, which drops the parts that end with the old one."""
+    """One instance on its node. `enter` changes its state and drops the parts that end with the old one."""
 
     state: State
-    instance: Instance  # as the fleet sees it
+    instance: Instance
     model: Model
-    cause: Event  # the command that asked for it, without its payload
+    cause: Event  # its command, without payload
     start: Start | None = None
     drain: Drain | None = None
     stop: Stop | None = None
     consolidation: Consolidation | None = None
     pipeline: Pipeline | None = None
     shares: Shares = field(default_factory=dict)  # granted bytes; empty: none
-    snapshot_bytes: int = 0  # host memory promised to or taken by its sleeping engine
-    engine_id: str = ""  # the shell's name of its process, where not its own id (see starts.py)
-    past_ids: tuple[str, ...] = ()  # instances whose engine it has taken over, oldest first
-    found: StartKind = StartKind.COLD  # where its weights were when its start began
+    snapshot_bytes: int = 0  # host memory of its sleeping engine
+    engine_id: str = ""  # if not its own id (see starts.py)
+    past_ids: tuple[str, ...] = ()  # former owners of its engine, oldest first
+    found: StartKind = StartKind.COLD  # tier of its weights at its start
     health_asked_at: float = 0.0
-    num_misses: int = 0  # health checks that failed in a row
+    num_misses: int = 0
 
     @property
     def engine(self) -> str:
-        """The id that the instance's engine effects carry."""
+        """The id in its engine effects."""
         return self.engine_id or self.instance.instance_id
 
     @property
     def shared(self) -> tuple[str, int] | None:
-        """The key and the bytes of the weights that it shares; None where it shares none."""
         return (self.model.share_key, self.instance.shared_bytes) if self.instance.shared_bytes else None
 
     @property
     def is_over(self) -> bool:
-        """Return whether the instance has ended and no process is left."""
         return self.state in ENDED and self.stop is None
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether the instance serves alone, is dormant or is over, so that no step of it can be overdue."""
+        """Whether no step can be overdue: it serves alone, is dormant or is over."""
         is_settled = self.state is State.READY or self.state in DORMANT or self.is_over
         return is_settled and self.consolidation is None and self.pipeline is None
 
     @property
     def is_first_stage(self) -> bool:
-        """Return whether it is the stage of a pipeline that answers for all stages."""
         return not self.instance.is_whole and not self.instance.part_of
 
     @property
     def is_later_stage(self) -> bool:
-        """Return whether it is a stage of a pipeline that another stage answers for."""
         return bool(self.instance.part_of)
 
     @property
     def own_workers(self) -> tuple[Worker, ...]:
-        """The GPU processes of this row's own stage. The first stage of a pipeline lists one (or one tensor group) of
-        each stage, its own first; any other row lists its own alone."""
+        """A pipeline's first stage lists one worker (or tensor group) of each stage, its own first; other rows only
+        their own."""
         workers = self.instance.workers
         return workers[: max(1, len(workers) // self.instance.num_stages)] if self.is_first_stage else workers
 
     def workers_on(self, node_id: str) -> tuple[Worker, ...]:
-        """The row's own GPU processes on one node."""
         return tuple(w for w in self.own_workers if w.node_id == node_id)
 
     def shares_on(self, node_id: str) -> dict[str, dict[GrantOwner, int]]:
-        """The bytes that the instance should hold on a node's GPUs. Workers that name no bytes take an even part of the
-        model's memory; a replica holds weights alone, as prewarmed; an adapter none, since its host's grant has them.
-        """
+        """Return the bytes due on a node's GPUs. Workers without bytes get an even part of the model's memory; a
+        replica has weights alone, as prewarmed; an adapter none."""
         shares: dict[str, dict[GrantOwner, int]] = {}
         model, num_stages = self.model, self.instance.num_stages
         weights = weights_per_gpu(model, num_stages)
@@ -192,13 +178,12 @@ class Holding:
         return shares
 
     def enter(self, state: State, **changes: Any) -> "Holding":
-        """The record in `state`, without the parts that may not exist there."""
+        """Return the record in `state`, without parts that may not exist there."""
         rule = RULES[state]
         dropped = {part: None for part in _ENDING_WITH_STATE if part not in rule.needs | rule.may}
         return replace(self, state=state, **(dropped | changes))
 
     def faults(self) -> Iterator[str]:
-        """Contradictions between the record and its state."""
         rule, instance = RULES[self.state], self.instance
         name = instance.instance_id
         allowed = frozenset() if self.is_over else rule.needs | rule.may
@@ -237,8 +222,6 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One state: what the fleet sees of it, what it means, the parts that a record needs in it, and may have."""
-
     public: InstanceState
     means: str
     needs: frozenset[str]
@@ -250,7 +233,7 @@ _ENDING_WITH_STATE = ("start", "drain", "stop", "consolidation")
 
 
 S, P = State, InstanceState
-# state, what the fleet sees of it, parts that it needs, parts that it may have, what it means
+# state, public state, parts needed, parts allowed, meaning
 _RULES = (
     (S.STARTING, P.STARTING, "start shares", "engine_id", "its process starts, and its weights are on their way"),
     (S.STREAMING, P.STARTING, "start shares", "engine_id", "its engine takes the weights while they arrive"),
@@ -275,7 +258,7 @@ RULES: Mapping[State, Rule] = {
     for state, public, needs, may, means in _RULES
 }
 
-FETCHING = frozenset({State.STARTING, State.STREAMING, State.UNCHECKED})  # the weights may still be arriving
+FETCHING = frozenset({State.STARTING, State.STREAMING, State.UNCHECKED})  # weights may be arriving
 COMING = FETCHING | {State.LOADING, State.STAGE_LOADED, State.JOINING, State.ACTIVATING}
 DORMANT = frozenset({State.PREWARMED, State.SWAPPED_OUT})
 ENDED = frozenset({State.STOPPED, State.FAILED, State.LOST})  # with a `stop` while a process is left

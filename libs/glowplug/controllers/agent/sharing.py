@@ -1,9 +1,8 @@
 """Weights that instances read in the same pages, as measured, and granted once to all of them (Gpu.shared).
 
-An engine that reads its weights where the node keeps them reports with its load how many bytes it reads there in place;
-the rest are its own. A start counts on what others on its GPU were seen to share, or earlier engines with its key on
-this node, and is checked against its own report; where no sharing has been seen it pays for all of its weights until it
-has reported. So two starts at once take one copy of what they share, except for the first two of all.
+An engine reports how many bytes of weights it reads in place where the node keeps them; the rest are its own. A start
+counts on the bytes shared on its GPU, or by earlier engines with its key on this node; without such evidence it pays
+for all until its own report. So two starts at once share one copy, except for the first two of all.
 """
 
 from dataclasses import replace
@@ -15,21 +14,20 @@ from glowplug.domain.hardware import WEIGHT_OWNERS
 from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 
-SHARE = "share"  # the ability of an engine
+SHARE = "share"
 KEYS_REMEMBERED = 1024
 
 
 def expected(transaction: Transaction, holding: Holding) -> Holding:
-    """The record of a start with the bytes that it should share: those that instances with its key share on its GPU,
-    else those that earlier engines with the key were seen to share on this node."""
+    """Expect the bytes shared under the start's key on its GPU, else by earlier engines on this node."""
     known = _by_others(transaction, holding) or transaction.shared_seen.get(holding.model.share_key, 0)
     return _sharing(holding, known if _weights(transaction, holding) >= known else 0)
 
 
 def seen(transaction: Transaction, holding: Holding, num_bytes: int) -> Holding:
-    """Grant what an engine holds that was seen to read `num_bytes` of its weights in pages that others read too.
+    """Grant an engine's bytes, with `num_bytes` of weights seen in shared pages.
 
-    Raises OutOfMemory, with nothing changed, where it had counted on more and its GPU lacks bytes for the difference.
+    Raises OutOfMemory, with nothing changed, if it counted on more and its GPU lacks the difference.
     """
     known, num_bytes = _by_others(transaction, holding), min(num_bytes, _weights(transaction, holding))
     _remember(transaction, holding.model.share_key, num_bytes)
@@ -47,7 +45,7 @@ def seen(transaction: Transaction, holding: Holding, num_bytes: int) -> Holding:
 
 
 def _remember(transaction: Transaction, key: str, num_bytes: int) -> None:
-    """Note what engines with a key share: the least that they reported, and nothing once one shares nothing."""
+    """Keep the least reported for a key; forget it once one shares nothing."""
     known = transaction.shared_seen.pop(key, num_bytes)
     if key and num_bytes:
         transaction.shared_seen[key] = min(known, num_bytes)
@@ -56,7 +54,6 @@ def _remember(transaction: Transaction, key: str, num_bytes: int) -> None:
 
 
 def said(transaction: Transaction, holding: Holding) -> str:
-    """The part of a reason about shared weights; "" for an instance that shares nothing."""
     if holding.shared is None:
         return ""
     key, num_bytes = holding.shared
@@ -74,7 +71,6 @@ def _sharing(holding: Holding, num_bytes: int) -> Holding:
 
 
 def _by_others(transaction: Transaction, holding: Holding) -> int:
-    """Bytes that other instances share under the same key on the instance's GPU."""
     gpu_ids = {worker.gpu_id for worker in holding.workers_on(transaction.node_id)}
     there = [weights for gpu in transaction.ledger.gpus if gpu.gpu_id in gpu_ids for weights in gpu.shared]
     me, key = holding.instance.instance_id, holding.model.share_key
@@ -82,7 +78,7 @@ def _by_others(transaction: Transaction, holding: Holding) -> int:
 
 
 def _weights(transaction: Transaction, holding: Holding) -> int:
-    """Bytes of weights that could be shared at all: those of an instance that runs all of its model on one GPU."""
+    """Only an instance with all of its model on one GPU can share."""
     instance, model = holding.instance, holding.model
     is_one = instance.is_whole and not instance.part_of and len(holding.own_workers) == 1
     if not (is_one and model.share_key and transaction.can(model, SHARE)):

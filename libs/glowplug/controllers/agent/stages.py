@@ -1,17 +1,15 @@
-"""Pipelines: instances whose layers lie on several GPUs or nodes until one stage has all of them.
+"""Pipelines: instances spread over several GPUs or nodes until one stage has all layers.
 
 Paper: HydraServe sections 4 (pipelined cold starts), 6 (consolidation: scale down to one worker, or scale up into one
 each). A stage is an instance of its own on its node; the first stage answers clients once the placer has joined them.
-Departure: a stage that finds no memory for the whole model, or whose engine fails to become whole or takes longer than
-`consolidate_deadline_s`, goes on as a stage and says why; it is asked again, after a failure with a pause that doubles.
-Weights that prove to be wrong end the stage.
-Where an engine does not say how its consolidation ended, its bytes stay granted, and it is asked to give up until it
-answers.
+Departure: a stage without memory for the whole model, or whose engine fails to become whole within
+`consolidate_deadline_s`, continues as a stage and says why; after a failure it is asked again, with a doubling pause.
+Wrong weights end the stage. Until an engine reports how its consolidation ended, its bytes stay granted, and it is
+asked to give up.
 
-An engine that becomes whole in another process leaves its stages behind, with the answers that no router can continue
-elsewhere. These end there, for at most `consolidate_deadline_s`; meanwhile the row says `stages_busy`, so that the
-placer keeps the later stages, and new requests go to the whole engine. A former later stage stays for as long as the
-first stage's pipeline does.
+An engine that becomes whole in another process leaves its stages behind, with answers that no router can continue
+elsewhere. These end there within `consolidate_deadline_s`; meanwhile the row says `stages_busy`: the placer keeps the
+later stages, and new requests use the whole engine. A former later stage stays while the first stage's pipeline does.
 """
 
 from dataclasses import replace
@@ -31,8 +29,7 @@ FINISHING = ConsolidationState.FINISHING
 
 
 def on_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
-    """Take an engine that answers. The first stage of a pipeline has only its own part loaded then, and waits for the
-    others. A replica ignores the report, since it is not to answer."""
+    """A pipeline's first stage has only its own part loaded, and waits for the others; a replica ignores the report."""
     instance = holding.instance
     if instance.replica:
         return
@@ -58,7 +55,7 @@ def on_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady
 
 
 def on_join(transaction: Transaction, holding: Holding, command: JoinStages) -> None:
-    """Note that every later stage is READY, and serve as soon as this one is loaded. Repeated, it changes nothing."""
+    """All later stages are READY: serve once this one is loaded. Idempotent."""
     pipeline = holding.pipeline
     if pipeline is None or not holding.is_first_stage or pipeline.is_joined:
         return
@@ -74,7 +71,7 @@ def _serve(transaction: Transaction, holding: Holding) -> None:
 
 
 def on_consolidate(transaction: Transaction, holding: Holding, command: ConsolidateInstance) -> None:
-    """Take the memory of the whole model, then load the rest of it. Without that memory the stage stays a stage."""
+    """Take the whole model's memory and load the rest; without that memory the stage stays one."""
     instance, pipeline, under_way = holding.instance, holding.pipeline, holding.consolidation
     if pipeline is None or (under_way is not None and under_way.state is RUNNING):
         return
@@ -99,14 +96,12 @@ def on_consolidate(transaction: Transaction, holding: Holding, command: Consolid
 
 
 def overdue(transaction: Transaction, holding: Holding) -> None:
-    """Abandon a consolidation that is past its deadline; the engine serves on as the stage that it is."""
     under_way = holding.consolidation
     if under_way is not None and under_way.state is RUNNING and transaction.now_s >= under_way.deadline_at:
         _abandon(transaction, holding, f"not whole after {transaction.params.consolidate_deadline_s:g} s")
 
 
 def recall(transaction: Transaction, holding: Holding) -> Holding:
-    """Ask a living engine again for the consolidation that was under way when the agent restarted."""
     if holding.consolidation is None or not holding.shares:
         return holding
     if holding.consolidation.state is RUNNING:
@@ -125,7 +120,6 @@ def _running(transaction: Transaction) -> Consolidation:
 
 
 def on_consolidated(transaction: Transaction, holding: Holding, report: msg.EngineConsolidated) -> None:
-    """Turn a stage that has all of the model into an instance of its own."""
     under_way, pipeline = holding.consolidation, holding.pipeline
     if under_way is None or pipeline is None:
         return
@@ -151,7 +145,6 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
 
 
 def on_stages_finished(transaction: Transaction, holding: Holding, report: msg.StagesFinished) -> None:
-    """Note that nothing runs any more in the stages that a whole engine left behind."""
     if holding.consolidation is None or holding.consolidation.state is not FINISHING:
         return
     seconds = transaction.params.consolidate_deadline_s
@@ -165,8 +158,8 @@ def on_stages_finished(transaction: Transaction, holding: Holding, report: msg.S
 
 
 def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.ConsolidationFailed) -> None:
-    """Return to a stage's memory after a consolidation that failed; the stage serves on. Where the checksum of its
-    weights is wrong it fails instead, because its own part was served unchecked (weights/region.py)."""
+    """Return to a stage's memory and serve on. A wrong checksum fails the stage, because its own part was served
+    unchecked (weights/region.py)."""
     under_way = holding.consolidation
     if under_way is None or under_way.state is FINISHING:
         return
@@ -195,7 +188,7 @@ def _report(
     transaction: Transaction, holding: Holding, ended: Consolidation, phases: tuple[Phase, ...] = (), error: str = ""
 ) -> None:
     if not ended.began_at or ended.state is not RUNNING:
-        return  # reported already, or begun by an agent of an earlier version
+        return  # reported already, or begun by an earlier agent version
     transaction.ask(
         msg.ReportConsolidation(
             instance=holding.instance,
@@ -208,7 +201,6 @@ def _report(
 
 
 def _failed(transaction: Transaction, holding: Holding, ended: Consolidation, why: str) -> None:
-    """Publish that a consolidation failed, and note when it may be tried again."""
     params, pipeline = transaction.params, holding.pipeline
     assert pipeline is not None
     pause_s = backoff_s(pipeline.num_failed + 1, params.consolidate_retry_s, params.consolidate_retry_max_s)
@@ -226,7 +218,6 @@ def _stays(holding: Holding, why: str) -> str:
 
 
 def _whole(holding: Holding) -> Instance:
-    """The instance as it will be once consolidated, with memory for all of the model."""
     num_bytes = bytes_per_gpu(holding.model)
     workers = tuple(replace(w, num_bytes=max(w.num_bytes, num_bytes)) for w in holding.own_workers)
     return replace(holding.instance, workers=workers, num_stages=1, part_of="")

@@ -1,9 +1,9 @@
 """Starts: refused, overtaken, or granted, from scratch or from a dormant instance; and a restart of the agent.
 
-An instance that grows from another (`StartInstance.source`) takes that one's bytes and engine, and the other one ends
-STOPPED in the same transaction. The source is used as far as it has come: one that is loading is activated and loads
-on; one whose weights are still arriving goes on under its own id (`Holding.engine_id`) and is activated once they are
-complete; where it is gone, or holds other weights or other GPUs, the start begins from scratch.
+An instance that grows from another (`StartInstance.source`) takes its bytes and engine, and the source ends STOPPED in
+the same transaction. A loading source is activated and loads on; one with weights still arriving continues under its
+own id (`Holding.engine_id`) until they are complete; if it is gone, or has other weights or GPUs, the start begins from
+scratch.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,6 @@ from glowplug.policies.placement.shape import weights_per_gpu
 
 
 def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
-    """Grant the bytes of a start, then launch and fetch side by side, or activate the source."""
     holding = adapters.on_host(transaction, _new(transaction, command), command.host_id)
     overtaken = transaction.overtaken.pop(command.instance_id, None)
     if overtaken is not None:
@@ -65,7 +64,7 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
 
 
 def on_early_stop(transaction: Transaction, _: None, command: StopInstance) -> None:
-    """Remember a stop that came before its start, so that the start ends STOPPED."""
+    """Remember a stop ahead of its start, which will end STOPPED."""
     transaction.overtaken[command.instance_id] = (transaction.now_s, command.reason)
 
 
@@ -111,8 +110,8 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
 
 
 def _workers(transaction: Transaction, command: StartInstance, kind: EngineKind | None) -> tuple[Worker, ...]:
-    """The workers as ordered, with the size of this node's GPUs. A replica of the first layers gets bytes for all where
-    its engine cannot hold a part."""
+    """Fill in this node's GPU sizes. A replica of the first layers gets bytes for all where its engine cannot hold a
+    part."""
     holds_layers = kind is None or (
         kind.holds_layers and (command.model.num_gpus == 1 or "first_layers" not in kind.groups_lack)
     )
@@ -125,7 +124,7 @@ def _workers(transaction: Transaction, command: StartInstance, kind: EngineKind 
 
 
 def _refusal(transaction: Transaction, command: StartInstance, holding: Holding) -> tuple[str, str] | None:
-    """(code, reason) of a start that this node cannot take at all; None where it can."""
+    """Return (code, reason) of a refusal, or None."""
     node_id, engine = transaction.node_id, command.model.engine
     if transaction.node_stops:
         return "node_stopping", f"node {node_id} is stopping: {transaction.node_stops}"
@@ -147,7 +146,7 @@ def _refusal(transaction: Transaction, command: StartInstance, holding: Holding)
 
 
 def _is_replica(transaction: Transaction, instance_id: str, command: StartInstance) -> bool:
-    """Return whether it is a replica that may be dropped: never a serving instance, and never the source."""
+    """Return whether it may be dropped: never a serving instance or the source."""
     holding = transaction.holdings.get(instance_id)
     if holding is None or instance_id == command.source or not holding.instance.replica:
         return False
@@ -155,7 +154,7 @@ def _is_replica(transaction: Transaction, instance_id: str, command: StartInstan
 
 
 def _source(transaction: Transaction, command: StartInstance) -> Holding | None:
-    """The dormant instance to grow from; None where it is gone, or has another engine, model or place."""
+    """Return the dormant source; None if gone, or of another engine, model or place."""
     holding = transaction.holdings.get(command.source)
     if holding is None or command.replica or command.num_stages > 1:
         return None
@@ -169,7 +168,7 @@ def _source(transaction: Transaction, command: StartInstance) -> Holding | None:
 
 
 def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
-    """End `source`, and let its engine and what it has of a start continue as `holding`, which has the bytes."""
+    """End `source`; its engine and start continue as `holding`, which has the bytes."""
     from_id, was, start = source.instance.instance_id, source.instance.state, holding.start
     assert start is not None
     if source.start is not None:
@@ -180,7 +179,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
             arriving_path=begun.arriving_path,
             weights_path=begun.weights_path,
         )
-    if was.is_dormant:  # nothing is left to load: a slow wake hangs while requests wait
+    if was.is_dormant:  # nothing to load: a slow wake hangs
         deadline_at = min(start.deadline_at, transaction.now_s + transaction.params.wake_deadline_s)
         start = replace(start, deadline_at=deadline_at)
     holding = replace(
@@ -196,18 +195,17 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
     else:
         holding = lifecycle.activate(transaction, holding, from_id)
         transaction.publish(holding, reason=f"it grows from {from_id}, which was {was.value}")
-    # published last, when the prefetcher already knows which instance needs the weights
+    # published last: the prefetcher already knows which instance needs the weights
     transaction.step(from_id, TakenOver(holding.instance.instance_id))
 
 
 def on_taken_over(transaction: Transaction, holding: Holding, taker: TakenOver) -> None:
-    """End an instance whose bytes and engine belong to another one now."""
     ended = holding.enter(State.STOPPED, shares={}, snapshot_bytes=0)
     transaction.publish(ended, reason=f"it goes on as {taker.instance_id}")
 
 
 def _engine_of(model: Model) -> tuple[object, ...]:
-    """The properties of a model that a running process cannot change."""
+    """Return the properties fixed in a running process."""
     return (
         model.key,
         model.engine,
@@ -223,8 +221,8 @@ def _engine_of(model: Model) -> tuple[object, ...]:
 
 
 def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[str, str]:
-    """Take over the records of a predecessor, with their grants; `shares` is empty where the GPUs have become too
-    small. A record that contradicts itself is FAILED, and its process is to be stopped. Returns id -> why."""
+    """Take over a predecessor's records and grants; `shares` is empty on GPUs now too small. A contradictory record is
+    FAILED, and its process will be stopped. Returns id -> why."""
     doubts = {}
     for holding in holdings:
         instance = holding.instance
@@ -250,8 +248,7 @@ def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[st
 
 
 def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) -> None:
-    """Continue an instance after a restart of the agent, from what is left of its engine. The deadlines of a start, and
-    of a sleep under way, begin anew."""
+    """Continue after the agent's restart. Deadlines of a start or sleep begin anew."""
     state, name = holding.state, holding.instance.instance_id
     is_living = (holding.instance.host_id or name) in recalled.living  # an adapter's engine is its host's
     if holding.start is not None:

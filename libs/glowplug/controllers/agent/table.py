@@ -1,9 +1,8 @@
-"""The lifecycle of one instance on its node, as data: what each stimulus does in each state.
+"""The lifecycle of one instance on its node, as data: the effect of each stimulus in each state.
 
-An entry of TABLE is a Transition (which action runs, which states may follow, which effects it may ask for) or Ignored
-(the stimulus may come late or twice, and changes nothing). A missing entry means a bug of the stimulus's sender:
-InvalidTransition names it, and nothing changes. `wrong` checks moves against the tables. Consolidation runs beside
-READY and DRAINING and has a small table of its own. docs/instance-states.md is drawn from this file.
+An entry of TABLE is a Transition (action, next states, allowed effects) or Ignored (late or repeated). A missing entry
+is a bug of the sender: InvalidTransition, with nothing changed. Consolidation runs beside READY and DRAINING, with its
+own table. docs/instance-states.md is drawn from this file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,17 +16,12 @@ from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import WeightsDropped
 from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
 
-# Starts whose engine loads its weights while they arrive.
-#
-# Paper: HydraServe section 5.1, whose fetch and load overlap. The engine reads bytes as soon as they have arrived;
-# whether they are right is known once all have been fetched and checked. So such a start waits for two ends, that of
-# the engine's load and that of its weights, in either order, and is READY (a replica PREWARMED) after both. Wrong
-# weights end the engine; weights that are fetched anew end it too, and the start begins again, whether the engine or
-# the agent learns of them first.
+# Engines that load weights while they arrive (HydraServe section 5.1: fetch and load overlap). Weights are checked only
+# once all are fetched, so a start is READY (a replica PREWARMED) after its load and its fetch, in either order. Wrong
+# weights end the engine; refetched ones restart it, whether engine or agent learns of them first.
 
 
 def on_arriving(transaction: Transaction, holding: Holding, report: msg.WeightsArriving) -> None:
-    """Note that the weights begin to arrive, and load once the process is up."""
     assert holding.start is not None
     if holding.start.weights_path is None:
         start = replace(holding.start, arriving_path=report.path)
@@ -35,12 +29,11 @@ def on_arriving(transaction: Transaction, holding: Holding, report: msg.WeightsA
 
 
 def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.EngineReady) -> None:
-    """Note that the engine is loaded; it waits until its weights are complete and checked. Ignored of a replica."""
     instance = holding.instance
     if instance.replica:
         return
     holding = _loaded(holding, report.shared_bytes)
-    num_slots = 0 if holding.is_first_stage else report.num_slots  # all stages together report their number of slots
+    num_slots = 0 if holding.is_first_stage else report.num_slots  # all stages together report their slots
     transaction.publish(
         holding.enter(State.UNCHECKED),
         url=report.url,
@@ -55,7 +48,6 @@ def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.Engi
 
 
 def on_prewarmed(transaction: Transaction, holding: Holding, report: msg.EnginePrewarmed) -> None:
-    """Note that the engine of a replica, or of a start taken over from one, is loaded."""
     if holding.instance.replica or holding.engine_id:
         why = "its weights are on the GPU, and not checked yet"
         loaded = _loaded(holding, report.shared_bytes)
@@ -63,13 +55,12 @@ def on_prewarmed(transaction: Transaction, holding: Holding, report: msg.EngineP
 
 
 def _loaded(holding: Holding, shared_bytes: int) -> Holding:
-    """The record with the reported shared bytes, which count once the weights are checked (sharing.py)."""
+    """Shared bytes count once the weights are checked (sharing.py)."""
     assert holding.start is not None
     return replace(holding, start=replace(holding.start, shared_bytes=shared_bytes))
 
 
 def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
-    """Count what the engine has loaded of its weights, which are complete and checked now."""
     assert holding.start is not None
     name, instance, shared_bytes = holding.instance.instance_id, holding.instance, holding.start.shared_bytes
     holding = lifecycle.with_weights(transaction, holding, report)
@@ -94,7 +85,6 @@ def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsCo
 
 
 def on_replaced(transaction: Transaction, holding: Holding, report: msg.WeightsReplaced) -> None:
-    """Begin again where the engine has read weights that are fetched anew."""
     assert holding.start is not None
     if holding.state is State.STARTING:
         transaction.keep(replace(holding, start=replace(holding.start, arriving_path=None)))
@@ -103,7 +93,7 @@ def on_replaced(transaction: Transaction, holding: Holding, report: msg.WeightsR
 
 
 def on_start_failed(transaction: Transaction, holding: Holding, report: msg.EngineStartFailed) -> None:
-    """Fail a start, or begin it again where the engine saw before its agent that weights were dropped."""
+    """Fail a start, or restart it if the engine learned of dropped weights before its agent."""
     if report.code == WeightsDropped.code:
         _begin_again(transaction, holding, report.reason)
     else:
@@ -116,14 +106,14 @@ def _begin_again(transaction: Transaction, holding: Holding, why: str) -> None:
     lifecycle.stop(transaction, holding, 0.0, State.RESTARTING)
 
 
-NONE = None  # no record: before the start, and once it is forgotten
+NONE = None  # before the start, or forgotten
 S, C = State, ConsolidationState
-STAYS = "stays"  # in a row below: the instance may stay in its state
+STAYS = "stays"  # in a row below: the state may stay
 _SERVING = (S.READY, S.DRAINING)
 _BEGUN = COMING | {S.RESTARTING}
 _LIVE = COMING | DORMANT | {*_SERVING, S.FALLING_ASLEEP}
 _ENDING = ENDED | {S.STOPPING}
-_MAY_READ = frozenset({S.STREAMING, S.LOADING})  # the engine loads weights that may be dropped meanwhile
+_MAY_READ = frozenset({S.STREAMING, S.LOADING})  # weights may be dropped during the load
 _BEGIN = (msg.LaunchEngine, msg.AwaitWeights)
 _LOAD = (msg.LoadEngine, msg.ActivateEngine)
 _FAIL = (msg.StopEngine, msg.ReportStart)
@@ -139,7 +129,7 @@ _GROWN = (*_BEGIN, msg.ActivateEngine, msg.ReportStart)
 _States = Iterable[State | None]
 _Row = tuple[type | tuple[type, ...], _States, Action, tuple[State | str | None, ...], tuple[type, ...]]
 
-# stimuli, states -> action, states that may follow, effects that it may ask for
+# stimuli, states -> action, next states, allowed effects
 _ROWS: tuple[_Row, ...] = (
     (StartInstance, [NONE], starts.on_start, (*FETCHING, S.ACTIVATING, S.STOPPED, S.FAILED), _GROWN),
     (msg.EngineLaunched, [S.STARTING], lifecycle.on_launched, (STAYS, S.STREAMING, S.LOADING, S.ACTIVATING), _LOAD),
@@ -269,7 +259,7 @@ AWAITS: Mapping[str, tuple[type, ...]] = {
     C.RUNNING: (msg.ConsolidateEngine,),
     C.ABANDONED: (msg.AbandonConsolidation,),
     C.FINISHING: (msg.FinishStages,),
-}  # the effects whose outcome a state or part waits for, asked for by the move into it
+}  # effects awaited in a state, asked for by the move into it
 
 _OVER = frozenset({NONE})
 _WHOLE = frozenset({NONE, C.FINISHING})
@@ -281,7 +271,7 @@ CONSOLIDATION: Mapping[tuple[ConsolidationState | None, type], frozenset[Consoli
     (C.ABANDONED, msg.EngineConsolidated): _WHOLE,
     (C.ABANDONED, msg.ConsolidationFailed): _OVER,
     (C.FINISHING, msg.StagesFinished): _OVER,
-}  # consolidation, stimulus -> what may follow; else it stays, or ends with the record
+}  # (consolidation, stimulus) -> next; else unchanged, or ended with the record
 
 
 def _table() -> Table:
@@ -307,7 +297,6 @@ STIMULI: tuple[type, ...] = tuple(dict.fromkeys(stimulus for _, stimulus in TABL
 
 
 def wrong(move: Move) -> Iterator[str]:
-    """Faults of a move against the tables."""
     before, after = (holding.state if holding is not None else None for holding in (move.before, move.after))
     row = TABLE.get((before, move.stimulus))
     name = f"{move.instance_id}: {before} -{move.stimulus.__name__}-> {after}"
@@ -318,7 +307,7 @@ def wrong(move: Move) -> Iterator[str]:
         yield f"{name}: the table allows {sorted(str(state) for state in row.to)}"
     if unknown := set(move.asked) - row.asks:
         yield f"{name} asks for {sorted(effect.__name__ for effect in unknown)}"
-    asked = {*move.asked, *(_ENDS if move.stimulus is msg.EngineGone else ())}  # a failed stop is asked for again later
+    asked = {*move.asked, *(_ENDS if move.stimulus is msg.EngineGone else ())}  # a failed stop is repeated later
     is_taken_over = before is None and move.after is not None and bool(move.after.engine_id)
     if not is_taken_over and (missing := _awaited(move.after) - _awaited(move.before) - asked):
         yield f"{name} waits for the outcome of {sorted(e.__name__ for e in missing)}, which was not asked for"

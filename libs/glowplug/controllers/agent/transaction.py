@@ -1,4 +1,4 @@
-"""The handling of one stimulus: the records that change, the bytes granted, and the effects asked for."""
+"""The handling of one stimulus: changed records, granted bytes, and effects."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,12 +23,10 @@ _FACTS = {
     InstanceState.SWAPPED_OUT: facts.InstanceSwappedOut,
 }
 _RANKS = {Publish: 1, Save: 2, Remove: 2}
-Action = Callable[["Transaction", Any, Any], None]  # (transaction, record, stimulus)
+Action = Callable[["Transaction", Any, Any], None]
 
 
 class InvalidTransition(RuntimeError):
-    """A stimulus makes no sense in the state of its instance."""
-
     def __init__(self, instance_id: str, state: State | None, stimulus: type) -> None:
         super().__init__(f"{instance_id} is {state or 'not known'}, and {stimulus.__name__} makes no sense there")
         self.instance_id, self.state, self.stimulus = instance_id, state, stimulus
@@ -36,7 +34,7 @@ class InvalidTransition(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A row of the table: `does` leaves the record in one of `to` and asks for no engine effects but `asks`."""
+    """A row of the table: `does` leaves the record in one of `to`, and asks for no engine effects outside `asks`."""
 
     does: Action
     to: frozenset[State | None]
@@ -45,7 +43,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A row of the table: the stimulus changes nothing; `why` says how it may come all the same."""
+    """A row of the table that changes nothing; `why`: how the stimulus may still arrive."""
 
     why: str
 
@@ -54,8 +52,6 @@ Table = Mapping[tuple[State | None, type], Transition | Ignored]
 
 
 class Move(NamedTuple):
-    """The change of one record by one stimulus, and the effects asked for."""
-
     instance_id: str
     before: Holding | None
     stimulus: type
@@ -64,7 +60,7 @@ class Move(NamedTuple):
 
 
 class Ledger(Protocol):
-    """The byte ledger of the node's GPUs (memory/ledger.py)."""
+    """GPU bytes of the node (memory/ledger.py)."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]: ...
@@ -81,8 +77,8 @@ class Ledger(Protocol):
         bytes_by_gpu: Mapping[str, Mapping[GrantOwner, int]],
         shared: tuple[str, int] | None = None,
     ) -> None:
-        """Free and grant in one step or, raising OutOfMemory, not at all. `shared` (key, bytes): the part of the
-        holder's weights that it reads in the same pages as others with that key."""
+        """Free and grant in one step or, raising OutOfMemory, not at all. `shared`: (key, bytes) of weights in common
+        pages."""
         ...
 
     def shrink(self, gpu_id: str, holder: str, owner: GrantOwner, num_bytes: int) -> int:
@@ -91,7 +87,6 @@ class Ledger(Protocol):
 
 
 def fact_of(instance: Instance, code: str = "") -> Any:
-    """Make the fact that publishes an instance's state."""
     if instance.state is InstanceState.FAILED:
         return facts.InstanceFailed(instance=instance, code=code or "engine_failed")
     return _FACTS[instance.state](instance=instance)
@@ -99,8 +94,7 @@ def fact_of(instance: Instance, code: str = "") -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class Transaction:
-    """One stimulus at `now_s`. `holdings`, `overtaken`, `shared_seen` and the ledger are the controller's; an action
-    changes a record through `keep` and `publish`, and `step` applies a stimulus to one record by the table."""
+    """One stimulus at `now_s`. `holdings`, `overtaken`, `shared_seen` and the ledger are the controller's."""
 
     now_s: float
     node_id: str
@@ -109,14 +103,14 @@ class Transaction:
     params: AgentParams
     table: Table
     holdings: dict[str, Holding]
-    overtaken: dict[str, tuple[float, str]]  # stops that came before their start: id -> when, why
-    shared_seen: dict[str, int]  # share_key -> bytes of weights that its engines were seen to share here
-    node_stops: str = ""  # why this node takes no more starts, or ""
+    overtaken: dict[str, tuple[float, str]]  # early stops: id -> when, why
+    shared_seen: dict[str, int]  # share_key -> bytes of weights
+    node_stops: str = ""
     event: Event | None = None
     effects: list[Effect] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
-    is_dirty: bool = False  # something that must survive a restart has changed
-    _asked: list[type] = field(default_factory=list)  # by the step under way
+    is_dirty: bool = False  # to be remembered over a restart
+    _asked: list[type] = field(default_factory=list)
 
     def step(self, instance_id: str, stimulus: Any) -> None:
         """Apply a stimulus to one record. Raises InvalidTransition, with nothing changed."""
@@ -132,23 +126,21 @@ class Transaction:
             self.moves.append(Move(instance_id, holding, kind, self.holdings.get(instance_id), asked))
 
     def ask(self, *effects: Effect) -> None:
-        """Ask for effects of the agent's own kinds."""
         self.effects.extend(effects)
         self._asked.extend(map(type, effects))
 
     def keep(self, holding: Holding) -> Holding:
-        """Replace a record, and remember it over a restart."""
+        """Replace a record and remember it over a restart."""
         self.is_dirty = True
         return self.note(holding)
 
     def note(self, holding: Holding) -> Holding:
-        """Replace a record without remembering the change over a restart."""
+        """Replace a record without remembering the change."""
         self.holdings[holding.instance.instance_id] = holding
         return holding
 
     def publish(self, holding: Holding, code: str = "", **changes: Any) -> Holding:
-        """Change an instance, raise its revision, and publish and save it with the public state of its record. Where
-        the record consolidates no more, the instance does not either."""
+        """Change an instance, raise its revision, and publish and save it with its record's public state."""
         was = holding.instance
         if was.consolidating and holding.consolidation is None:
             changes["consolidating"] = False
@@ -159,11 +151,11 @@ class Transaction:
         return self.keep(replace(holding, instance=instance))
 
     def in_order(self) -> list[Effect]:
-        """The effects, with those that need neither bus nor store first, so that a slow one delays no engine."""
+        """Return the effects, those without bus or store first, so that a slow one delays no engine."""
         return sorted(self.effects, key=lambda effect: _RANKS.get(type(effect), 0))
 
     def grant(self, holding: Holding, releases: Iterable[str] = ()) -> Holding:
-        """Grant the bytes of a record's workers on this node, and release those of `releases` in the same step.
+        """Grant a record's bytes and release those of `releases` in one step.
 
         Raises OutOfMemory, with nothing changed.
         """
@@ -172,17 +164,16 @@ class Transaction:
         return replace(holding, shares=shares)
 
     def ungrant(self, holding: Holding) -> Holding:
-        """Free the bytes of a record."""
         self.ledger.release(holding.instance.instance_id)
         return replace(holding, shares={})
 
     def refuses(self, engine: str) -> bool:
-        """Return whether engines of that name refuse requests while they sleep or fall asleep."""
+        """Return whether engines refuse requests while they sleep or fall asleep."""
         kind = self.engines.get(engine)
         return kind is not None and kind.refuses
 
     def can(self, model: Model, ability: str) -> bool:
-        """Return whether instances of the model have the ability here, also over as many GPUs as they take."""
+        """Return whether the model has the ability here, on its number of GPUs."""
         kind = self.engines.get(model.engine)
         if kind is None or kind.unavailable or ability not in kind.abilities:
             return False

@@ -1,8 +1,7 @@
 """Tenants and keys, as one autoscaler declares them.
 
-Rows come over REST (`source` "") or from files, and a row changes only where it was made. A row that the store lost is
-written again and a removed one stays removed, as with models. A revoked key keeps its row, so that nobody mistakes it
-for one that has not arrived yet; `FORGET_S` after its end it is removed.
+Rows come from REST (`source` "") or files, and change only there. As with models, a lost row is written again and a
+removed one stays removed. A revoked key keeps its row for `FORGET_S`, lest it seem not yet arrived.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,20 +16,19 @@ from glowplug.events import Event
 from glowplug.events.facts import KeyChanged, KeyRemoved, TenantChanged, TenantRemoved
 
 FORGET_S: Final = 30 * 86_400.0
-LOOK_EVERY_S: Final = 600.0  # for keys to forget
+LOOK_EVERY_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PutTenant:
-    """Create or change a tenant; its `revision` is set here. Raises Conflict for one that is declared elsewhere."""
+    """Create or change a tenant; `revision` is set here. Raises Conflict if declared elsewhere."""
 
     tenant: Tenant
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveTenant:
-    """Remove a tenant. Raises NotFound, and Conflict for one that is declared elsewhere or, but `with_keys` (which
-    revokes them), has keys that are not over."""
+    """Raises NotFound; Conflict if declared elsewhere, or with live keys unless `with_keys` revokes them."""
 
     name: str
     source: str = ""
@@ -39,15 +37,15 @@ class RemoveTenant:
 
 @dataclass(frozen=True, slots=True)
 class PutKey:
-    """Create or change a key. Raises NotFound for its tenant, Conflict for one that is declared elsewhere."""
+    """Create or change a key. Raises NotFound for its tenant, Conflict if declared elsewhere."""
 
     api_key: ApiKey
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeKey:
-    """End a key at `at`, epoch seconds, or now. A revocation now is taken from anywhere, and no file undoes it. Raises
-    NotFound; Conflict for a later end of a key that is declared elsewhere."""
+    """End a key at `at`, epoch seconds, or now. A revocation now is accepted from anywhere, and no file undoes it.
+    Raises NotFound; Conflict for a later end of a key declared elsewhere."""
 
     key_id: str
     source: str = ""
@@ -58,14 +56,12 @@ Request = PutTenant | RemoveTenant | PutKey | RevokeKey
 
 
 class AccessRows:
-    """The rows of both tables. `handlers`: by stimulus, as the autoscaler dispatches them."""
-
     def __init__(self) -> None:
         self.tenants: dict[str, Tenant] = {}
         self.keys: dict[str, ApiKey] = {}
         self._rows: dict[str, dict[str, Any]] = {TENANTS: self.tenants, KEYS: self.keys}
-        self._removed: dict[tuple[str, str], int] = {}  # row -> its last revision, until it has left the table
-        self._absent: dict[tuple[str, str], float] = {}  # row -> since when its table, not empty, lacks it
+        self._removed: dict[tuple[str, str], int] = {}  # last revision, until the row has left the table
+        self._absent: dict[tuple[str, str], float] = {}  # since when the table, not empty, lacks the row
         self._looks_at = 0.0
         self.handlers: dict[type[Any], Callable[[Any, float], list[Effect]]] = {
             PutTenant: self._put_tenant,
@@ -77,25 +73,23 @@ class AccessRows:
         }
 
     def key(self, key_id: str) -> ApiKey:
-        """The key of that id. Raises NotFound."""
+        """Raises NotFound."""
         if (row := self.keys.get(key_id)) is None:
             raise NotFound(f"there is no key {key_id[:80]!r}", param="key_id")
         return row
 
     def tenant(self, name: str) -> Tenant:
-        """The tenant of that name. Raises NotFound."""
+        """Raises NotFound."""
         if (row := self.tenants.get(name)) is None:
             raise NotFound(f"there is no tenant {name[:80]!r}", param="tenant")
         return row
 
     def keys_of(self, tenant: str, now_s: float) -> list[ApiKey]:
-        """The tenant's keys that are not over, by id."""
         return sorted(
             (key for key in self.keys.values() if key.tenant == tenant and not key.ended(now_s)), key=lambda k: k.key_id
         )
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Remove keys that have been over for long."""
         if now_s < self._looks_at:
             return []
         self._looks_at = now_s + LOOK_EVERY_S
@@ -143,7 +137,7 @@ class AccessRows:
         return [] if key.ended(now_s) == "revoked" else self._end(key, request.at or now_s, now_s)
 
     def _end(self, key: ApiKey, at: float, now_s: float) -> list[Effect]:
-        """End a key at `at`: revoked now, or expiring then."""
+        """Revoke now, or expire at `at`."""
         revision = self._revision(KEYS, key.key_id, now_s)
         if at <= now_s:
             row = replace(key, revision=revision, revoked_at=now_s)
@@ -169,7 +163,7 @@ class AccessRows:
     # the table, and other leaders
 
     def _was_removed(self, event: Event, now_s: float) -> list[Effect]:
-        """Forget a row that another leader has removed; one that is younger stays."""
+        """Forget a row removed by another leader; a younger one stays."""
         fact = event.data
         table, name = (KEYS, fact.key_id) if isinstance(fact, KeyRemoved) else (TENANTS, fact.tenant_name)
         row = self._rows[table].get(name)
@@ -178,8 +172,7 @@ class AccessRows:
         return []
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float) -> list[Effect]:
-        """Take the table: write a lost row again, and remove a removed one. `rows` may have been read before the latest
-        change was written."""
+        """Rewrite lost rows and remove removed ones; the table may have been read before the latest write."""
         mine, effects = self._rows[table], list[Effect]()
         for name, row in rows.items():
             self._absent.pop((table, name), None)
@@ -200,8 +193,8 @@ class AccessRows:
         return effects
 
     def inherit(self, earlier: "AccessRows", now_s: float, absent_s: float) -> None:
-        """Take over another autoscaler's rows, so that an emptied store gets them again; not those that the store has
-        lacked for more than `absent_s` while it had others."""
+        """Take over rows, so that an emptied store gets them again; not those that it has lacked for more than
+        `absent_s` while it had others."""
         self._removed = dict(earlier._removed)
         for table, rows in earlier._rows.items():
             for name, row in rows.items():
@@ -221,6 +214,6 @@ def _removal(table: str, name: str) -> Remove:
 
 
 def _check_source(what: str, known: Tenant | ApiKey | None, source: str) -> None:
-    """Raise Conflict unless `known`, if there is one, was made where it is to be changed."""
+    """Raise Conflict unless declared by the same source."""
     if known is not None and known.source != source:
         raise Conflict(f"{what} is declared by {declared_by(known.source)}; it can only be changed there")

@@ -1,4 +1,4 @@
-"""The deployment of a LoRA adapter: what its base gives it, and why one is refused."""
+"""Deployment of LoRA adapters onto their bases."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from glowplug.domain.model import Model, model_key
 
 
 def on_base(model: Model, models: Mapping[str, Model], nodes: Iterable[Node]) -> Model:
-    """The model as its base's engines serve it; any other model as it is. Raises InvalidModelFile."""
+    """Return an adapter as its base's engines serve it; other models unchanged. Raises InvalidModelFile."""
     if not model.base:
         return model
     base = models.get(model.base) or next((m for m in models.values() if model.base in map(model_key, m.aliases)), None)

@@ -1,4 +1,4 @@
-"""The autoscaler: it alone changes the table of models and the number of instances of each.
+"""The autoscaler: the only writer of the table of models and of each model's number of instances.
 
     request.waiting | load report | forecast | instance fact | operator | tick
         ──▶ policy `scaling` per model ──▶ placer.place · placer.cancel · agent.stop · agent.resume · agent.consolidate
@@ -6,35 +6,34 @@
 What it is notified of
   - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader), and
     `model.keep_alive_asked`, which overrides the model's own keep-alive until none of its instances serves.
-  - Telemetry: `router.load_reported`. Tables: `models`, `tenants` and `keys` (its own, the latter two in access.py),
-    `instances` and `nodes` (what engines can do there).
-  - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. They raise ModelNotFound
-    for a model that is not deployed, Deploy raises Conflict for a name that is taken, Load for one node where a copy
-    stands as near on another; where a copy is to sleep and no node's engine can, EngineMisconfigured.
-  - Ticks: every model is balanced anew, except that one with nothing to do is balanced every `rest_s`, and one for
-    which the policy's answer stands (`stands_until`) only when something about it changes.
+  - Telemetry: `router.load_reported`. Tables: `models`, `tenants`, `keys` (its own, the latter two in access.py),
+    `instances` and `nodes` (engines' abilities).
+  - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. Errors: ModelNotFound if
+    not deployed; Conflict for Deploy with a taken name, or Load on one node while another has an equally near copy;
+    EngineMisconfigured where no node's engine can sleep as asked.
+  - Ticks balance every model: an idle one every `rest_s`, and one whose policy answer still holds (`stands_until`) only
+    on a change.
 
 What it asks
   - `PlaceInstance` and `CancelPlacement` of the placer; `StopInstance`, `ResumeInstance` and `ConsolidateInstance` of
-    the agent of an instance. A command that no fact has answered is sent again after `repeat_s`.
+    an instance's agent. Unanswered commands are repeated after `repeat_s`.
   - `Save` and `Remove` of rows of `models`, with `model.deployed` and `model.undeployed`, and of `scaling_learned`.
-  - `Record` of each decision, once, with the figures behind it.
+  - `Record` of each decision, once, with its figures.
 
 What it promises
-  - It brings about the policy's number, within the bounds of the model: it asks for missing instances (taking back
-    draining ones first), cancels starts that are no longer wanted, and drains spare instances.
-  - A model that is deployed or pinned asleep has an instance that serves or an engine that sleeps, as soon as there is
-    free memory for it: keeping.py.
-  - After a failed start the next one waits, longer each time, up to `max_backoff_s`; a READY instance ends that. A
-    start that may be tried on another node (`Instance.tries_left`) is tried there at once.
-  - No instance gets a stop and a resume within `repeat_s`, and an instance that an operator unloaded is not taken back.
-  - An instance of a model that is not deployed is stopped once it has been unknown for `orphan_s`.
-  - A row of a deployed model that is lost from the store is written again, one of an undeployed model removed.
+  - It meets the policy's number within the model's bounds: asks for missing instances (taking back draining ones
+    first), cancels unwanted starts, drains spare instances.
+  - A model deployed or pinned asleep gets a serving instance or a sleeping engine once memory is free: keeping.py.
+  - After a failed start the next one waits, longer each time, up to `max_backoff_s`, until one is READY. A start that
+    may be tried on another node (`Instance.tries_left`) is tried there at once.
+  - No instance gets a stop and a resume within `repeat_s`, and none unloaded by an operator is taken back.
+  - Instances of models not deployed are stopped after `orphan_s`.
+  - A deployed model's lost row is written again, an undeployed one's removed.
 
 What it never does
   - It chooses no GPU and no victim (the placer does) and starts no engine (the agent does).
   - It drains nothing as idle while no router reports its load.
-  - It does not change how many instances a policy wants; an operator's order overrides the policy.
+  - It does not change the policy's number; only an operator's order overrides it.
 """
 
 import math
@@ -70,18 +69,15 @@ from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.hydraserve import Consolidation, ConsolidationDecision, consolidate
 from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline, without_load, worths
 
-# Adapters and their bases: how many instances each needs.
-#
-# A base runs the requests of its adapters, so its demand includes theirs. An adapter's own instances only hold it in
-# the engines of its base: there are at most as many as instances of the base that are READY, or one, which waits for
-# the first of them. While requests of an adapter wait, whatever its hosts run takes the slots that these wait for,
-# and counts as its own: so it spreads to another host once its hosts are full, whoever filled them.
+# Adapters: a base runs its adapters' requests, so its demand includes theirs. An adapter needs at most as many
+# instances as its base has READY, or one, waiting for the first. While its requests wait, all load of its hosts counts
+# as its own: it spreads to another host once its hosts are full, whatever fills them.
 
-MOST_NAMED = 3  # adapters that an error names
+MOST_NAMED = 3
 
 
 def load_of(record: ModelRecord, models: ModelRecords, loads: Demand, instances: InstanceTable) -> ModelLoad:
-    """The reported load that a model's instances have to serve."""
+    """Return a model's load; a base's includes its adapters'."""
     load, model = loads.of(record.key), record.model
     if model is not None and model.base:
         return _crowded(load, record, models, loads, instances) if load.num_waiting else load
@@ -91,7 +87,6 @@ def load_of(record: ModelRecord, models: ModelRecords, loads: Demand, instances:
 def _crowded(
     load: ModelLoad, record: ModelRecord, models: ModelRecords, loads: Demand, instances: InstanceTable
 ) -> ModelLoad:
-    """The load of an adapter that requests wait for, with all that its hosts run."""
     hosts = {row.host_id for row in instances.living(record.key).values() if is_ready(row)}
     if not hosts or record.model is None:
         return load
@@ -100,7 +95,7 @@ def _crowded(
 
 
 def as_hosted(model: Model, models: ModelRecords, instances: InstanceTable) -> Model:
-    """An adapter as its base lets it be: with no more instances than there are hosts, and drained with its base."""
+    """Bound an adapter by its number of hosts, and suspend it with its base."""
     base = models.find(model.base)
     num_hosts = sum(row.is_whole and is_ready(row) for row in instances.living(model.base).values())
     most = min(model.max_instances, max(1, num_hosts))
@@ -113,7 +108,7 @@ def as_hosted(model: Model, models: ModelRecords, instances: InstanceTable) -> M
 
 
 def following(base: Model, models: ModelRecords, nodes: Iterable[Node]) -> list[Model]:
-    """The adapters of a base as its new declaration lets them be. Raises Conflict where one cannot follow."""
+    """Adapt a base's adapters to its new declaration. Raises Conflict where one cannot follow."""
     found, nodes = [], list(nodes)
     for adapter in models.adapters_of(base.key).values():
         try:
@@ -125,13 +120,13 @@ def following(base: Model, models: ModelRecords, nodes: Iterable[Node]) -> list[
 
 
 def check_no_adapters_of(model: Model, models: ModelRecords) -> None:
-    """Raise Conflict where a model that is to be deployed as an adapter has adapters itself."""
+    """Raise Conflict where an adapter to deploy has adapters itself."""
     if model.base and models.adapters_of(model.key):
         raise Conflict(f"{model.name} has adapters, and so becomes no adapter itself", param="base")
 
 
 def check_no_adapters(model: Model, models: ModelRecords) -> None:
-    """Raise Conflict where a model that is to be undeployed still has adapters."""
+    """Raise Conflict where a model to undeploy has adapters."""
     names = sorted(one.name for one in models.adapters_of(model.key).values())
     if names:
         shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
@@ -139,43 +134,37 @@ def check_no_adapters(model: Model, models: ModelRecords) -> None:
 
 
 def check_base_runs(model: Model, models: ModelRecords) -> None:
-    """Raise Conflict where an adapter is to be loaded whose base its operator has drained."""
+    """Raise Conflict where an operator has drained the base of an adapter to load."""
     base = models.find(model.base) if model.base else None
     if base is not None and base.suspended:
         raise Conflict(f"its base {base.name} has been drained by its operator: load {base.name} first", param="model")
 
 
-# Consolidation of serving pipelines into instances of one stage, at once and level by level (HydraServe section 6).
-#
-# A scale down is one command, to the first stage; the placer ends the other stages when the first one is whole. A
-# scale up goes to the later stages first and to the first one when they are whole, because the placer ends the later
-# stages of an instance that is no longer a pipeline.
-#
-# Departures: the paper converts all stages at once; here a stage that fails to become whole, or does not in time, is
-# recorded and asked again until it is.
+# Consolidation of pipelines into one-stage instances, all at once and level by level (HydraServe section 6). A scale
+# down commands the first stage, and the placer ends the others when it is whole; a scale up commands the later stages
+# first, because the placer ends those of an instance that is no longer a pipeline. Departures: the paper converts all
+# stages at once; here a stage that fails to become whole in time is recorded and asked again until it is.
 
 POLICY = "hydraserve_consolidation"
 
 
 @dataclass(slots=True)
 class _Stage:
-    """State of one stage that is not whole. A decision stands: what has begun to load cannot be taken back."""
+    """A stage not yet whole. Its decision is final: loading cannot be taken back."""
 
-    decided: ConsolidationDecision | None = None  # of the whole pipeline, kept with its first stage
-    asked_at: float = float("-inf")  # when it was last asked to become whole
-    is_growing: bool = False  # its row has said that it becomes whole
+    decided: ConsolidationDecision | None = None  # of the pipeline, kept with its first stage
+    asked_at: float = float("-inf")
+    is_growing: bool = False  # as its row has shown
 
 
 class Consolidations:
-    """Decisions on pipelines, and the commands sent to their stages."""
-
     def __init__(self, decisions: Decisions, repeat_s: float) -> None:
         self._decisions, self._repeat_s = decisions, repeat_s
-        self._stages: dict[str, _Stage] = {}  # instance_id -> stage
+        self._stages: dict[str, _Stage] = {}
 
     def of_model(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
-        """Decide on new pipelines and command their stages. `rows`: every living row of the model; `decision`: the
-        answer of its scaling policy now."""
+        """Decide on pipelines and command their stages. `rows`: every living row of the model; `decision`: the scaling
+        policy's answer now."""
         pipelines = [i for i in rows.values() if not i.is_whole and i.serves and i.state is InstanceState.READY]
         if not pipelines:
             return []
@@ -196,7 +185,6 @@ class Consolidations:
         return effects
 
     def expire(self, known: Mapping[str, Instance]) -> None:
-        """Forget instances that are not in `known` or have become whole."""
         self._stages = {i: stage for i, stage in self._stages.items() if i in known and not known[i].is_whole}
 
     def _stage(self, instance: Instance) -> _Stage:
@@ -207,7 +195,7 @@ class Consolidations:
         return stage.decided if stage is not None else None
 
     def _unconsolidated(self, rows: Mapping[str, Instance], decision: ScaleDecision, now_s: float) -> list[Effect]:
-        """Record stages that were to become whole and have not: their pipelines serve on."""
+        """Record stages that failed to become whole: their pipelines serve on."""
         effects: list[Effect] = []
         for instance_id, row in rows.items():
             if row.consolidating:
@@ -239,7 +227,7 @@ class Consolidations:
         return self._decisions.record(made, row.instance_id, chosen, now_s, policy=POLICY)
 
     def _num_sure(self, rows: Mapping[str, Instance]) -> int:
-        """Number of instances that are there or coming, less the pipelines still to be decided on."""
+        """Count instances there or coming, less undecided pipelines."""
         num = 0
         there = [i for i in rows.values() if i.serves and not i.state.is_gone and i.state is not InstanceState.DRAINING]
         worth = worths(there)
@@ -253,22 +241,17 @@ class Consolidations:
 
 
 def _targets(instance: Instance, decided: ConsolidationDecision, rows: Mapping[str, Instance]) -> list[Instance]:
-    """The stages to command now."""
     if decided.becomes is Consolidation.DOWN:
         return [instance]
     later = [i for i in rows.values() if i.part_of == instance.instance_id and not i.is_whole and not i.state.is_gone]
     return later or [instance]
 
 
-# Instances asked of the placer for a model, and called off again, each for the most urgent class that needs it.
-#
-# A start is batch's (`PlaceInstance.is_batch`) while batch requests wait and all others have enough instances without
-# it. Once they have not, or no batch request waits, it is asked for again as any other start.
+# Starts asked of the placer. A start is batch's (`PlaceInstance.is_batch`) while batch requests wait and all others
+# have enough instances without it; otherwise it is asked for again as any other.
 
 
 class Starts:
-    """The starts of all models of one autoscaler."""
-
     def __init__(
         self, models: ModelRecords, decisions: Decisions, ids: Ids, policy: str, params: AutoscalerParams
     ) -> None:
@@ -285,7 +268,7 @@ class Starts:
         view: ScalingView,
         now_s: float,
     ) -> list[Effect]:
-        """Ask the placer for `num` more instances. `load`: as the routers report it."""
+        """Ask for `num` instances. `load`: as the routers report it."""
         cause = record.waiting if load.num_waiting else None
         wanted_at = cause.data.waiting_since if cause else now_s
         if num <= 0 or now_s < record.not_before or (cause and now_s - wanted_at < self._params.gather_s):
@@ -309,7 +292,7 @@ class Starts:
         return effects
 
     def as_urgent(self, record: ModelRecord, model: Model, view: ScalingView, now_s: float) -> list[Effect]:
-        """Ask for batch's starts as for any other once others than batch requests need them."""
+        """Turn batch's starts into ordinary ones once other requests need them."""
         effects: list[Effect] = []
         num_there = view.num_coming_or_there - record.num_pending
         for instance_id, start in record.starts.items():
@@ -322,7 +305,7 @@ class Starts:
         return effects
 
     def cancel_spare(self, record: ModelRecord, decision: ScaleDecision, missing: int, now_s: float) -> list[Effect]:
-        """Cancel spare starts, without taking away more than `missing` (negative) allows."""
+        """Cancel at most -`missing` spare instances."""
         effects: list[Effect] = []
         for instance_id, start in list(record.starts.items()):
             if not start.waits and missing + start.num_required <= 0:
@@ -332,13 +315,11 @@ class Starts:
         return effects
 
     def cancel(self, record: ModelRecord, instance_id: str, reason: str) -> list[Effect]:
-        """Call off one start."""
         self._models.started(record, instance_id)
         return [Publish(CancelPlacement(instance_id=instance_id, reason=reason))]
 
 
 def _is_for_batch(view: ScalingView, num_there: int) -> bool:
-    """Return whether one instance more than `num_there` is for batch requests alone."""
     load = view.load
     if not load.of_class(Priority.BATCH).num_waiting:
         return False
@@ -346,7 +327,7 @@ def _is_for_batch(view: ScalingView, num_there: int) -> bool:
     return num_there >= max(view.floor, math.ceil(num_urgent / view.per_instance))
 
 
-KEPT: Final = "kept"  # the rule of a decision for a copy below READY
+KEPT: Final = "kept"  # decision rule for a copy below READY
 _STAYS: Final = {Rung.ASLEEP: "asleep at least", Rung.HOST: "in host memory at least"}
 
 
@@ -365,12 +346,12 @@ class AutoscalerController:
         self._decisions = Decisions(self._ids, policy)
         self._consolidations = Consolidations(self._decisions, params.repeat_s)
         self.access = AccessRows()
-        self._ticked_at = 0.0  # the last tick
+        self._ticked_at = 0.0
         self._models = ModelRecords()
         self._starts = Starts(self._models, self._decisions, self._ids, policy, params)
         self.instances, self.loads = InstanceTable(), Demand()
         self.loads.bases = self._models.bases
-        self.nodes: dict[str, Node] = {}  # by id, as the table had them last
+        self.nodes: dict[str, Node] = {}
         self.handlers: Handlers = {
             Tick: self._on_tick,
             facts.RouterLoadReported: self._on_load,
@@ -391,16 +372,15 @@ class AutoscalerController:
 
     @property
     def models(self) -> dict[str, Model]:
-        """model_key -> Model, as deployed."""
         return {model.key: model for model in self._models.deployed()}
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Take a fact, telemetry, an operator's request (raises ModelNotFound, Conflict) or a tick."""
+        """Handle a fact, telemetry, a tick or an operator's request (raises ModelNotFound, Conflict)."""
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Take a whole table: `models`, `tenants`, `keys` or `scaling_learned` (its own: a lost row is written again,
-        one of an undeployed model removed), `nodes`, or `instances`, where a failure may show before its fact comes."""
+        """Take a table: its own (lost rows are written again, those of undeployed models removed), `nodes`, or
+        `instances`, where a failure may show before its fact arrives."""
         if table in (KEYS, TENANTS):
             return self.access.restore(table, rows, now_s)
         self._wake_all(now_s)
@@ -419,7 +399,6 @@ class AutoscalerController:
         return []
 
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
-        """Take over an earlier autoscaler's demand, instances, models, forecasts, learned figures, tenants and keys."""
         self.instances, self.loads = earlier.instances, earlier.loads
         self.loads.bases = self._models.bases
         self._models.inherit(earlier._models, now_s, self._params.absent_s)
@@ -427,7 +406,7 @@ class AutoscalerController:
         self.access.inherit(earlier.access, now_s, self._params.absent_s)
 
     def is_put_away(self, model_key: str) -> bool:
-        """Return whether an instance of the model starts or drains only to stand below READY."""
+        """Return whether an instance starts or drains only to end below READY."""
         return bool(self._models.of(model_key).kept.put_away)
 
     # facts and time
@@ -451,7 +430,6 @@ class AutoscalerController:
         return effects
 
     def _stands(self, record: ModelRecord, now_s: float) -> bool:
-        """Return whether the policy's last answer still stands."""
         return now_s < record.stands_until and not self._models.is_short_elsewhere(record.key, now_s)
 
     def _wake_all(self, now_s: float) -> None:
@@ -477,10 +455,10 @@ class AutoscalerController:
         if (model := self._models.find(key)) is None:
             return []
         if not self.loads.wait(event.data, now_s, event.occurred_at) and not self.loads.of(key).num_waiting:
-            return []  # a late fact: by newer reports no request waits any more
+            return []  # late: newer reports show no waiting request
         record = self._models.of(key)
         record.waiting = event
-        self.loads.touch(key, now_s)  # the router's load report may come half a second later
+        self.loads.touch(key, now_s)  # the load report may follow half a second later
         effects: list[Effect] = []
         if model.base:
             base = self._models.of(model.base)
@@ -494,7 +472,7 @@ class AutoscalerController:
 
     def _on_undeployed(self, event: Event, now_s: float) -> list[Effect]:
         model = self._models.find(event.data.model_key)
-        if model is not None and model.revision <= event.occurred_at * 1000:  # another leader has undeployed it
+        if model is not None and model.revision <= event.occurred_at * 1000:  # undeployed by another leader
             self._forget(model.key)
         return []
 
@@ -505,18 +483,17 @@ class AutoscalerController:
             return []
         record = self._note(instance, now_s)
         was_dormant = before is not None and before.state.is_dormant
-        if isinstance(event.data, facts.InstanceFailed) and not was_dormant:  # no request waits for a sleeper that dies
+        if isinstance(event.data, facts.InstanceFailed) and not was_dormant:  # no request waits for a dead sleeper
             self._start_failed(record, instance, now_s)
         return self._balance(record, now_s)
 
     def _start_failed(self, record: ModelRecord, instance: Instance, now_s: float) -> None:
-        """Pause the starts of a model after a failed one; not after the end of a replica, of a copy that is to sleep,
-        or of a stage, whose pipeline ends too."""
+        """Pause starts, except after a replica, a copy meant to sleep, or a stage, whose pipeline ends too."""
         if not (instance.replica or instance.part_of or record.kept.last_lost == instance.instance_id):
             record.failed(now_s, self._params.backoff_s, self._params.max_backoff_s, instance.tries_left)
 
     def _note(self, instance: Instance, now_s: float) -> ModelRecord:
-        """Note what the new state of an instance answers: starts, orders, operators' wishes."""
+        """Drop starts, orders and operators' wishes answered by an instance's new state."""
         record = self._models.of(instance.model_key)
         self._models.started(record, instance.instance_id)
         others = self.instances.living(record.key).values()
@@ -602,7 +579,7 @@ class AutoscalerController:
         record, _ = self._deployed(key)
         if only in (None, Rung.READY):
             record.asked = ""
-            record.policy_state = without_load(record.policy_state)  # nor do the last seconds count as demand
+            record.policy_state = without_load(record.policy_state)  # the last seconds are no demand either
         effects = self._stop_all(record, reason, chosen, now_s, becomes=becomes, only=only)
         for instance_id, row in self.instances.living(record.key).items():
             if instance_id in record.orders and record.kept.is_at(row, only):
@@ -653,8 +630,8 @@ class AutoscalerController:
         becomes: Becomes = "stopped",
         only: Rung | None = None,
     ) -> list[Effect]:
-        """Cancel starts and drain instances, with one decision each, recorded when it is first carried out. Dormant
-        instances stay where `becomes` is a dormant state. `only`: those on that rung, or started for it."""
+        """Cancel starts and drain instances, with one decision each, recorded when first carried out. Where `becomes`
+        is a dormant state, dormant instances stay. `only`: those on that rung, or started for it."""
         effects: list[Effect] = []
         put_away = record.kept.put_away
         for instance_id in [i for i in record.starts if only in (None, Rung.READY, put_away.get(i))]:
@@ -666,7 +643,7 @@ class AutoscalerController:
             if needed_by_pipeline(instance.instance_id, self.instances.by_id):  # it ends after that pipeline
                 continue
             if becomes == "stopped" and instance.instance_id in put_away:
-                record.orders.pop(instance.instance_id, None)  # it was to sleep, and stops instead
+                record.orders.pop(instance.instance_id, None)  # it stops instead of sleeping
             if not record.is_leaving(instance.instance_id):
                 effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance.instance_id))
             effects += self._stop(record, instance, reason, now_s, becomes)
@@ -675,7 +652,7 @@ class AutoscalerController:
     def _without_policy(
         self, record: ModelRecord, reason: str, chosen: str, now_s: float, rule: str = operator.POLICY, about: str = ""
     ) -> Record:
-        """Record a decision that a rule other than the scaling policy made; `about`: an instance."""
+        """`about`: an instance."""
         known = figures(self.loads.of(record.key), self.instances.of(record.key), about)
         decision = ScaleDecision(model_key=record.key, num_wanted=0, reason=reason, inputs=known)
         return self._decisions.record(decision, about, chosen, now_s, policy=rule)
@@ -683,8 +660,8 @@ class AutoscalerController:
     # balance
 
     def _balance(self, record: ModelRecord, now_s: float, *, is_tick: bool = False) -> list[Effect]:
-        """Bring one model towards the policy's number. Level-triggered: unanswered commands are sent again. The answer
-        to a tick may stand for the ticks that follow; after any other stimulus the next tick asks the policy again."""
+        """Move one model towards the policy's number. Level-triggered: unanswered commands are sent again. Only a
+        tick's answer may hold for later ticks."""
         model = record.model
         if model is None:
             return self._orphans(record, now_s)
@@ -745,8 +722,8 @@ class AutoscalerController:
     def _keep(
         self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float
     ) -> list[Effect]:
-        """Keep the model's copy below READY: put away what was started for that, and start one where none is there or
-        coming. Once a request comes for the model, such a start counts as any other."""
+        """Put away instances started to be kept below READY, and start one where none exists or is coming. Once the
+        model has a request, such a start counts as any other."""
         kept = record.kept
         rung = kept.wanted(model)
         if rung is None and not kept.put_away:
@@ -783,7 +760,7 @@ class AutoscalerController:
         return [*effects, decided, place(instance_id, start, model)]
 
     def _wait_no_more(self, record: ModelRecord, model: Model, load: ModelLoad, now_s: float) -> list[Effect]:
-        """Ask for the starts that wait for free memory as for any other once a request waits, else cancel them."""
+        """Once a request waits, turn starts that wait for free memory into ordinary ones; else cancel them."""
         effects: list[Effect] = []
         for instance_id, start in list(record.starts.items()):
             if not start.waits:
@@ -805,7 +782,7 @@ class AutoscalerController:
 
     def _drain(self, record: ModelRecord, model: Model, decision: ScaleDecision, now_s: float) -> list[Effect]:
         if not decision.drain or not (self.loads.is_fresh(now_s) or model.suspended):
-            return []  # without routers' reports no instance counts as idle
+            return []  # without reports no instance counts as idle
         becomes: Becomes = "stopped" if model.suspended else self._params.stop_becomes
         rows = self.instances.living(record.key).values()
         lacks_sleeper = becomes != "swapped_out" and lacks_one_asleep(model, rows)
@@ -816,7 +793,7 @@ class AutoscalerController:
                 continue  # just resumed
             is_first = not record.is_leaving(instance_id)
             to: Becomes = "swapped_out" if lacks_sleeper else becomes
-            lacks_sleeper = False  # one sleeper is enough: the others become `becomes`
+            lacks_sleeper = False  # one sleeper is enough
             stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, to)
             if stop and is_first:
                 effects.append(self._decisions.record(decision, instance_id, "drain", now_s))
@@ -852,7 +829,7 @@ class AutoscalerController:
         return effects
 
     def _orphans(self, record: ModelRecord, now_s: float) -> list[Effect]:
-        """Stop instances of a model that is not deployed, once the table of models has had time to load."""
+        """Stop instances of an undeployed model, once the table has had time to load."""
         record.unknown_since = now_s if record.unknown_since is None else record.unknown_since
         if now_s - record.unknown_since < self._params.orphan_s:
             return []

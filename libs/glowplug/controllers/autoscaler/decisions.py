@@ -1,4 +1,4 @@
-"""Records of the autoscaler's decisions: what was done to which instance, why and by what figures."""
+"""Records of the autoscaler's decisions and their figures."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,6 @@ from glowplug.policies.decisions import ScaleDecision
 
 
 def figures(load: ModelLoad, mine: Mapping[str, Instance], instance_id: str = "") -> dict[str, float | int | str]:
-    """The load at the time of a decision that no scaling policy made."""
     running = [i for i in mine.values() if i.serves and not i.state.is_gone]
     known: dict[str, float | int | str] = {
         "waiting": load.num_waiting,
@@ -25,8 +24,6 @@ def figures(load: ModelLoad, mine: Mapping[str, Instance], instance_id: str = ""
 
 
 class Decisions:
-    """Maker of decision records; `policy` made the decisions unless the call names another."""
-
     def __init__(self, ids: Ids, policy: str) -> None:
         self._ids, self._policy = ids, policy
 
@@ -40,7 +37,7 @@ class Decisions:
         policy: str = "",
         cause: Event | None = None,
     ) -> Record:
-        """Record a decision. `chosen`: what becomes of the instance ("start", "drain" ...); `cause`: the request."""
+        """`chosen`: the instance's fate ("start", "drain" ...); `cause`: the request."""
         made = DecisionRecord(
             decision_id=self._ids.next("d-s"),
             kind="scale",
@@ -60,13 +57,13 @@ class Decisions:
 
 
 def _sentence(decision: ScaleDecision, chosen: str) -> str:
-    """The reason as a sentence of what is done and why: '<model> gets an instance: 1 request waits, ...'."""
+    """As in '<model> gets an instance: 1 request waits, ...'."""
     done = _DONE.get(chosen)
     return f"{done.format(decision.model_key)}: {decision.reason}" if done else decision.reason
 
 
 _DRAINS = "an instance of {} drains"
-_DONE: Mapping[str, str] = {  # by choice; an operator's action on a model has a whole sentence as its reason
+_DONE: Mapping[str, str] = {  # an operator's action has a whole sentence as its reason
     "start": "{} gets an instance",
     "resume": "an instance of {} that was draining serves on",
     "cancel": "a start of {} is called off",

@@ -1,12 +1,11 @@
 """Copies below READY: a model deployed or pinned asleep keeps one, and an operator may ask for one of any model.
 
 SwapServeLLM section 3.2: an engine is started once when its model is configured, leaves its GPU in a snapshot, and is
-swapped in from then on when a request comes (section 3.3). Here such a start waits for free GPU memory, and no serving
-instance leaves for it; once READY it is put away at once, unless a request has come meanwhile.
+swapped in at a request (section 3.3). Here such a start waits for free GPU memory and displaces no serving instance;
+once READY it is put away unless a request has arrived.
 
 Departures: the paper starts its engines before it serves, ours start while others serve. A lost copy (its agent was
-killed, its engine was stopped because it kept too much memory) is made again, after a pause that grows until a copy
-has lasted.
+killed, its engine stopped for keeping too much memory) is made again, after a pause that grows until a copy has lasted.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,41 +29,39 @@ _AT_LEAST: Final = {  # dormant states at least as near as a rung
 
 @dataclass(slots=True)
 class KeptCopy:
-    """State of one model's copy below READY. Times are epoch seconds."""
+    """One model's copy below READY. Times are epoch seconds."""
 
-    asked: Rung | None = None  # the rung on which an operator wants one copy, once
-    node_id: str = ""  # ... on that node; "" on any
+    asked: Rung | None = None  # an operator's one-time wish
+    node_id: str = ""  # of `asked`; "": any
     put_away: dict[str, Rung] = field(default_factory=dict)  # instance_id -> the rung it was started for
-    asleep_since: dict[str, float] = field(default_factory=dict)  # instance_id -> when it fell asleep
-    num_lost: int = 0  # copies lost in a row before any lasted
-    last_lost: str = ""  # instance_id of the last one lost
-    not_before: float = 0.0  # when the next one may be started
+    asleep_since: dict[str, float] = field(default_factory=dict)
+    num_lost: int = 0  # in a row before any lasted
+    last_lost: str = ""
+    not_before: float = 0.0  # of the next start
 
     def forget_unknown(self, rows: Mapping[str, Instance]) -> None:
-        """Forget sleeping instances whose row vanished without an end."""
+        """Forget sleepers whose row vanished without an end."""
         for instance_id in [name for name in self.asleep_since if name not in rows]:
             del self.asleep_since[instance_id]
 
     def may_try_again(self) -> None:
-        """End the pause after lost copies because an operator asks."""
         self.num_lost, self.not_before = 0, 0.0
 
     def rest_until(self, now_s: float, rest_s: float) -> float:
-        """When to look again at a model that has nothing to do."""
         return min(now_s + rest_s, self.not_before) if self.not_before > now_s else now_s + rest_s
 
     def wanted(self, model: Model) -> Rung | None:
-        """The rung on which a copy of an unused model is wanted; None for none."""
+        """Return the rung for an unused model's copy."""
         if model.suspended:
             return None
         return self.asked or (Rung.ASLEEP if model.pinned_at is Rung.ASLEEP else None)
 
     def is_at(self, row: Instance, rung: Rung | None) -> bool:
-        """Return whether the instance stands on the rung, or was started for it; None: any rung."""
+        """Return whether it is on the rung, or was started for it; None: any rung."""
         return rung is None or rung_of(row) is rung or self.put_away.get(row.instance_id) is rung
 
     def is_there(self, rung: Rung, rows: Mapping[str, Instance], is_leaving: Callable[[str], bool]) -> bool:
-        """Return whether a copy as near as `rung` is there; a replica counts only where one was asked for."""
+        """Return whether a copy is as near as `rung`; a replica counts only where one was asked for."""
         enough = _AT_LEAST[rung] if self.asked else (InstanceState.SWAPPED_OUT,)
         for row in rows.values():
             if row.state in enough:
@@ -74,12 +71,12 @@ class KeptCopy:
         return False
 
     def is_coming(self, rows: Mapping[str, Instance]) -> bool:
-        """Return whether an instance to put away is starting or draining, or any engine is falling asleep."""
+        """Return whether an instance to put away starts or drains, or any engine falls asleep."""
         return any(row.instance_id in self.put_away or row.state is InstanceState.DRAINING for row in rows.values())
 
     def saw(self, row: Instance, is_replaced: bool, now_s: float, backoff_s: float, max_backoff_s: float) -> bool:
-        """Take the new state of an instance. Return whether the copy was lost, so that the next one waits.
-        `is_replaced`: another instance of the model serves, or is starting."""
+        """Return whether the copy was lost, so that the next one waits. `is_replaced`: another instance serves or
+        starts."""
         known = row.instance_id in self.put_away or row.instance_id in self.asleep_since
         if row.state.is_dormant:
             rung = self.put_away.pop(row.instance_id, None)
@@ -101,7 +98,7 @@ class KeptCopy:
 
 
 def why_unable(model: Model, rung: Rung, nodes: Mapping[str, Node], node_id: str = "") -> str:
-    """The reason why no node can hold a copy on the rung; "" where one can, or no node of the engine is known yet."""
+    """Return why no node can hold a copy on the rung; "" where one can, or none with the engine is known."""
     if rung not in _ABILITIES:
         return ""
     ability, verb = _ABILITIES[rung]

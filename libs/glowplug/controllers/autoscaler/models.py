@@ -1,4 +1,4 @@
-"""Records of models: each one's row, its marks of demand, the instances asked for, and the orders sent to agents."""
+"""Records of models: row, demand, instances asked for, and orders sent to agents."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,36 +21,34 @@ from glowplug.fleet.adapters import AdapterIndex
 from glowplug.fleet.forecasts import Ahead
 from glowplug.fleet.status import check_nowhere_else
 
-AT_ONCE = 8  # failed starts in a row before the next one waits, though another node could be tried
+AT_ONCE = 8  # failed starts in a row before even another node has to wait
 PLACED_S = 1.0  # a placer with enough free GPUs answers in milliseconds
 
 
 @dataclass(slots=True)
 class Start:
-    """An instance asked of the placer, of which no fact has come yet; it is to lead to `num_required` instances."""
+    """An instance asked of the placer that no fact has answered."""
 
     wanted_at: float
     sent_at: float
     reason: str
     cause: Event | None
     num_required: int = 1
-    waits: bool = False  # for free memory, while no request waits for the start
-    node_id: str = ""  # on that node alone; "" anywhere
-    is_awaited: bool = False  # a request or an operator waits for the start
-    is_batch: bool = False  # only batch requests do
+    waits: bool = False  # for free memory, without a waiting request
+    node_id: str = ""  # "": any
+    is_awaited: bool = False  # by a request or an operator
+    is_batch: bool = False  # by batch requests only
 
 
 class OrderKind(StrEnum):
-    """The command last sent to an agent about an instance."""
-
     STOP = "stop"
-    UNLOAD = "unload"  # an operator's stop: not taken back, and the streams still running are no demand
+    UNLOAD = "unload"  # an operator's: not taken back, and its streams are no demand
     RESUME = "resume"
 
 
 STOPS = (OrderKind.STOP, OrderKind.UNLOAD)
 _DRAINS = (InstanceState.READY, InstanceState.DRAINING)
-_CHANGES = {  # the state before and after an order is carried out
+_CHANGES = {
     OrderKind.STOP: _DRAINS,
     OrderKind.UNLOAD: _DRAINS,
     OrderKind.RESUME: _DRAINS[::-1],
@@ -65,64 +63,64 @@ class Order:
 
 @dataclass(slots=True)
 class ModelRecord:
-    """Everything the autoscaler keeps of one model, deployed or not. Times are epoch seconds."""
+    """The autoscaler's record of one model, deployed or not. Times are epoch seconds."""
 
     key: str
-    model: Model | None = None  # as deployed
-    absent_since: float | None = None  # since when the table lacks this model's row, but has others
-    undeployed_revision: int | None = None  # of its row when undeployed, until the table lacks that row
+    model: Model | None = None
+    absent_since: float | None = None  # since when the table, not empty, lacks its row
+    undeployed_revision: int | None = None  # until the table lacks that row
     unknown_since: float | None = None  # since when it has instances but is not deployed
-    policy_state: Any = None  # the scaling policy's memory of it
-    ahead: Ahead = field(default_factory=Ahead)  # the latest forecasts
+    policy_state: Any = None
+    ahead: Ahead = field(default_factory=Ahead)
     waiting: Event | None = None  # the request.waiting to name as the cause
     asked: str = ""  # why an instance is wanted without a request
-    asked_node: str = ""  # ... and on which node; "" on any
-    keep_alive_s: float | None = None  # asked by a client for the serving instances; None: the model's own
-    kept: KeptCopy = field(default_factory=KeptCopy)  # its copy below READY
-    num_failures: int = 0  # consecutive failed starts
-    not_before: float = 0.0  # when the next start may be tried
-    rest_until: float = 0.0  # until when it has nothing to balance
-    stands_until: float = 0.0  # until when the policy's last answer stands; 0: it does not
-    starts: dict[str, Start] = field(default_factory=dict)  # instance_id -> an instance asked for
-    orders: dict[str, Order] = field(default_factory=dict)  # instance_id -> the last order sent
+    asked_node: str = ""  # "": any
+    keep_alive_s: float | None = None  # asked by a client for the serving instances
+    kept: KeptCopy = field(default_factory=KeptCopy)
+    num_failures: int = 0
+    not_before: float = 0.0  # of the next start
+    rest_until: float = 0.0  # nothing to balance before
+    stands_until: float = 0.0  # of the policy's last answer
+    starts: dict[str, Start] = field(default_factory=dict)
+    orders: dict[str, Order] = field(default_factory=dict)  # instance_id -> the last one
 
     @property
     def num_pending(self) -> int:
-        """Number of instances to come that a request or an operator waits for."""
+        """Coming instances that a request or an operator waits for."""
         return sum(start.num_required for start in self.starts.values() if not start.waits)
 
     @property
     def is_empty(self) -> bool:
-        """Return whether a new record would know as much. The model's instances are in another table."""
+        """Whether a new record would hold the same."""
         kept = self.starts or self.orders or self.ahead
         return self.model is None and self.undeployed_revision is None and not kept
 
     def is_leaving(self, instance_id: str, *kinds: OrderKind) -> bool:
-        """Return whether the agent's last order was a stop of one of these `kinds` (none: of any kind)."""
+        """Return whether the last order was a stop of one of these `kinds` (none: any)."""
         order = self.orders.get(instance_id)
         return order is not None and order.kind in (kinds or STOPS)
 
     def may_resume(self, instance_id: str, rows: Mapping[str, Instance]) -> bool:
-        """Return whether a draining instance may be taken back: no operator unloaded it or asks for another node."""
+        """Return whether it may be taken back: not if unloaded, or on another node than asked."""
         only = self.asked_node if self.asked else ""
         return only in ("", rows[instance_id].node_id) and self.is_leaving(instance_id, OrderKind.STOP)
 
     def check_node(self, to: Rung, node_id: str, rows: Iterable[Instance]) -> None:
-        """Raise Conflict where an operator's load on one node would start nothing there, because a copy stands as near
-        on another node, or is asked for."""
+        """Raise Conflict where an operator's load on one node would start nothing there: another node has an equally
+        near copy, or one is asked for."""
         check_nowhere_else(to, node_id, rows)
         elsewhere = [s for s in self.starts.values() if s.node_id != node_id and not (s.waits and to is Rung.READY)]
         if node_id and elsewhere:
             raise Conflict(f"an instance is asked for already, on {elsewhere[0].node_id or 'any node'}", param="node")
 
     def kept_as_asked(self, model: Model, rows: Mapping[str, Instance]) -> Model:
-        """The model with the keep-alive that a client asked for, which ends once none of its `rows` serves."""
+        """Apply a client's keep-alive, which ends once none of the `rows` serves."""
         if self.keep_alive_s is not None and not any(row.serves for row in rows.values()):
             self.keep_alive_s = None
         return model if self.keep_alive_s is None else replace(model, keep_alive_s=self.keep_alive_s)
 
     def ask_again(self, model: Model, now_s: float, repeat_s: float) -> list[Effect]:
-        """Send again the starts that the placer has not answered for `repeat_s`."""
+        """Repeat starts that the placer has left unanswered."""
         effects: list[Effect] = []
         for instance_id, start in self.starts.items():
             if now_s - start.sent_at >= repeat_s:
@@ -131,7 +129,7 @@ class ModelRecord:
         return effects
 
     def undeployed(self) -> "ModelRecord":
-        """The record of the model once undeployed: starts and orders under way go on."""
+        """Keep starts and orders under way."""
         assert self.model is not None
         return ModelRecord(
             key=self.key, undeployed_revision=self.model.revision, unknown_since=self.unknown_since,
@@ -139,17 +137,15 @@ class ModelRecord:
         )  # fmt: skip
 
     def forecast_at(self, at_s: float) -> tuple[Forecast | None, Forecast | None]:
-        """Forecasts of the window that holds `at_s`, with the highest demand until a start begun then serves, and of
-        the next window; None where there is none. A forecast counts while its window lasts, so a predictor that falls
-        silent is ignored once its last window is over."""
+        """Return the forecasts of the window at `at_s`, with the highest demand until a start begun then serves, and of
+        the next window. A silent predictor is ignored after its last window."""
         windows = self.ahead.windows_from(at_s)
         if not windows:
             return None, None
         return self.ahead.until_a_start_serves(windows[0], at_s), windows[1] if len(windows) > 1 else None
 
     def failed(self, now_s: float, backoff_s: float, max_backoff_s: float, tries_left: int = 0) -> None:
-        """Pause starts after a failed one, longer each time. `tries_left`: other nodes on which the start may be tried;
-        if any, the next start is at once."""
+        """Pause starts, longer each time, unless other nodes remain to try (`tries_left`)."""
         if tries_left and self.num_failures < AT_ONCE:
             self.num_failures += 1
             return
@@ -162,7 +158,7 @@ class ModelRecord:
         self.num_failures, self.not_before = 0, 0.0
 
     def expire(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> None:
-        """Drop forecasts of past windows, and orders that are over or of unknown instances."""
+        """Drop past forecasts, and orders that are over or of unknown instances."""
         if self.ahead.is_over(now_s):
             self.ahead = replace(self.ahead, windows=())
         if not rows:
@@ -174,8 +170,7 @@ class ModelRecord:
         self.kept.forget_unknown(rows)
 
     def demand(self, load: ModelLoad, rows: Mapping[str, Instance]) -> ModelLoad:
-        """The load, with one waiting request for an operator's wish, and without what a router last reported as running
-        on an instance that is gone, asleep or unloaded."""
+        """Add a waiting request for an operator's wish; omit those reported on instances gone, asleep or unloaded."""
         if self.asked and not load.num_waiting:
             load = replace(load, num_waiting=1)
         leaving = sum(num for i, num in load.in_flight_by_instance.items() if self._has_left(i, rows))
@@ -187,8 +182,7 @@ class ModelRecord:
         return is_over or self.is_leaving(instance_id, OrderKind.UNLOAD)
 
     def as_ordered(self, rows: Mapping[str, Instance], now_s: float, repeat_s: float) -> tuple[Instance, ...]:
-        """The rows as they will be when recent orders are carried out, so that the policy does not choose again before
-        the agents have acted."""
+        """Apply recent orders, so that the policy does not choose again before the agents act."""
         becomes = {}
         for instance_id, order in self.orders.items():
             before, after = _CHANGES[order.kind]
@@ -199,18 +193,18 @@ class ModelRecord:
 
 
 class ModelRecords:
-    """Records by model_key, and the table of models, which the autoscaler owns. Each change of a row raises its
-    revision, also over an undeployment."""
+    """Records by model_key, and the table of models. Each change of a row raises its revision, even over an
+    undeployment."""
 
     def __init__(self) -> None:
         self.records: dict[str, ModelRecord] = {}
-        self._starting: dict[str, ModelRecord] = {}  # records with `starts`
+        self._starting: dict[str, ModelRecord] = {}
         self._late: tuple[float, list[str]] | None = None  # see `is_short_elsewhere`
         self._adapters = AdapterIndex()
         self.bases: Mapping[str, str] = self._adapters.bases
 
     def of(self, model_key: str) -> ModelRecord:
-        """The record of a model; made where there is none."""
+        """Return a record, creating a missing one."""
         record = self.records.get(model_key)
         if record is None:
             record = self.records[model_key] = ModelRecord(model_key)
@@ -220,46 +214,41 @@ class ModelRecords:
         return (record.model for record in self.records.values() if record.model is not None)
 
     def find(self, model_key: str) -> Model | None:
-        """The deployed model of that key, or None."""
         record = self.records.get(model_key)
         return record.model if record is not None else None
 
     def adapters_of(self, base_key: str) -> Mapping[str, Model]:
-        """The deployed adapters of a base, by key."""
         return self._adapters.of(base_key)
 
     def wake(self, model_key: str, now_s: float, *, has_work: bool = True) -> None:
-        """End the standing answer for a model that has changed. `has_work`: the model may need an instance."""
+        """End the policy's standing answer. `has_work`: the model may need an instance."""
         if (record := self.records.get(model_key)) is not None:
             record.stands_until = min(record.stands_until, now_s)
             if has_work:
                 record.rest_until = 0.0
 
     def keep_alive(self, model_key: str, keep_alive_s: float, now_s: float) -> None:
-        """Keep the instances of a model for as long as a client asks; nothing where the model is not deployed."""
         if self.find(model_key) is not None:
             self.of(model_key).keep_alive_s = keep_alive_s
             self.wake(model_key, now_s)
 
     def start(self, record: ModelRecord, instance_id: str, start: Start) -> None:
-        """Note a start that the placer is asked for."""
         record.starts[instance_id] = start
         self._starting[record.key] = record
         self._late = None
 
     def changed(self) -> None:
-        """Note that a start is wanted for another reason than before."""
         self._late = None
 
     def started(self, record: ModelRecord, instance_id: str) -> None:
-        """Drop a start that was reported or is no longer wanted."""
+        """Drop a start reported or no longer wanted."""
         if record.starts.pop(instance_id, None) is not None:
             self._late = None
             if not record.starts:
                 del self._starting[record.key]
 
     def is_short_elsewhere(self, model_key: str, now_s: float) -> bool:
-        """Return whether another model has asked for an instance for a while and got no place."""
+        """Return whether another model has waited `PLACED_S` for a place."""
         if not self._starting:
             return False
         if self._late is None or self._late[0] != now_s:
@@ -267,12 +256,12 @@ class ModelRecords:
         return any(key != model_key for key in self._late[1])
 
     def _two_late(self, now_s: float) -> list[str]:
-        """Up to two models with a late start other than batch's; kept until time, a start or a deployment changes."""
+        """Return at most two models with a late start other than batch's."""
         late = (
             key
             for key, record in self._starting.items()
             if record.model
-            and not record.model.base  # which waits for its base, and takes no memory of others
+            and not record.model.base  # it waits for its base, and takes no memory of others
             and any(
                 now_s - start.wanted_at >= PLACED_S and not (start.waits or start.is_batch)
                 for start in record.starts.values()
@@ -283,8 +272,7 @@ class ModelRecords:
     # rows
 
     def restore(self, rows: Mapping[str, Model], now_s: float) -> list[Effect]:
-        """Take the table: write a lost row again, and remove one of an undeployed model. `rows` may have been read
-        before the latest change was written."""
+        """Rewrite lost rows and remove undeployed models'; the table may have been read before the latest write."""
         removed: list[Effect] = []
         for key, row in rows.items():
             record = self.of(key)
@@ -307,8 +295,8 @@ class ModelRecords:
         return [*lost, *removed]
 
     def inherit(self, earlier: "ModelRecords", now_s: float, absent_s: float) -> None:
-        """Take over models and forecasts, so that an emptied store gets its models again. A model that the leader has
-        undeployed is known by the fact, or by its row alone having been absent for more than `absent_s`."""
+        """Take over models and forecasts, so that an emptied store gets its models again. A model counts as undeployed
+        by the fact, or when its row alone has been absent for more than `absent_s`."""
         for key, known in earlier.records.items():
             record = self.of(key)
             record.ahead = known.ahead
@@ -319,8 +307,8 @@ class ModelRecords:
                     self._adapters.put(record.model)
 
     def deploy(self, model: Model, *, create: bool, now_s: float) -> bool:
-        """Write a model's row; False when nothing changed. Raises Conflict when a name belongs to another model, or
-        when the model exists and `create` is set."""
+        """Write a row; return False if unchanged. Raises Conflict for a name of another model, or an existing one if
+        `create`."""
         record = self.of(model.key)
         known = record.model
         check_names(model, self.deployed(), create=create)
@@ -336,7 +324,7 @@ class ModelRecords:
         return True
 
     def change(self, record: ModelRecord, now_s: float, **fields: Any) -> list[Effect]:
-        """Set an operator's marks in a model's row and publish it; its declaration stays as it was."""
+        """Set an operator's marks and publish the row; its declaration is unchanged."""
         known = record.model
         assert known is not None
         revision, declared_at = max(int(now_s * 1000), known.revision + 1), known.declared_at or known.revision
@@ -344,7 +332,6 @@ class ModelRecords:
         return [Save("models", record.key, record.model), Publish(ModelDeployed(model=record.model))]
 
     def undeploy(self, record: ModelRecord) -> ModelRecord:
-        """Reset the record of a model that was undeployed."""
         self._late = None
         self._adapters.drop(record.key)
         left = self.records[record.key] = record.undeployed()
@@ -354,8 +341,8 @@ class ModelRecords:
 
 
 def check_names(model: Model, deployed: Iterable[Model], *, create: bool) -> None:
-    """Raise Conflict when a name of the model belongs to another one, when the model exists and `create` is set, or
-    when it is declared elsewhere and a custom resource is one of the two."""
+    """Raise Conflict for a name of another model, an existing model if `create`, or one declared elsewhere where either
+    source is a custom resource."""
     names = set(model.names)
     for other in deployed:
         if other.key == model.key:
@@ -367,7 +354,6 @@ def check_names(model: Model, deployed: Iterable[Model], *, create: bool) -> Non
 
 
 def place(instance_id: str, start: Start, model: Model) -> Publish:
-    """Make the command that asks the placer for an instance."""
     command = PlaceInstance(
         instance_id=instance_id,
         model=model,

@@ -1,1 +1,1 @@
-"""The placer: decides where instances run, which instances leave for them, and what is prewarmed."""
+"""The placer: places instances, evicts others for them, and prewarms models."""

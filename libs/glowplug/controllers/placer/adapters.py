@@ -1,17 +1,15 @@
-"""Placements of adapters: which instance of its base takes an adapter, and which adapter leaves for it.
+"""Placements of adapters: the instance of the base that takes an adapter, and the adapter that leaves for it.
 
-An adapter is loaded into the engine of a READY instance of its base, its host, where that engine has an adapter slot
-(`Instance.adapter_slots`) and was started for its rank. It takes no GPU bytes of its own. The first copy and every
-further one go to the host that runs the fewest requests, of the base and of all of its adapters. Where the slots of all
-hosts are taken, the idle adapter of least worth leaves one (policies/worth.py; a slot is the same to each, so that
-seconds count, not bytes); after `fair_wait_s` a busy one leaves, the longest READY first, once its requests have ended.
-An adapter that takes the last slot of its host lets the next one leave at once, where by the same worth less is lost
-than the next cold adapter would wait for it.
+An adapter is loaded into a READY instance of its base, its host, where that engine has an adapter slot
+(`Instance.adapter_slots`) and was started for its rank. It takes no GPU bytes. Each copy goes to the host with the
+fewest requests, of the base and all of its adapters. Without a free slot, the idle adapter of least worth leaves
+(policies/worth.py; slots are alike, so seconds count, not bytes); after `fair_wait_s` a busy one, the longest READY
+first, once its requests have ended. An adapter that takes its host's last slot lets another leave at once where that
+loses less than the next cold adapter would wait.
 
-Without a READY instance of the base a placement waits; the autoscaler counts its requests as the base's, so one starts,
-and the adapter's weights are fetched to that node meanwhile. Where instances of the base are READY and none was started
-for such adapters, an idle one is stopped, and after `fair_wait_s` a busy one: the next is started for all that are
-deployed (`Fleet.for_adapters`).
+Without a READY instance of the base a placement waits: the autoscaler starts one for its requests, and the adapter's
+weights are fetched there meanwhile. Where no READY one was started for such adapters, an idle one is stopped, and after
+`fair_wait_s` a busy one: the next is started for all deployed adapters (`Fleet.for_adapters`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,21 +32,18 @@ from glowplug.policies.placement.port import PlaceRequest
 from glowplug.policies.worth import NEVER_S, STAY_S, Asking, asked
 
 ABILITY = "adapters"
-LEAVE_S = 0.5  # in which an idle adapter leaves: routers learn of its drain, and its requests are counted
+LEAVE_S = 0.5  # for an idle adapter to leave: routers learn of its drain, and its requests are counted
 
 
 class AdapterPlacing:
-    """The adapters' placements by instance_id: those that wait, and those whose start no agent has reported."""
-
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self._records = fleet, Records(fleet)
         self.placements: dict[str, Placement] = {}
-        self._asked_to_leave: dict[str, float] = {}  # instance_id -> when it was asked to make way for an adapter
-        self._fetching: dict[str, str] = {}  # placement -> node where its weights are fetched ahead
-        self._last_cold_at: dict[str, float] = {}  # base -> when an adapter was last loaded for it
+        self._asked_to_leave: dict[str, float] = {}  # by instance_id
+        self._fetching: dict[str, str] = {}  # placement -> node
+        self._last_cold_at: dict[str, float] = {}  # by base
 
     def ask(self, event: Event, now_s: float) -> list[Effect]:
-        """Take `placer.place` of an adapter, the first time or again."""
         instance_id = event.data.instance_id
         placement = self.placements.get(instance_id)
         if placement is not None:
@@ -64,8 +59,6 @@ class AdapterPlacing:
         return self.placements.pop(instance_id, None)
 
     def row_changed(self, row: Instance, now_s: float) -> list[Effect]:
-        """Take a changed row: it ends a placement, or lets others be tried again, since a host is there or has a
-        slot."""
         self.drop(row.instance_id)
         if row.state.is_gone:
             self._asked_to_leave.pop(row.instance_id, None)
@@ -73,15 +66,12 @@ class AdapterPlacing:
         return self.work(now_s) if self.placements and (is_host or (row.host_id and row.state.is_gone)) else []
 
     def work(self, now_s: float) -> list[Effect]:
-        """Try what waits, the most urgent first; send starts again that no agent has reported, and give up those whose
-        host no longer takes them."""
         effects: list[Effect] = []
         for placement in sorted(self.placements.values(), key=lambda one: one.urgency):
             effects += self._repeat(placement, placement.sent, now_s) if placement.sent else self._try(placement, now_s)
         return effects
 
     def shift(self, by_s: float) -> None:
-        """Move every wait by a jump of the clock."""
         for placement in self.placements.values():
             placement.shift(by_s)
         self._asked_to_leave = {name: at + by_s for name, at in self._asked_to_leave.items()}
@@ -108,8 +98,7 @@ class AdapterPlacing:
         return self._make_space(placement, open_to_it, now_s)
 
     def _hosts(self, model: Model, node_id: str, now_s: float) -> list[Instance]:
-        """The READY instances of an adapter's base whose engines take adapters; not on nodes where its weights could
-        not be had lately, unless there are no others."""
+        """Nodes that lately failed to get the weights are left out unless there are no others."""
         alive = self.fleet.alive(now_s)
         found = []
         for row in self.fleet.instances.living(model.base).values():
@@ -125,14 +114,12 @@ class AdapterPlacing:
         return [row for row in self.fleet.on_node(host.node_id) if row.host_id == host.instance_id]
 
     def _num_taken(self, host: Instance) -> int:
-        """The adapter slots of a host that are taken or promised."""
         rows = self._riders(host)
         known = {row.instance_id for row in rows}
         sent = (p for p in self.placements.values() if p.sent is not None and p.sent.host_id == host.instance_id)
         return len(rows) + sum(placement.instance_id not in known for placement in sent)
 
     def _promised(self, model_key: str) -> set[str]:
-        """Hosts that an adapter's unreported starts go to."""
         sent = (p.sent for p in self.placements.values() if p.command.model.key == model_key)
         return {one.host_id for one in sent if one is not None}
 
@@ -166,8 +153,8 @@ class AdapterPlacing:
         return [*effects, *self._free_next(placement, host, now_s)]
 
     def _free_next(self, placement: Placement, host: Instance, now_s: float) -> list[Effect]:
-        """Let an idle adapter leave a host whose last slot was just taken, where that is worth it: the next cold
-        adapter would wait for it to leave, and is as likely as it is long ago that one came to this base."""
+        """Free another slot of a full host where that pays: the next cold adapter would wait for it, and is the
+        likelier the more recently one came to this base."""
         base = placement.command.model.base
         last_at, self._last_cold_at[base] = self._last_cold_at.get(base, -NEVER_S), now_s
         riders = self._riders(host)
@@ -205,7 +192,6 @@ class AdapterPlacing:
         return []
 
     def _fetch_ahead(self, placement: Placement, now_s: float) -> list[Effect]:
-        """Fetch an adapter's weights to the node where an instance of its base is starting."""
         model = placement.command.model
         coming = [row for row in self.fleet.instances.living(model.base).values() if is_coming(row)]
         host = min(coming, key=lambda row: (row.created_at, row.instance_id), default=None)
@@ -227,7 +213,6 @@ class AdapterPlacing:
     # who leaves
 
     def _make_space(self, placement: Placement, hosts: list[Instance], now_s: float) -> list[Effect]:
-        """Ask an adapter to leave a slot, unless one has been asked lately."""
         model, loads = placement.command.model, self.fleet.loads
         riders = [row for host in hosts for row in self._riders(host)]
         self._forget_old(now_s)
@@ -247,13 +232,11 @@ class AdapterPlacing:
         return self._leaves(placement, victim, f"{victim.model_key} leaves its slot in {victim.host_id}: {why}", now_s)
 
     def _may_leave(self, riders: Iterable[Instance]) -> list[Instance]:
-        """The READY ones that are not pinned, and were not asked to leave yet."""
         asked_already, models = self._asked_to_leave, self.fleet.models
         pinned = {row.model_key for row in riders if (one := models.get(row.model_key)) is not None and one.pinned}
         return [r for r in riders if is_ready(r) and r.instance_id not in asked_already and r.model_key not in pinned]
 
     def _least_worth(self, ready: Iterable[Instance], holdings: Holdings) -> Instance | None:
-        """The idle adapter whose loss costs the least."""
         idle = [row for row in ready if not self._is_wanted(row)]
         return min(idle, key=lambda row: (holdings.saves_s(row), row.ready_at, row.instance_id), default=None)
 
@@ -286,7 +269,6 @@ class AdapterPlacing:
         return [Record(decided, placement.event), Publish(command, placement.event)]
 
     def _forget_old(self, now_s: float) -> None:
-        """Forget orders that were lost or are over."""
         known, most_s = self.fleet.instances.by_id, self.fleet.params.give_up_s
         self._asked_to_leave = {
             name: at

@@ -1,44 +1,37 @@
-"""The placer: it decides node, GPUs and bytes of every instance, and which instances leave when bytes are lacking.
+"""The placer: choose node, GPUs and bytes of every instance, and the instances that leave when bytes are lacking.
 
 What it is notified of
-    Commands `placer.place` (repeated every 2 s by the service that wants the instance) and `placer.cancel`; facts about
-    instances, nodes, models, fetched weights and forecasts; the routers' load; ends of requests, where a policy learns
-    from them; `Cordon`, `FetchToHost` and `DropFromHost`, from an operator; a `Tick` now and then. Any stimulus may
-    come late, twice or never.
+    Commands `placer.place` (repeated every 2 s by the requesting service) and `placer.cancel`; facts about instances,
+    nodes, models, fetched weights and forecasts; router load; ends of requests, where a policy learns from them;
+    an operator's `Cordon`, `FetchToHost`, `DropFromHost`; `Tick`. Any stimulus may come late, twice or never.
 
 What it asks for
-    Of agents: `agent.start` of an instance, of a replica or of each stage of a pipeline, `agent.join`, `agent.stop`. Of
-    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator, and `prefetcher.drop`. Of the
-    store: rows of cordons, of start times, and of instances whose node has left. Each decision is recorded with its
-    reason before the commands that follow from it.
+    Of agents: `agent.start` (an instance, a replica, or each stage of a pipeline), `agent.join`, `agent.stop`. Of
+    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator; `prefetcher.drop`. Of the store:
+    rows of cordons, start times, and instances whose node has left. Each decision is recorded, with its reason, before
+    its commands.
 
 What it promises
-    1. Bytes are promised once: the bytes granted by a GPU's ledger and the claims on it together never exceed the GPU,
-       except while it waits for instances that were asked to leave. `fleet/capacity.py` is the only place that counts.
-    2. The most urgent placement is tried first (priority, then time of asking); a refused one is tried again when
-       bytes come free, and every `retry_s`.
-    3. A start that no agent confirms is sent again every `repeat_s`, and after `give_up_s` placed on another node. A
-       placement that no service repeats is dropped after `forget_s`.
-    4. A busy instance leaves only once it has had its time (policies/eviction/turns.py); a pinned one never; a replica
-       at once.
-    5. A pipeline serves when all of its stages are ready, and ends when one of its stages ends.
+    1. Grants and claims on a GPU never exceed it, except while it waits for instances that were asked to leave. Only
+       `fleet/capacity.py` counts.
+    2. The most urgent placement is tried first (priority, then time of request); a refused one is retried when bytes
+       come free, and every `retry_s`.
+    3. An unconfirmed start is repeated every `repeat_s`, and moved to another node after `give_up_s`. A placement that
+       no service repeats is dropped after `forget_s`.
+    4. A busy instance leaves only after its turn (policies/eviction/turns.py); a pinned one never; a replica at once.
+    5. A pipeline serves when all of its stages are ready, and ends when one of them ends.
     6. A start waits for the GPU where an engine of its model sleeps no longer than the wake should save (sleepers.py).
-    7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and no serving instance leaves for it.
-       Where only batch requests wait for a start (`is_batch`), nothing leaves that others run or are expected to need;
-       instances that run batch requests alone leave first, and at once.
-    8. Where the weights of a start cannot be had on its node, the next start of its model goes to another one, on
-       `max_start_nodes` in all, and the first node is avoided for `avoid_node_s` (failed_nodes.py).
-    9. Commands of a service that has been fenced off are refused (StaleEpoch).
-   10. An adapter goes to a READY instance of its base and takes no GPU bytes. Other adapters leave its slots for it,
-       the base itself only where it was started without slots (adapters.py).
+    7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and evicts no serving instance. A start
+       for batch requests alone (`is_batch`) evicts nothing that others run or are expected to need; instances that run
+       only batch requests leave first, and at once.
+    8. Where weights cannot be had on a node, the model's next start tries another, on `max_start_nodes` in all; the
+       first node is avoided for `avoid_node_s` (failed_nodes.py).
+    9. Commands of a fenced-off service are refused (StaleEpoch).
+   10. An adapter joins a READY instance of its base and takes no GPU bytes. Other adapters leave its slots for it; the
+       base itself only where it was started without slots (adapters.py).
 
 What it never does
-    It starts no process, moves no bytes and touches no clock. It never sets a claim of its own above what a node's
-    beat says of its GPUs. It undeploys no model, and scales none.
-
-Parts: `placing` (which placements wait, and where they go), `victims` (which instances leave), `prewarming`, `stages`,
-`nodes`, `network` (links and start times), `host_memory` (weights there), `costs` (of an operator's verb), over one
-`fleet`.
+    Start a process, move bytes, read a clock, claim more than a node's beat offers, undeploy or scale a model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -80,22 +73,18 @@ from glowplug.policies.scaling.port import needed_by_pipeline
 
 # Nodes that fall silent, and nodes that an operator drains.
 #
-# When the lease of a node runs out, the node has left and its instances with it. Nothing is placed on a cordoned
-# node, and every instance there is stopped, whenever it came; a stop is sent again until its instance drains, since a
-# command may be lost. A later stage of a serving pipeline is not stopped itself: the first stage is, on whatever
-# node, or becomes whole without it, and `Stages` then ends the later ones.
+# A node and its instances are gone when its lease runs out. Nothing is placed on a cordoned node, and every instance
+# there is stopped, again until it drains: a command may be lost. Of a serving pipeline the first stage is stopped, or
+# becomes whole; `Stages` then ends the later ones.
 
 
 class Nodes:
-    """Leases, cordons and the drains that follow from them."""
-
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._knows_cordons = False  # this placer's table has been read once
-        self._stopped_at: dict[str, float] = {}  # instance of a cordoned node -> when its stop was last sent
+        self._knows_cordons = False
+        self._stopped_at: dict[str, float] = {}
 
     def expire(self, now_s: float) -> list[Effect]:
-        """Take out nodes whose leases ran out, and report their instances as failed."""
         effects: list[Effect] = []
         lease_s = self.fleet.params.node_lease_s
         for node in self.fleet.nodes.expire(now_s):
@@ -124,8 +113,7 @@ class Nodes:
         return effects
 
     def forget_gone(self, now_s: float) -> list[Effect]:
-        """Forget instances long gone, and remove the rows of a node that never came back; a living agent removes
-        its own rows."""
+        """Forget instances long gone, and rows of nodes that never came back; a living agent removes its own."""
         removed: list[Effect] = []
         for instance in self.fleet.capacity.gone_before(now_s - self.fleet.params.keep_gone_s):
             self.fleet.forget(instance.instance_id)
@@ -134,7 +122,6 @@ class Nodes:
         return removed
 
     def cordon(self, cordon: Cordon, now_s: float) -> list[Effect]:
-        """Cordon a node, or lift its cordon, because an operator asked."""
         node_id, here = cordon.node_id, self.fleet.on_node(cordon.node_id)
         self.fleet.capacity.cordon(node_id, is_cordoned=cordon.cordoned)
         inputs: dict[str, float | int | str] = {"instances": len(here)}
@@ -152,8 +139,8 @@ class Nodes:
         return effects
 
     def restore_cordons(self, rows: dict[str, Cordon]) -> list[Effect]:
-        """Take the table once, at the start; from then on write it where it differs from what this placer knows. A row
-        with `cordoned` false is a lifted cordon; a missing row says nothing."""
+        """Take the table at the first call; later, write its differences from this placer's cordons. `cordoned` false
+        is a lifted cordon; a missing row says nothing."""
         capacity = self.fleet.capacity
         if not self._knows_cordons:
             for node_id, row in rows.items():
@@ -165,7 +152,6 @@ class Nodes:
         return [Save(CORDONS, n, Cordon(n, wrong[n])) for n in sorted(wrong)]
 
     def drain(self, now_s: float) -> list[Effect]:
-        """Stop every instance on a cordoned node."""
         effects: list[Effect] = []
         known = self.fleet.instances.by_id
         self._stopped_at = {name: at for name, at in self._stopped_at.items() if name in known}
@@ -176,9 +162,9 @@ class Nodes:
         return effects
 
     def _who_leaves(self, instance: Instance) -> Instance | None:
-        """The instance to stop so that `instance` ends: of a serving pipeline the first stage, which has the streams.
-        None while the first stage becomes whole, or as a whole instance ends what runs in its stages: the others end
-        after that. A later stage that already serves for itself runs the pipeline's layers until then."""
+        """Return the instance to stop so that `instance` ends: the first stage of a serving pipeline, which has the
+        streams. None while the first stage becomes whole, or ends what runs in its stages; the others end after
+        that."""
         known = self.fleet.instances.by_id
         first = known.get(instance.part_of or needed_by_pipeline(instance.instance_id, known))
         if first is None or first.state not in (InstanceState.READY, InstanceState.DRAINING):
@@ -204,40 +190,33 @@ class Nodes:
         return [Record(decided), command]
 
 
-# Pipelines: an instance and its later stages start together, serve together and end together.
+# Pipelines: an instance and its later stages start, serve and end together.
 #
-# Paper: HydraServe sections 4 and 6. The placement starts the stages; this file makes sure, whatever is lost, that
+# Paper: HydraServe sections 4 and 6. Whatever is lost,
 #
 # - the first stage serves once every later one is READY (`agent.join`, repeated until it does);
-# - a lost stage ends the others: a pipeline with a hole serves no request. A first stage that becomes whole has
-#   `hole_grace_s` before that: with all of the weights it goes on alone, and its row says so. Where a later stage
-#   drains, the first stage drains with it and ends before it, or becomes whole;
-# - the other stages end where no agent has reported one for `give_up_s`: it was never begun (its placer was killed
-#   before it had sent all of the starts);
-# - later stages end when the instance is gone, or serves alone after it was consolidated (section 6.2, scale down) and
-#   nothing runs in its stages any more;
-# - a stage that is to become whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated until
-#   they are there).
+# - a lost stage ends the others, but a first stage that becomes whole has `hole_grace_s` to go on alone. Where a later
+#   stage drains, the first drains with it and ends before it, or becomes whole;
+# - all end where no agent has reported a stage for `give_up_s`: its placer died before sending all starts;
+# - later stages end when the instance is gone, or serves alone after consolidation (section 6.2, scale down) with its
+#   stages idle;
+# - a stage that becomes whole gets the rest of its weights (`prefetcher.fetch`, in the background, repeated).
 
-ENDS_AHEAD_S = 0.5  # how long before a later stage's drain that of the first stage ends
+ENDS_AHEAD_S = 0.5  # the first stage's drain ends this long before a later stage's
 
 
 class Stages:
-    """Commands sent about pipelines, and when."""
-
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._sent_at: dict[str, float] = {}  # instance or stage id -> when it was last commanded to join or end
+        self._sent_at: dict[str, float] = {}
 
     def row_changed(self, row: Instance, now_s: float) -> list[Effect]:
-        """Take a changed row, and command what follows for its pipeline."""
         whole, capacity = row.part_of or row.instance_id, self.fleet.capacity
         is_pipeline = whole in capacity.stages or whole in capacity.pipelines
         follows = self._follow_up(whole, now_s) if is_pipeline else []
         return [*follows, *self._fetch_rest(row, now_s)]
 
     def work(self, now_s: float) -> list[Effect]:
-        """Send again the commands that have not been carried out."""
         parts, known = self.fleet.capacity.stages, self.fleet.instances.by_id
         self._sent_at = {key: at for key, at in self._sent_at.items() if key.removesuffix(REST) in known}
         wholes = sorted(parts.keys() | self.fleet.capacity.pipelines.keys())
@@ -246,7 +225,6 @@ class Stages:
         return [*follows, *(effect for row in rows for effect in self._fetch_rest(row, now_s))]
 
     def _fetch_rest(self, row: Instance, now_s: float) -> list[Effect]:
-        """Fetch the weights that a stage lacks while it becomes whole."""
         model, node = self.fleet.models.get(row.model_key), self.fleet.nodes.by_id.get(row.node_id)
         grows = row.consolidating and not row.state.is_gone
         if not (grows and self.fleet.params.follows_parts) or model is None or node is None:
@@ -298,7 +276,6 @@ class Stages:
         return []
 
     def _grace_s(self, hole: Instance, now_s: float) -> float:
-        """Seconds that the first stage may drain, so that it ends before the lost stage does."""
         if hole.state.is_gone:
             return 0.0
         most_s = self.fleet.params.evict_grace_s
@@ -322,12 +299,12 @@ def _address(part: Instance) -> StageAddress:
     return StageAddress(instance_id=part.instance_id, url=part.url, key_id=part.key_id)
 
 
-# Prewarming: the placer orders what the policy plans, again and again until the agent reports the replica.
+# Prewarming: order the policy's plan, repeated until the agent reports the replica.
 #
-# A plan is made when a forecast comes (a window has closed), when an instance starts, drains or ends, when bytes come
-# free (a draining instance gave some of its KV cache back, WarmServe section 4.1), and each `prewarm_every_s`.
+# A plan is made at a forecast, when an instance starts, drains or ends, when bytes come free (a draining instance
+# returned some of its KV cache, WarmServe section 4.1), and each `prewarm_every_s`.
 
-URGENCY = -100  # of a replica's fetch: below those of instances that requests wait for
+URGENCY = -100  # of a replica's fetch: below those of awaited instances
 GIVEN_UP = "dropped"  # holder of the promise of a replica that was asked to leave
 
 Prewarm = Callable[[PrewarmView], PrewarmPlan]
@@ -336,8 +313,6 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class _Ordered:
-    """A replica that was ordered and that its agent has not reported yet."""
-
     row: Instance
     commands: tuple[FetchWeights | StartInstance, ...]
     began_at: float
@@ -345,24 +320,20 @@ class _Ordered:
 
 
 class Prewarming:
-    """Replicas that were ordered or dropped, and the planning of new ones."""
-
     def __init__(self, fleet: Fleet, prewarm: Prewarm | None) -> None:
         self.fleet, self._prewarm = fleet, prewarm
         self._weighs = weighs_worth(prewarm)
         self._ordered: dict[str, _Ordered] = {}
         self._dropped: dict[str, tuple[float, str]] = {}  # replica -> when it was last dropped, and why
-        self._failed_at: dict[str, float] = {}  # model_key -> when a replica of it last failed
+        self._failed_at: dict[str, float] = {}
         self._planned_at = NEVER
         self._is_due = False
 
     def forecast(self, fact: ForecastMade, now_s: float) -> None:
-        """Take the forecast of a closed window."""
         self.fleet.forecasts.take(fact, now_s)
         self._is_due = True
 
     def row_changed(self, row: Instance, now_s: float) -> None:
-        """Take a changed row: it reports an ordered replica, or the start that took the replica's place."""
         taken = self.fleet.capacity.taken
         if row.instance_id in self._ordered:
             del self._ordered[row.instance_id]
@@ -373,11 +344,9 @@ class Prewarming:
             self._failed_at[row.model_key] = now_s
 
     def plan_soon(self) -> None:
-        """Plan at the next chance: bytes came free, or an instance started, drained or ended."""
         self._is_due = True
 
     def work(self, now_s: float) -> list[Effect]:
-        """Repeat orders that no agent has confirmed, then make a plan where one is due."""
         if self._prewarm is None:
             return []
         effects = [*self._repeat(now_s), *self._drop_again(now_s)]
@@ -399,7 +368,7 @@ class Prewarming:
         effects = [e for replica_id, why in dropped.items() for e in self._drop(replica_id, why, now_s)]
         for step in plan.steps:
             effects += self._order(step, plan, view, now_s)
-        self._is_due = bool(plan.steps)  # there may be more to do than one plan holds
+        self._is_due = bool(plan.steps)
         return effects
 
     def _view(self, now_s: float) -> PrewarmView:
@@ -437,13 +406,11 @@ class Prewarming:
         )
 
     def _weighed(self, some: Iterable[_T]) -> Iterable[_T]:
-        """Return `some` where the policy weighs what copies are worth; else nothing."""
         return some if self._weighs else ()
 
     # ordering
 
     def _order(self, step: PrewarmStep, plan: PrewarmPlan, view: PrewarmView, now_s: float) -> list[Effect]:
-        """Order one replica; its bytes, and the replicas it replaces, are promised to it at once."""
         capacity, model = self.fleet.capacity, view.models[step.model_key]
         replica_id = self.fleet.ids.next("r")
         decided = self._record(step, replica_id, plan, view)
@@ -493,7 +460,6 @@ class Prewarming:
         return effects
 
     def _forget(self, replica_id: str) -> None:
-        """Stop waiting for an ordered replica, and release its promises."""
         del self._ordered[replica_id]
         self.fleet.promised.discard(replica_id)
         self.fleet.capacity.taken.pop(replica_id, None)
@@ -550,7 +516,6 @@ class Prewarming:
 
 
 def _replica(step: PrewarmStep, replica_id: str, model: Model, decision_id: str, now_s: float) -> Instance:
-    """The row that the replica's agent will write."""
     return Instance(
         instance_id=replica_id,
         model_key=model.key,
@@ -578,8 +543,6 @@ __all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 
 
 class PlacerController:
-    """State machine of the placer. `place`, `evict`, `prewarm`: its placement, eviction and prewarming policies."""
-
     def __init__(
         self,
         place: Place,
@@ -593,7 +556,7 @@ class PlacerController:
     ) -> None:
         self.policies, self._params, self._fence = policies, params, Fence()
         self.fleet = Fleet(policies, epoch, params, priors)
-        self.reads_ends = wants_seconds(place) or reads_profile(prewarm)  # whether policies learn from ends of requests
+        self.reads_ends = wants_seconds(place) or reads_profile(prewarm)
         self._placing, self._stages = Placing(self.fleet, place, evict), Stages(self.fleet)
         self._adapters = AdapterPlacing(self.fleet)
         self._prewarming, self._nodes = Prewarming(self.fleet, prewarm), Nodes(self.fleet)
@@ -623,7 +586,6 @@ class PlacerController:
 
     @property
     def placements(self) -> dict[str, Placement]:
-        """Instances that wait for a place or for their agents to report them, by instance_id."""
         return {**self._placing.placements, **self._adapters.placements}
 
     @property
@@ -648,7 +610,7 @@ class PlacerController:
         return [*dispatch(self.handlers, stimulus, now_s), *self._save_learned()]
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Take a whole table: `models`, `nodes`, `instances` or, written by the placer, `cordons` and `start_times`."""
+        """Take a whole table: `models`, `nodes`, `instances`, or the placer's own `cordons` and `start_times`."""
         if table == "models":
             self.fleet.models = rows
             self.fleet.adapters.restore(rows)
@@ -665,7 +627,7 @@ class PlacerController:
             self._fence.raise_to(rows)
         elif table == "nodes":
             news = [self.fleet.node(node, now_s) for node in rows.values()]
-            if any(news):  # do what the node's beat would have caused: the row is as new
+            if any(news):  # as after a beat
                 return [*self._placing.work(now_s), *self._save_learned()]
         else:
             for instance in self.fleet.restore_rows(rows, now_s):
@@ -676,7 +638,7 @@ class PlacerController:
 
     def inherit(self, earlier: "PlacerController", now_s: float) -> None:
         """Take over an earlier placer's instances, demand, start times and cordons, which also refill an emptied store.
-        The nodes are not taken over: those of the table get a whole lease, however long this process did not listen."""
+        Nodes come from the table, with a whole lease."""
         self.fleet.network.times.restore(earlier.fleet.network.times.rows)
         self.fleet.network.stage_bytes = earlier.fleet.network.stage_bytes
         self.fleet.take_over(earlier.instances, earlier.loads, now_s)
@@ -684,11 +646,10 @@ class PlacerController:
         self.fleet.failed_nodes.inherit(earlier.fleet.failed_nodes)
 
     def cordons(self, now_s: float) -> dict[str, bool]:
-        """Every cordoned node by id, absent ones included: whether it is alive now."""
+        """Return whether each cordoned node, absent ones included, is alive now."""
         return {node_id: self.nodes.is_alive(node_id, now_s) for node_id in sorted(self.fleet.capacity.cordoned)}
 
     def view(self, now_s: float) -> list[Node]:
-        """The nodes alive now, cordoned ones marked as draining."""
         return list(self.fleet.alive(now_s))
 
     def _save_learned(self) -> list[Effect]:
@@ -716,7 +677,7 @@ class PlacerController:
         ]
 
     def _notice_jump(self, now_s: float) -> None:
-        """Treat a long gap between two ticks as a pause or a jump of the placer's clock, and move every wait by it."""
+        """Treat a long gap between ticks as a pause or jump of the clock, and move every wait by it."""
         gap_s = now_s - (now_s if self._ticked_at is None else self._ticked_at)
         self._ticked_at = now_s
         if not 0 <= gap_s <= self._params.max_tick_gap_s:
@@ -726,7 +687,7 @@ class PlacerController:
             self._adapters.shift(gap_s)
 
     def _drop_unasked(self, now_s: float) -> None:
-        """Drop placements not yet sent that no service repeats: their cancel was lost, or their autoscaler."""
+        """Drop unsent placements that no service repeats: their cancel or their autoscaler was lost."""
         for instance_id, placement in list(self.placements.items()):
             if not placement.sent and now_s - placement.asked_at > self._params.forget_s:
                 self._drop(instance_id)
@@ -742,14 +703,14 @@ class PlacerController:
             for i, p in self.placements.items()
             if p.event.epoch < event.epoch and service_of(p.event.issuer) == service_of(event.issuer)
         ]
-        for instance_id in stale:  # asked for by an autoscaler since replaced: the new one asks anew
+        for instance_id in stale:  # of a replaced autoscaler
             if not self.placements[instance_id].sent:
                 self._drop(instance_id)
         if command.model.base:
             return self._adapters.ask(event, now_s)
         placement = self.placements.get(command.instance_id)
         if placement is not None and not placement.sent and _was_patient(placement.command, command):
-            self._placing.drop(command.instance_id)  # such a request waits for it now: it is placed like any other
+            self._placing.drop(command.instance_id)
             placement = None
         if placement is not None:
             placement.asked_at = now_s
@@ -781,7 +742,7 @@ class PlacerController:
 
     def _node(self, event: Event, now_s: float) -> list[Effect]:
         if not self.fleet.node(event.data.node, now_s):
-            return []  # most beats offer nothing new
+            return []
         return self._use_bytes(now_s)
 
     def _node_left(self, event: Event, now_s: float) -> list[Effect]:
@@ -802,13 +763,11 @@ class PlacerController:
         return [*effects, *self._use_bytes(now_s)] if may_free_bytes else effects
 
     def _use_bytes(self, now_s: float) -> list[Effect]:
-        """Use bytes that may have come free: for waiting placements first, then for replicas."""
         self._prewarming.plan_soon()
         return [*self._placing.work(now_s), *self._prewarming.work(now_s)]
 
     def _end_placement(self, instance: Instance) -> None:
-        """End the placement of an instance that its agent has reported: the agent's ledger now holds the bytes, or has
-        given them back. The placement of a pipeline ends once an agent has reported every stage."""
+        """End a placement once its agents have reported every stage: their ledgers now count the bytes."""
         whole = instance.part_of or instance.instance_id
         placement = self._placing.placements.get(whole)
         if placement is None:
@@ -861,5 +820,4 @@ class PlacerController:
 
 
 def _was_patient(known: PlaceInstance, command: PlaceInstance) -> bool:
-    """Return whether a start that waited for free memory, or that only batch requests waited for, no longer does."""
     return (known.waits and not command.waits) or (known.is_batch and not command.is_batch)

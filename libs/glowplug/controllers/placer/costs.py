@@ -1,8 +1,7 @@
-"""Cost of an operator's verb on a model now: seconds and bytes, the source of the figures, and the instances to leave.
+"""Estimate the cost of an operator's verb now: seconds, bytes, source of the figures, and leaving instances.
 
-The answer is an estimate, not a promise: it uses the policies, ledgers and learned seconds of a placement
-(`Placing.preview`, fleet/start_times.py), and changes nothing. It leaves out how long the running requests of a
-leaving instance take, which is not known; `num_in_flight` says how many there are.
+An estimate: it uses the policies, ledgers and learned seconds of a placement, and changes nothing. It leaves out the
+unknown time of a leaving instance's running requests; `num_in_flight` counts them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,13 +23,11 @@ Verb = Literal["load", "wake", "unload", "sleep", "drain", "pin", "unpin"]
 VERBS: Final[tuple[Verb, ...]] = ("load", "wake", "unload", "sleep", "drain", "pin", "unpin")
 _LEAVES: Final = {Rung.ASLEEP: "swapped_out", Rung.PREWARMED: "prewarmed"}
 _FETCHES: Final = frozenset({StartKind.COLD, StartKind.DISK})
-MOST_HELD: Final = 3  # most staying instances that a reason names
+MOST_HELD: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """An instance that would leave, and what it would become: stopped, swapped_out or prewarmed."""
-
     instance_id: str
     model_key: str
     state: str
@@ -41,19 +38,20 @@ class Leaving:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Cost of one verb. `gpu_bytes`: held on GPUs while it is carried out; `kept_gpu_bytes`: still held afterwards;
-    `freed_gpu_bytes`, `fetch_bytes` (into host memory) and `freed_host_bytes` likewise. Seconds run from the command.
+    `freed_gpu_bytes`, `fetch_bytes` (into host memory) and `freed_host_bytes` likewise. Seconds run from the
+    command.
     """
 
     model: str
     verb: str
-    rung: str  # that the verb leads to; of `unload`, the one that copies leave ("": all)
+    rung: str  # the verb's target; of `unload`, the one that copies leave ("": all)
     seconds: float = 0.0
     kind: str = ""  # kind of the start: cold, disk, cached, wake, growth or join
     phases: dict[str, float] = field(default_factory=dict)
     source: str = "nothing has to be done"
-    scope: str = ""  # what the figures are of: model, size, engine, prior, or disk (the node's own)
-    num_measured: int = 0  # starts, or drains, whose median the seconds are
-    is_emulated: bool = False  # an emulated engine models its time
+    scope: str = ""  # of the figures: model, size, engine, prior, or disk (the node's own)
+    num_measured: int = 0  # starts, or drains, behind the median
+    is_emulated: bool = False
     node_id: str = ""
     gpu_ids: tuple[str, ...] = ()
     gpu_bytes: int = 0
@@ -63,19 +61,17 @@ class Cost:
     freed_host_bytes: int = 0
     num_in_flight: int = 0
     leaving: tuple[Leaving, ...] = ()
-    is_possible_now: bool = True  # False: it would wait or is impossible; `reason` says why
+    is_possible_now: bool = True  # False: it would wait or is impossible
     reason: str = ""
 
 
 class Costs:
-    """Costs of verbs, answered from the tables of one placer."""
-
     def __init__(self, fleet: Fleet, placing: Placing, host_memory: HostMemory) -> None:
         self.fleet, self._placing, self._host = fleet, placing, host_memory
 
     def of(self, model_key: str, verb: Verb, now_s: float, *, rung: Rung | None = None, node_id: str = "") -> Cost:
-        """Return the cost of a verb. Raises ModelNotFound, BadRequest for a verb or a rung that makes no sense, and for
-        one node NotFound, and Conflict where a copy stands as near on another."""
+        """Return the cost of a verb. Raises ModelNotFound, BadRequest for a senseless verb or rung, and for one node
+        NotFound, and Conflict where a copy is as near on another."""
         model = self._host.model(model_key)
         blank = Cost(model=model.name, verb=verb, rung="", is_emulated=model.engine == "emulated")
         match verb:
@@ -184,7 +180,6 @@ class Costs:
     # down
 
     def _down(self, blank: Cost, model: Model, to: Rung | None, rows: list[Instance]) -> Cost:
-        """The cost of moving `rows` down to rung `to`, or of stopping them where `to` is None."""
         becomes = _LEAVES[to] if to else "stopped"
         nodes = [node for row in rows if (node := self.fleet.nodes.by_id.get(row.node_id)) is not None]
         unable = [n.node_id for n in nodes if to is Rung.ASLEEP and not n.can(model.engine, "swap")]
@@ -214,7 +209,7 @@ class Costs:
 
     def _off(self, blank: Cost, model: Model, rung: Rung | None, now_s: float, node_id: str) -> Cost:
         every = rung in (None, Rung.HOST)
-        is_host_alone = rung is Rung.HOST and bool(node_id)  # dropping from one node: instances stay
+        is_host_alone = rung is Rung.HOST and bool(node_id)
         rows = [] if is_host_alone else [row for row in self._living(model) if every or rung_of(row) is rung]
         cost = self._down(blank, model, None, rows)
         notes = [cost.reason] if cost.reason else []
@@ -242,7 +237,7 @@ class Costs:
         )
 
     def _freed(self, rows: list[Instance]) -> int:
-        """GPU memory that comes free once all of `rows` have left: less the weights that others go on sharing."""
+        """Return the GPU memory freed once all of `rows` have left, less weights that others go on sharing."""
         held = [row for row in rows if row.state is not InstanceState.SWAPPED_OUT]
         total = sum(worker.num_bytes for row in held for worker in row.workers)
         names, capacity = {row.instance_id for row in held}, self.fleet.capacity
@@ -261,7 +256,6 @@ class Costs:
 
 
 def _source(scope: Scope, num: int, kind: StartKind, model: Model, is_emulated: bool) -> str:
-    """A sentence that says where the seconds come from."""
     starts = counted(num, "wake" if kind is StartKind.WAKE else "start")
     what = {
         "cold": " that were cold", "disk": " from disk", "cached": " from host memory", "growth": " from a replica"

@@ -1,10 +1,10 @@
-"""Nodes where weights could not be had lately: starts with the same weights go to other nodes for a while.
+"""Nodes that lately failed to get weights: starts with the same weights avoid them for a while.
 
-A refused fetch, a full disk or wrong bytes may be the trouble of one node alone (no way to the source, another cache
-before it). Where another node could run the model, the next start is tried there: `tries_left` of the failed instance
-shows routers that waiting requests need not be refused, and the autoscaler that it need not pause. A start is tried on
-at most `max_start_nodes`, also where each try takes longer than a node is avoided. A node is tried again after
-`avoid_node_s`, once the weights lie there, once its model is deployed anew, or where every other node has failed too.
+A refused fetch, a full disk or wrong bytes may be the trouble of one node alone. Where another node could run the
+model, the next start is tried there: `tries_left` of the failed instance tells routers not to refuse waiting requests,
+and the autoscaler not to pause. A start is tried on at most `max_start_nodes`, even where each try outlasts the
+avoidance. A node is tried again after `avoid_node_s`, once it has the weights, once its model is deployed anew, or
+where every other node has failed too.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from glowplug.policies.placement.shape import bytes_per_gpu
 
 @dataclass(frozen=True, slots=True)
 class FailedNode:
-    """The error code and time of the last start that failed on a node."""
+    """The last failed start on a node."""
 
     code: str
     at: float
@@ -29,8 +29,8 @@ class FailedNode:
 
 @dataclass(frozen=True, slots=True)
 class TriesLeft:
-    """How many other nodes a start that failed at time `at` may be tried on. A running start carries its own number, so
-    this one serves for the next start alone, and no longer than a node is avoided."""
+    """Number of other nodes for a start that failed at time `at`. It serves for the next start alone, and no longer
+    than a node is avoided: a running start carries its own number."""
 
     num: int
     at: float
@@ -38,14 +38,13 @@ class TriesLeft:
 
 @dataclass(slots=True)
 class FailedNodes:
-    """weights digest -> node_id -> the last failure there; and the tries that the last failed start of them left."""
+    """weights digest -> node_id -> the last failure there; and tries left by the last failed start."""
 
     params: PlacerParams
     by_digest: dict[str, dict[str, FailedNode]] = field(default_factory=dict)
     left_by_digest: dict[str, TriesLeft] = field(default_factory=dict)
 
     def failed(self, model: Model, node_id: str, code: str, at: float, tries_left: int) -> None:
-        """Note that a start failed on a node because of its weights, and on how many other nodes it may be tried."""
         digest = model.weights.digest
         if model.weights.uri and node_id:
             self.by_digest.setdefault(digest, {})[node_id] = FailedNode(code, at)
@@ -55,7 +54,6 @@ class FailedNodes:
             self.left_by_digest.pop(digest, None)
 
     def inherit(self, earlier: "FailedNodes") -> None:
-        """Take over the failures that an earlier placer knew."""
         self.by_digest, self.left_by_digest = earlier.by_digest, earlier.left_by_digest
 
     def forget(self, model: Model, node_id: str = "") -> None:
@@ -68,7 +66,6 @@ class FailedNodes:
         self.left_by_digest.pop(model.weights.digest, None)
 
     def expire(self, now_s: float, is_known: Callable[[str], bool]) -> None:
-        """Drop failures that are older than `avoid_node_s` or of nodes that have left."""
         for digest, known in list(self.by_digest.items()):
             left = {n: one for n, one in known.items() if is_known(n) and now_s - one.at < self.params.avoid_node_s}
             self.by_digest[digest] = left
@@ -78,13 +75,11 @@ class FailedNodes:
         self.left_by_digest = {digest: left for digest, left in tries.items() if now_s - left.at < avoid_s}
 
     def shift(self, by_s: float) -> None:
-        """Move every wait by a jump of the clock."""
         for known in self.by_digest.values():
             known |= {node_id: FailedNode(one.code, one.at + by_s) for node_id, one in known.items()}
         self.left_by_digest = {d: TriesLeft(left.num, left.at + by_s) for d, left in self.left_by_digest.items()}
 
     def of(self, model: Model, now_s: float) -> dict[str, FailedNode]:
-        """The nodes that a start of the model should avoid."""
         if not self.by_digest:
             return {}
         known = self.by_digest.get(model.weights.digest, {})
@@ -93,8 +88,8 @@ class FailedNodes:
     def tries_left(
         self, model: Model, failed: Collection[str], begins_on: Collection[str], nodes: Iterable[Node]
     ) -> int:
-        """The number of further nodes on which a start may be tried that begins on `begins_on`, should its weights not
-        be had there. `failed`: the nodes to avoid (`of`)."""
+        """Return the number of further nodes for a start on `begins_on`, should its weights not be had there. `failed`:
+        the nodes to avoid (`of`)."""
         num_tried = len(set(failed) - set(begins_on)) + 1
         most = self.params.max_start_nodes - num_tried
         if before := self.left_by_digest.get(model.weights.digest):
@@ -105,7 +100,6 @@ class FailedNodes:
         return sum(1 for _ in islice(left, most))
 
     def said(self, failed: Mapping[str, FailedNode], tries_left: int) -> str:
-        """The part of a decision's reason about avoided nodes (`of`); "" without any."""
         if not failed:
             return ""
         names = [f"{node_id} ({one.code})" for node_id, one in sorted(failed.items())]
@@ -114,12 +108,11 @@ class FailedNodes:
 
 
 def others(model: Model, nodes: Iterable[Node], failed: Collection[str]) -> Iterator[Node]:
-    """Nodes that could run the model and where its weights have not failed lately, or are cached by now."""
+    """Return nodes that could run the model and whose fetch has not failed lately, or which have the weights by now."""
     return (n for n in nodes if could_run(n, model) and (n.node_id not in failed or has_weights(n, model)))
 
 
 def could_run(node: Node, model: Model) -> bool:
-    """Return whether the node could run an instance of the model if its GPUs were empty."""
     need = bytes_per_gpu(model)
     is_able = not node.draining and model.engine in node.engines
     return is_able and sum(gpu.total_bytes >= need for gpu in node.gpus) >= model.num_gpus

@@ -1,4 +1,4 @@
-"""State that all parts of the placer share: nodes, instances, demand, models, and the bytes held on GPUs."""
+"""State shared by all parts of the placer: nodes, instances, demand, models, and bytes held on GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,12 +23,10 @@ from glowplug.fleet.start_times import PRIORS, Prior, StartRow
 from glowplug.fleet.tables import InstanceTable, NodeTable
 from glowplug.policies.placement.port import PlacementView
 
-MAX_PEERS = 8  # nodes named to one fetch, beside the source; a prefetcher asks the first of them
+MAX_PEERS = 8  # named to one fetch, beside the source; a prefetcher asks the first of them
 
 
 class Fleet:
-    """The tables of the placer, and the capacity that is kept beside them."""
-
     def __init__(
         self, policies: dict[str, str], epoch: int, params: PlacerParams, priors: Mapping[str, Prior] = PRIORS
     ) -> None:
@@ -39,9 +37,9 @@ class Fleet:
         self.loads.bases = self.adapters.bases
         self.forecasts = Forecasts()
         self.capacity, self.network = Capacity(), Network(params, priors)
-        self.scores: dict[str, float] = {}  # replica -> its worth by the last plan
-        self.promised: set[str] = set()  # replicas started but not yet reported by an agent
-        self.learned: dict[str, StartRow] = {}  # rows of starts that the store does not have yet
+        self.scores: dict[str, float] = {}  # by replica
+        self.promised: set[str] = set()  # replicas not yet reported
+        self.learned: dict[str, StartRow] = {}
         self.failed_nodes = FailedNodes(params)
         self.born_at: float | None = None
         self._by_silence: dict[str, None] = {}  # nodes in the capacity's index, the longest silent first
@@ -77,7 +75,6 @@ class Fleet:
         return self._took(instance, now_s)
 
     def restore_rows(self, rows: dict[str, Instance], now_s: float) -> list[Instance]:
-        """Take the whole table; return the instances that changed."""
         changed = self.instances.restore(rows, now_s)
         for instance in changed:
             self._took(instance, now_s)
@@ -87,14 +84,12 @@ class Fleet:
         return changed
 
     def take_over(self, instances: InstanceTable, loads: Demand, now_s: float) -> None:
-        """Take over the instances and demand that an earlier placer knew."""
         self.instances, self.loads = instances, loads
         self.loads.bases = self.adapters.bases
         for instance in instances.by_id.values():
             self._took(instance, now_s)
 
     def failed(self, instance: Instance, code: str, at: float) -> None:
-        """Note an instance whose weights could not be had on its node: the next start of its model goes elsewhere."""
         model = self.models.get(instance.model_key)
         if model is not None and code in WEIGHTS_CODES:
             self.failed_nodes.failed(model, instance.node_id, code, at, instance.tries_left)
@@ -116,16 +111,13 @@ class Fleet:
         return self.capacity.put_row(instance)
 
     def score(self, scores: Mapping[str, float]) -> None:
-        """Note what every replica is worth now."""
         self.scores = dict(scores)
         self.capacity.nodes.score(self.scores)
 
     def on_node(self, node_id: str) -> list[Instance]:
-        """The instances of one node that are not gone."""
         return list(self.capacity.on_node.get(node_id, {}).values())
 
     def alive(self, now_s: float) -> NodeIndex:
-        """The nodes alive now by id, cordoned ones marked as draining."""
         while self._by_silence:
             longest_silent = next(iter(self._by_silence))
             if self.nodes.is_alive(longest_silent, now_s):
@@ -147,7 +139,6 @@ class Fleet:
         )
 
     def is_settled(self, now_s: float) -> bool:
-        """Return whether nodes and routers have had time to report since this placer began."""
         return self.born_at is not None and now_s - self.born_at >= self.params.settle_s
 
     def about_node(
@@ -161,7 +152,6 @@ class Fleet:
         now_s: float,
         instance: Instance | None = None,
     ) -> DecisionRecord:
-        """Record a decision about a node, or about one `instance` on it for the node's sake."""
         return DecisionRecord(
             decision_id=self.ids.next("d-p"),
             kind=kind,
@@ -178,21 +168,18 @@ class Fleet:
         )
 
     def adapters_of(self, base_key: str) -> Mapping[str, Model]:
-        """The deployed adapters of a base, by key."""
         return self.adapters.of(base_key)
 
     def load_of(self, model_key: str) -> ModelLoad:
-        """The load that a model's instances serve: of a base, with that of its adapters."""
+        """Return the load of a model's instances: of a base, with that of its adapters."""
         if not self.adapters_of(model_key):
             return self.loads.of(model_key)
         return with_adapters(model_key, self.loads, self.instances)
 
     def completed(self, command: FetchWeights | StartInstance) -> FetchWeights | StartInstance:
-        """A command of a start with what the fleet knows: of a fetch the peers, of a start the adapter slots."""
         return self.with_peers(command) if isinstance(command, FetchWeights) else self.for_adapters(command)
 
     def for_adapters(self, command: StartInstance) -> StartInstance:
-        """The start of a base, whose engine is to take the adapters that are deployed now."""
         adapters = self.adapters_of(command.model.key)
         if not adapters:
             return command
@@ -200,8 +187,8 @@ class Fleet:
         return replace(command, adapter_slots=num_slots, adapter_rank=rank)
 
     def with_peers(self, command: FetchWeights) -> FetchWeights:
-        """Name the prefetchers to read from in a fetch: of nodes that hold these weights whole, those with the fewest
-        transfers first, then of nodes with an instance of the model, which hold or are fetching some of them."""
+        """Name the prefetchers that a fetch may read from: of nodes with the whole weights, the fewest transfers first,
+        then of nodes with an instance of the model, which have or are fetching some of them."""
         digest = command.weights.digest
         others = [node for node in self.nodes.by_id.values() if node.node_id != command.target and node.prefetcher_url]
         whole = [node for node in others if any(cached.digest == digest for cached in node.cached)]

@@ -1,10 +1,10 @@
-"""Worth of what lies on GPUs (`policies/worth.py`): how soon it is needed, by its model's forecast and last use, times
-the seconds between its rung and the one below, as starts were measured.
+"""Worth of instances and copies on GPUs (`policies/worth.py`): how soon one is needed, by its model's forecast and last
+use, times the seconds between its rung and the one below, as measured.
 
 - A serving instance is needed by the next request for which its model's other instances have no slot. The rung below
-  it is what it becomes when it leaves: an engine asleep, a replica, or weights in host memory.
-- A replica or an engine asleep is needed likewise, behind the instances and the copies that are taken before it. The
-  rung below is a start from host memory, or the fetch where host memory lacks the weights.
+  is its state after an eviction: an engine asleep, a replica, or weights in host memory.
+- A replica or an engine asleep is needed likewise, behind the instances and the copies taken before it. The rung below
+  is a start from host memory, or the fetch where host memory lacks the weights.
 """
 
 from dataclasses import replace
@@ -34,8 +34,6 @@ _RETURNS = {"swapped_out": StartKind.WAKE, "prewarmed": StartKind.GROWTH}
 
 
 class Holdings:
-    """The worth of instances and copies at one moment; what was computed is kept that long."""
-
     def __init__(self, fleet: Fleet, now_s: float) -> None:
         self.fleet, self.now_s = fleet, now_s
         self._forecasts: dict[str, Forecast | None] = {}
@@ -44,7 +42,6 @@ class Holdings:
         self._known: dict[str, Holding] = {}
 
     def of(self, row: Instance) -> Holding:
-        """The worth of an instance or a copy where it lies."""
         known = self._known.get(row.instance_id)
         if known is None:
             known = self._known[row.instance_id] = self._of(row)
@@ -66,11 +63,10 @@ class Holdings:
         )
 
     def saves_s(self, row: Instance) -> float:
-        """Seconds of waiting that the loss of an instance is expected to cost."""
         return self.of(row).saves_s
 
     def another_saves_s(self, model: Model, node: Node) -> float:
-        """Seconds of waiting that one more instance on a node should save, beyond what lies there of the model."""
+        """Return seconds of waiting that one more instance on a node should save, beyond the copies there."""
         here = [row for row in self.fleet.capacity.nodes.copies(model) if row.node_id == node.node_id]
         kinds = [kind_from(row.state) if row.state.is_dormant else StartKind.GROWTH for row in here]
         climb_s = min(self._start_s(model, node, kind) for kind in (*kinds, found_at(node, model)))
@@ -80,17 +76,15 @@ class Holdings:
         return asked(asking, away_s(climb_s)) * climb_s
 
     def start_s(self, model: Model, node: Node) -> float:
-        """Seconds of a start of the model on a node, from the weights that it finds there."""
         return self._start_s(model, node, found_at(node, model))
 
     def replica_seconds(self, model: Model) -> float:
-        """Seconds that a start from a replica saves against one from host memory, on any node."""
+        """Return seconds that a start from a replica saves against one from host memory, on any node."""
         times = self.fleet.network.times
         grown, started = times.predict(model, StartKind.GROWTH), times.predict(model, StartKind.CACHED)
         return max(0.0, started.whole_s - grown.whole_s)
 
     def _climb_s(self, row: Instance, model: Model, node: Node) -> float:
-        """Seconds from READY on the rung below to READY on the row's own rung."""
         fresh = found_at(node, model)
         if not row.state.is_dormant and not row.replica:
             return self._start_s(model, node, _RETURNS.get(becomes_of(self.fleet, row), fresh))
@@ -100,13 +94,12 @@ class Holdings:
     def _start_s(self, model: Model, node: Node, kind: StartKind) -> float:
         times = self.fleet.network.times
         took = times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
-        if kind in (StartKind.COLD, StartKind.DISK):  # the node's own rate, where it is known
+        if kind in (StartKind.COLD, StartKind.DISK):
             rate = network_rate(node, model, times) if kind is StartKind.COLD else disk_rate(node, model, times)
             took = replace(took, fetch_s=model.fetch_bytes / rate)
         return took.whole_s
 
     def _asking(self, row: Instance, model: Model) -> tuple[float, Asking]:
-        """Requests that need the row now, weighted by their classes, and how often it is needed."""
         load, num_there = self.fleet.load_of(model.key), self._num_there(model)
         slots, forecast = self.slots_of(model), self._forecast(model)
         unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
@@ -121,12 +114,11 @@ class Holdings:
         return needed, level(forecast, others, slots, self._unneeded_s(row) if others else unused_s)
 
     def _num_there(self, model: Model) -> int:
-        """Number of the model's instances that serve or are starting."""
         return self.fleet.capacity.num_active.get(model.key, 0)
 
     def _unneeded_s(self, row: Instance) -> float:
-        """Seconds since a row behind others was last needed, as far as the row tells: a serving instance when it became
-        ready, a dormant one when it last changed, a replica made ahead never."""
+        """Seconds since a row behind others was last needed: a serving instance when it became ready, a dormant one
+        when it last changed, a replica made ahead never."""
         if row.replica:
             return NEVER_S
         return max(0.0, self.now_s - (row.changed_at if row.state.is_dormant else max(row.ready_at, row.created_at)))
@@ -143,7 +135,7 @@ class Holdings:
         return self._slots[model.key]
 
     def _rank(self, row: Instance, model: Model) -> int:
-        """Number of the model's other copies that are taken first: nearer ones, then older ones."""
+        """Return the number of the model's copies taken first: nearer ones, then older ones."""
         ranks = self._ranks.get(model.key)
         if ranks is None:
             copies = sorted(self.fleet.capacity.nodes.copies(model), key=_order)

@@ -1,9 +1,8 @@
-"""Weights in host memory on behalf of an operator: brought to a node, dropped from nodes, or pinned.
+"""An operator's weights in host memory: brought to a node, dropped from nodes, or pinned.
 
-The placer sends a fetch again until the node shows the weights or reports a failure. It sends a drop again too, because
-a prefetcher refuses it while an instance reads the weights. A model pinned in host memory has its weights on at least
-one node: where no node has them they are fetched, with a longer pause after each failure. That they stay there is the
-prefetchers' part (controllers/prefetcher/controller.py).
+A fetch is repeated until the node shows the weights or reports a failure; a drop too, because a prefetcher refuses it
+while an instance reads the weights. Pinned weights are fetched where no node has them, with a longer pause after each
+failure; prefetchers keep them (controllers/prefetcher/controller.py).
 """
 
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ MAX_BACKOFF_S = 60.0
 
 @dataclass(slots=True)
 class _Drop:
-    """Weights that are to leave a node once no instance reads them."""
-
     digest: str
     asked_at: float
     sent_at: float
@@ -40,8 +37,7 @@ class _Failed:
 
 
 class HostMemory:
-    """Fetches, with the time each was last asked for, and drops, both by (model_key, node_id); and how often the
-    fetches for a pin have failed."""
+    """Fetches, with the time of the last request, and drops, both by (model_key, node_id); and failures of pins."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -50,16 +46,15 @@ class HostMemory:
         self._failed: dict[str, _Failed] = {}
 
     def model(self, model_key: str) -> Model:
-        """The deployed model. Raises ModelNotFound."""
+        """Return the deployed model. Raises ModelNotFound."""
         model = self.fleet.models.get(model_key)
         if model is None:
             raise ModelNotFound(f"no model {model_key!r} is deployed", param="model")
         return model
 
     def where(self, model: Model, now_s: float, node_id: str = "") -> Node:
-        """The node to bring weights to: the one named, else one that has them in host memory, else one with a copy on
-        disk, else, of those that run the model's engine, the one whose GPUs have the most free memory. Raises
-        BadRequest, NotFound and NoCapacity."""
+        """Prefer the named node, else one with the weights in host memory, else one with a copy on disk, else the most
+        free GPU memory. Raises BadRequest, NotFound and NoCapacity."""
         if not model.weights.uri:
             raise BadRequest(f"{model.name} has no weights to bring: its engine needs none", param="to")
         nodes = [node for node in self.fleet.alive(now_s) if node_id in ("", node.node_id)]
@@ -77,13 +72,11 @@ class HostMemory:
         return min(able, key=rank)
 
     def holders(self, model: Model, now_s: float, node_id: str = "") -> list[Node]:
-        """The nodes in whose host memory the model's weights lie."""
         if not model.weights.uri:
             return []
         return [n for n in self.fleet.alive(now_s) if node_id in ("", n.node_id) and has_weights(n, model)]
 
     def fetch(self, asked: FetchToHost, now_s: float) -> list[Effect]:
-        """Fetch a model's weights to a node because an operator asked."""
         model = self.model(asked.model_key)
         node = self.where(model, now_s, asked.node_id)
         self._drops.pop((model.key, node.node_id), None)
@@ -92,7 +85,7 @@ class HostMemory:
         return self._bring(model, node, f"an operator wants the weights of {model.name} there", operator.POLICY, now_s)
 
     def drop(self, asked: DropFromHost, now_s: float) -> list[Effect]:
-        """Drop a model's weights from host memory because an operator asked. Raises Conflict where they are kept."""
+        """Drop a model's weights from host memory for an operator. Raises Conflict where they are kept."""
         model = self.model(asked.model_key)
         if model.kept_at is KeptAt.HOST:
             raise Conflict(f"{model.name} is pinned in host memory: `glowplug unpin` it first", param="from")
@@ -113,7 +106,6 @@ class HostMemory:
         return effects
 
     def _withdraw(self, model: Model, node_id: str) -> list[Effect]:
-        """Stop asking for a model's fetches, and cancel them on nodes where no start needs the same bytes."""
         effects: list[Effect] = []
         for here in [k for k in self._fetches if k[0] == model.key and node_id in ("", k[1])]:
             del self._fetches[here]
@@ -123,11 +115,10 @@ class HostMemory:
         return effects
 
     def keep_models(self) -> None:
-        """Forget the failures of models that are no longer deployed."""
         self._failed = {key: failed for key, failed in self._failed.items() if key in self.fleet.models}
 
     def failed(self, model_key: str, node_id: str, now_s: float) -> None:
-        """Note that a prefetcher could not bring the weights. The fact answers an operator; a pin tries again later."""
+        """Note a failed fetch. The fact answers an operator; a pin tries again later."""
         is_ours, model = self._fetches.pop((model_key, node_id), None) is not None, self.fleet.models.get(model_key)
         if is_ours and model is not None and model.kept_at is KeptAt.HOST:
             known = self._failed.setdefault(model_key, _Failed())
@@ -135,7 +126,6 @@ class HostMemory:
             known.not_before = now_s + backoff_s(known.num, FIRST_BACKOFF_S, MAX_BACKOFF_S)
 
     def work(self, now_s: float) -> list[Effect]:
-        """Send unanswered fetches and drops again, and fetch pinned weights that no node has."""
         return [*self._repeat_fetches(now_s), *self._repeat_drops(now_s), *self._keep(now_s)]
 
     def _repeat_fetches(self, now_s: float) -> list[Effect]:
@@ -177,7 +167,7 @@ class HostMemory:
             try:
                 node = self.where(model, now_s)
             except NoCapacity:
-                continue  # no node can take the weights now; the next tick tries again
+                continue  # the next tick tries again
             why = f"{model.name} is pinned in host memory, and its weights lie on no node"
             effects += self._bring(model, node, why, "kept", now_s)
         return effects

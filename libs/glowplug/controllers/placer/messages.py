@@ -1,14 +1,13 @@
-"""Stimuli of the placer beside events: an operator drains a node, or moves weights in host memory. The placer has no
-effects of its own."""
+"""Stimuli of the placer beside events, all from an operator. The placer has no effects of its own."""
 
 from dataclasses import dataclass
 
-CORDONS = "cordons"  # the table of the nodes that an operator drains
+CORDONS = "cordons"
 
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """An operator takes a node out of placement and drains it, or puts it back. Also a row of the store."""
+    """Take a node out of placement and drain it, or put it back. Also a row of the store."""
 
     node_id: str
     cordoned: bool
@@ -16,7 +15,7 @@ class Cordon:
 
 @dataclass(frozen=True, slots=True)
 class FetchToHost:
-    """An operator wants a model's weights in the host memory of a node; "": of one that the placer chooses."""
+    """Bring a model's weights to the host memory of a node; "": of one that the placer chooses."""
 
     model_key: str
     node_id: str = ""
@@ -24,7 +23,7 @@ class FetchToHost:
 
 @dataclass(frozen=True, slots=True)
 class DropFromHost:
-    """An operator wants a model's weights out of host memory of a node ("": of all) once no instance reads them."""
+    """Drop a model's weights from host memory of a node ("": of all) once no instance reads them."""
 
     model_key: str
     node_id: str = ""

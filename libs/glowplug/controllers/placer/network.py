@@ -1,9 +1,9 @@
 """Measurements of the placer: fetches under way on each node's network card, start times, and warm requests.
 
-Paper: HydraServe section 4.2, Eq. 3-4: a ledger of each link, kept from the fetches that the placer orders. A fetch
-ends when its node says so, when its instance loads, serves or is gone, or when its bytes must be there by the equal
-share; it is due when the first token is, less what comes after the fetch (erratum E17). Section 4.1: the stages of a
-start are learned from earlier starts (fleet/start_times.py), t_p and t_d from requests that found a warm instance.
+Paper: HydraServe section 4.2, Eq. 3-4: a ledger of each link's fetches, as ordered by the placer. A fetch ends when its
+node says so, when its instance loads, serves or is gone, or when the equal share has brought its bytes; it is due when
+the first token is, less what comes after the fetch (erratum E17). Section 4.1: stages of a start are learned from
+earlier starts (fleet/start_times.py), t_p and t_d from requests that found a warm instance.
 
 Departure: means of requests are exponential.
 """
@@ -32,8 +32,6 @@ REST = "/rest"
 
 
 class Network:
-    """Ledger of each node's link (by node_id), seconds of warm inference (by model_key), and start times."""
-
     def __init__(self, params: PlacerParams, priors: Mapping[str, Prior] = PRIORS) -> None:
         self._params = params
         self.links: dict[str, LinkLedger] = {}
@@ -46,18 +44,15 @@ class Network:
         )
         self.stage_bytes: dict[str, tuple[int, ...]] = {}  # weights digest -> bytes that its stages fetch, as nodes say
         self.seconds: dict[str, StageSeconds] = {}
-        self.quickest_s: dict[str, float] = {}  # model_key -> the shortest prefill of a warm request
+        self.quickest_s: dict[str, float] = {}
         self.first_token_s: dict[str, float] = {}  # model_key -> from READY to the first token of a waiting request
-        self._first_tokens: dict[str, dict[str, float]] = {}  # model_key -> the same by instance, of its last ones
-        self._leaving_since: dict[str, float] = {}  # instances that drain
-        self._left: dict[
-            tuple[str, str], tuple[float, ...]
-        ] = {}  # model_key and what its instance became -> seconds, newest last
-        self._fetching: dict[str, str] = {}  # instance or stage id (or `rest_of` one) -> node_id
-        self._ordered: dict[str, None] = {}  # instances and stages whose fetches are or were in a ledger
+        self._first_tokens: dict[str, dict[str, float]] = {}
+        self._leaving_since: dict[str, float] = {}
+        self._left: dict[tuple[str, str], tuple[float, ...]] = {}  # (model_key, next state) -> seconds
+        self._fetching: dict[str, str] = {}
+        self._ordered: dict[str, None] = {}
 
     def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
-        """Add the fetches of a placement that was sent to the ledgers of their links."""
         model = placement.command.model
         sent = placement.sent
         if sent is None or not model.weights.uri or sent.source:
@@ -82,8 +77,7 @@ class Network:
         self._fetching[fetch.fetch_id] = node.node_id
 
     def found(self, row: Instance, model: Model, node: Node, now_s: float) -> None:
-        """Add the fetch of a start that an earlier placer ordered to its link's ledger, with the bytes that the node's
-        link reports. Fetches that this placer has ordered are in the ledger already."""
+        """Add the fetch of a start that an earlier placer ordered, with the bytes that the node's link reports."""
         if row.instance_id in self._ordered or row.source or row.state is not InstanceState.STARTING:
             return
         self._ordered[row.instance_id] = None
@@ -101,7 +95,6 @@ class Network:
         self._begin(Fetch(fetch_id=row.instance_id, left_bytes=left, deadline_at=due), node, model, now_s)
 
     def rest(self, row: Instance, model: Model, node: Node, now_s: float) -> None:
-        """Add the background fetch of what a stage lacks of its model to the ledger."""
         part = self._part_bytes(model, row) or model.fetch_bytes // row.num_stages
         left = max(0, model.fetch_bytes - part)
         fetch = Fetch(fetch_id=rest_of(row), left_bytes=left, deadline_at=float("inf"), is_background=True)
@@ -109,7 +102,6 @@ class Network:
             self._begin(fetch, node, model, now_s)
 
     def cached(self, node: Node) -> None:
-        """Note how cached weights are cut into stages, as a node's beat says."""
         for one in node.cached:
             if one.stage_bytes and self.stage_bytes.get(one.digest) != one.stage_bytes:
                 self.stage_bytes[one.digest] = one.stage_bytes
@@ -117,12 +109,10 @@ class Network:
                     del self.stage_bytes[next(iter(self.stage_bytes))]
 
     def _part_bytes(self, model: Model, row: Instance) -> int:
-        """Bytes that a stage fetches; 0 where the sizes of its layers are not known."""
         parts = parts_of(self.stage_bytes.get(model.weights.digest, ()), row.num_stages)
         return parts[row.stage] if parts and row.stage < len(parts) else 0
 
     def _after_fetch_s(self, node: Node, model: Model, num_stages: int) -> float:
-        """Seconds from a stage's last byte to the end of its warm-up."""
         gpu_kind = gpu_kind_of(node)
         took = self.times.predict(model, StartKind.COLD, gpu_kind)
         streams = node.can(model.engine, STREAMS)
@@ -130,7 +120,6 @@ class Network:
         return load_s + took.warmup_s + took.rest_s
 
     def fetched(self, node_id: str, ids: Iterable[str], now_s: float) -> None:
-        """End the given fetches to a node in its ledger, well or not. Fetches to other nodes go on."""
         for fetch_id in ids:
             if self._fetching.get(fetch_id) != node_id:
                 continue
@@ -140,26 +129,22 @@ class Network:
                 left = finish(ledger, fetch_id, now_s)
                 if left.fetches:
                     self.links[node_id] = left
-                else:  # an idle link needs no ledger
+                else:
                     del self.links[node_id]
 
     def forget(self, fetch_id: str) -> None:
-        """Take a fetch out of its ledger whose start was given up."""
         node_id = self._fetching.get(fetch_id, "")
         ledger = self.links.get(node_id)
         self.fetched(node_id, [fetch_id], ledger.since_s if ledger else 0.0)
 
     def is_fetching(self, node_id: str) -> bool:
-        """Return whether a fetch to the node for a start is under way."""
         return any(at == node_id and not fetch_id.endswith(REST) for fetch_id, at in self._fetching.items())
 
     def drop_node(self, node_id: str) -> None:
-        """Drop the ledger and fetches of a node that has left."""
         self.links.pop(node_id, None)
         self._fetching = {fetch_id: at for fetch_id, at in self._fetching.items() if at != node_id}
 
     def keep(self, models: Container[str], instances: Container[str]) -> None:
-        """Forget what was measured of models not in `models`, and drains of instances whose row has vanished."""
         measured: list[dict[str, Any]] = [self.seconds, self.quickest_s, self.first_token_s, self._first_tokens]
         for known in measured:
             for key in [k for k in known if k not in models]:
@@ -169,7 +154,6 @@ class Network:
         self._ordered = {i: None for i in self._ordered if i in instances or i in self._fetching}
 
     def saw(self, row: Instance, model: Model | None, now_s: float) -> StartRow | None:
-        """Take a changed row: end its fetch, and learn from its start, where they are over. Return what was learned."""
         if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
             self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
         if (row.state.is_gone or not row.consolidating) and rest_of(row) in self._fetching:
@@ -178,7 +162,6 @@ class Network:
         return self.times.learn(row, model) if model is not None else None
 
     def _watch_leaving(self, row: Instance) -> None:
-        """Measure the seconds of a drain, including the engine's falling asleep or end after it."""
         if row.state is InstanceState.DRAINING:
             self._leaving_since.setdefault(row.instance_id, row.changed_at)
             return
@@ -189,18 +172,18 @@ class Network:
         self._left[key] = (*self._left.get(key, ()), row.changed_at - since)[-KEPT:]
 
     def leave_s(self, model: Model, becomes: str) -> tuple[float, int] | None:
-        """Median seconds from a drain's begin until an instance of the model became `becomes`, and the number of drains
-        it is the median of. None where none has been seen since this process began."""
+        """Return median seconds from a drain's begin until the instance became `becomes`, and the number of drains.
+        None where this process has seen none."""
         seen = self._left.get((model.key, becomes))
         return (median(seen), len(seen)) if seen else None
 
     def sleep_s(self, model: Model, becomes: str) -> float:
-        """Least of the seconds in `leave_s`, as of an instance that runs nothing. 0 where none has been seen."""
+        """Return the least seconds of `leave_s`, as of an idle instance. 0 where none has been seen."""
         return min(self._left.get((model.key, becomes), ()), default=0.0)
 
     def served(self, fact: RequestFinished, by: Instance) -> None:
-        """Learn t_p and t_d from the end of a warm request (section 4.1: stages are learned from history), and from one
-        that waited for its instance to start, the seconds from READY to its first token."""
+        """Learn t_p and t_d from a warm request (section 4.1: stages are learned from history), and the seconds from
+        READY to the first token from one that waited for a start."""
         self._waited(fact, by)
         if fact.cold or fact.error_code or fact.response_tokens < 2 or not fact.ttft_s:
             return
@@ -227,17 +210,16 @@ class Network:
         self.first_token_s[fact.model_key] = median(mine.values())
 
     def load_seconds(self, model: Model) -> float:
-        """T_c of WarmServe Eq. 7-8: measured, else bytes on each GPU over the PCIe rate (erratum E6)."""
+        """Return T_c of WarmServe Eq. 7-8: measured, else bytes on each GPU over the PCIe rate (erratum E6)."""
         return self.times.predict(model, StartKind.CACHED).load_s
 
 
 def rest_of(row: Instance) -> str:
-    """The id of the fetch of what a stage lacks of its model."""
     return row.instance_id + REST
 
 
 def configured(stages: StageSeconds) -> Prior | None:
-    """The start times that an operator has set, which replace every engine's prior; None where none are set."""
+    """Return the start times set by an operator, which replace every engine's prior; None where none are set."""
     launch_s = stages.container_s + stages.cuda_s + stages.library_s
     if not launch_s:
         return None
@@ -245,7 +227,7 @@ def configured(stages: StageSeconds) -> Prior | None:
 
 
 def _low(known: float, newest: float) -> float:
-    """Mean that falls fast and rises slowly: seconds of a token while no other request's prefill is in between."""
+    """Mean that falls fast and rises slowly: seconds of a token with no other request's prefill in between."""
     return _mean(known, newest, WEIGHT_OF_NEWEST if newest < known else WEIGHT_OF_SLOWER)
 
 

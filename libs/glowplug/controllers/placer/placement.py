@@ -1,4 +1,4 @@
-"""One instance being placed: its state, decision record, commands and refusal."""
+"""One instance being placed: its state, commands and refusal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from glowplug.policies.placement.expect import Expected
 from glowplug.policies.worth import batch_factor
 
 NEVER = float("-inf")
-LAST = 1 << 33  # urgency of a start that waits for free memory: behind every priority
-BATCH = 1 << 32  # ... and of one that only batch requests wait for
+LAST = 1 << 33  # urgency of a start that waits for free memory, behind every priority
+BATCH = 1 << 32  # ... and of a start for batch requests alone
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """State of a placement for which no place has been found."""
+    """State without a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakingSpace:
-    """State of a placement with bytes claimed on GPUs that instances were asked to leave; `victims` is empty where
-    drains under way suffice."""
+    """State with bytes claimed on GPUs that instances were asked to leave; no `victims` where drains under way
+    suffice."""
 
     stage: StageDecision
     victims: tuple[str, ...]
@@ -34,30 +34,25 @@ class MakingSpace:
 
 @dataclass(slots=True)
 class Sent:
-    """State of a placement whose starts have been sent, the last time at `sent_at`."""
-
     stages: tuple[StageDecision, ...]
-    source: str  # the dormant instance it grows from, "" without one
-    drops: Mapping[str, tuple[str, ...]]  # node_id -> replicas dropped there for the start
-    victims: tuple[str, ...]  # instances that left for it
+    source: str  # dormant instance it grows from, or ""
+    drops: Mapping[str, tuple[str, ...]]  # node_id -> replicas
+    victims: tuple[str, ...]
     started_at: float
     sent_at: float
-    expected: Expected | None = None  # expected seconds of the start
+    expected: Expected | None = None
     decision_id: str = ""
     rendezvous: str = ""  # where several stages meet
     tries_left: int = 0  # nodes it may still be tried on if its weights cannot be had here
-    host_id: str = ""  # of an adapter: the instance of its base that takes it
+    host_id: str = ""  # of an adapter: its base's instance
 
     @property
     def promised(self) -> tuple[str, ...]:
-        """Dormant instances promised to the start: the one it grows from, and those dropped for it."""
         return tuple(name for name in (self.source, *(d for drops in self.drops.values() for d in drops)) if name)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A policy's answer that there is no place, and when it was given."""
-
     version: int  # of the capacity
     at: float
     answer: PlaceDecision
@@ -65,17 +60,17 @@ class Refusal:
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """One instance being placed: Waiting, MakingSpace or Sent. A Sent one that no agent answers waits again."""
+    """One instance being placed. A Sent one that no agent answers waits again."""
 
     event: Event
     received_at: float
-    asked_at: float  # when it was last asked for
+    asked_at: float  # for the last time
     state: Waiting | MakingSpace | Sent = Waiting()
-    refusal: Refusal | None = None  # the last refusal
+    refusal: Refusal | None = None
     lacked_at: float = 0.0  # when bytes were first found lacking; 0: never
-    is_patient: bool = False  # it waits for space where an engine of its model sleeps
-    silent: tuple[str, ...] = ()  # nodes whose agents did not answer its start
-    said_why: bool = False  # it is recorded why it waits
+    is_patient: bool = False  # waits for space where an engine of its model sleeps
+    silent: tuple[str, ...] = ()  # nodes whose agents did not answer
+    said_why: bool = False
 
     @property
     def command(self) -> PlaceInstance:
@@ -88,12 +83,11 @@ class Placement:
 
     @property
     def urgency(self) -> tuple[int, float, str]:
-        """Sort key that puts the most urgent placement first."""
         first = LAST if self.command.waits else BATCH if self.command.is_batch else 0
         return (first - self.command.model.priority, self.received_at, self.instance_id)
 
     def batch_factor(self, now_s: float) -> float:
-        """The factor of the batch requests that alone wait for it; 0 where others do, or none does."""
+        """Return the factor of the batch requests that alone wait for it; 0 otherwise."""
         command = self.command
         if not command.is_batch:
             return 0.0
@@ -105,7 +99,6 @@ class Placement:
 
     @property
     def stages(self) -> tuple[StageDecision, ...]:
-        """The stages whose bytes are claimed."""
         match self.state:
             case Sent(stages=stages):
                 return stages
@@ -115,7 +108,6 @@ class Placement:
 
     @property
     def victims(self) -> tuple[str, ...]:
-        """Instances that were asked to leave for the placement."""
         return () if isinstance(self.state, Waiting) else self.state.victims
 
     @property
@@ -127,11 +119,9 @@ class Placement:
         return self.stages[0].gpu_ids[0] if self.stages else ""
 
     def stage_id(self, stage: int) -> str:
-        """The id of the instance that stands for one stage."""
         return f"{self.instance_id}.{stage}" if stage else self.instance_id
 
     def shift(self, by_s: float) -> None:
-        """Move every wait by a jump of the clock."""
         self.received_at += by_s
         self.asked_at += by_s
         if self.refusal is not None:
@@ -144,13 +134,11 @@ class Placement:
                 self.state.started_at += by_s
 
     def start_over(self) -> None:
-        """Give up the place because its agent does not answer, and remember the node as silent."""
         self.silent += (self.node_id,)
         self.state, self.refusal = Waiting(), None
 
 
 def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Sequence[str]) -> str:
-    """A sentence that says why `leaving`, named as a reader is shown them, leave for a placement."""
     model = placement.command.model
     if not leaving:
         return f"{model.name} waits for free memory on {', '.join(placement.stages[0].gpu_ids)}: {eviction.reason}"
@@ -162,7 +150,6 @@ def why_they_leave(placement: Placement, eviction: EvictDecision, leaving: Seque
 def stop(
     node_id: str, instance_id: str, reason: str, grace_s: float, becomes: str = "stopped", predicted_s: float = 0.0
 ) -> StopInstance:
-    """Make the command that ends an instance, after a drain of at most `grace_s`."""
     return StopInstance(
         target=node_id,
         instance_id=instance_id,
@@ -174,8 +161,8 @@ def stop(
 
 
 def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> list[FetchWeights | StartInstance]:
-    """Make the commands that bring up the given stages of a placed instance: the fetch of each stage's weights (if it
-    has any) and its start, side by side. The start of the first stage names the workers of all stages."""
+    """Make the commands of the given stages: the fetch of each stage's weights (if any) and its start, side by side.
+    The start of the first stage names the workers of all stages."""
     command, model, num_stages = placement.command, placement.command.model, len(sent.stages)
     commands: list[FetchWeights | StartInstance] = []
     for number in numbers:
@@ -205,7 +192,7 @@ def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> 
 
 
 def _waits(placement: Placement, sent: Sent) -> tuple[Phase, ...]:
-    """The phases before a start: the decision and, where bytes were lacking, the wait for them."""
+    """Return the phases before a start: the decision and, where bytes were lacking, the wait for them."""
     wanted_at, lacked_at, started_at = placement.command.wanted_at, placement.lacked_at, sent.started_at
     decided_at = min(max(lacked_at, wanted_at), started_at) if lacked_at else started_at
     decide = Phase(name=PhaseName.DECIDE, started_at=wanted_at, ended_at=decided_at)
@@ -215,14 +202,14 @@ def _waits(placement: Placement, sent: Sent) -> tuple[Phase, ...]:
 
 
 def _drops(sent: Sent, number: int) -> tuple[str, ...]:
-    """Replicas to drop on a stage's node; only the first stage on each node names them."""
+    """Return replicas to drop on a stage's node; only the first stage on each node names them."""
     node_id = sent.stages[number].node_id
     is_first_there = all(stage.node_id != node_id for stage in sent.stages[:number])
     return sent.drops.get(node_id, ()) if is_first_there else ()
 
 
 def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
-    """Make the fetch of a stage's own bytes, or of all bytes where the stage has no range of its own."""
+    """Fetch a stage's own bytes, or all bytes where it has no range of its own."""
     stage, model = sent.stages[number], placement.command.model
     is_last = number == len(sent.stages) - 1
     last_byte = 0 if is_last or not stage.fetch_bytes else stage.first_byte + stage.fetch_bytes
@@ -241,7 +228,6 @@ def _fetch(placement: Placement, sent: Sent, number: int) -> FetchWeights:
 
 
 def refused(placement: Placement, reason: str, decision_id: str, now_s: float) -> Instance:
-    """An instance that failed before it had a place, so that the requests that wait for it are answered."""
     command = placement.command
     return Instance(
         instance_id=command.instance_id,
@@ -257,7 +243,6 @@ def refused(placement: Placement, reason: str, decision_id: str, now_s: float) -
 
 
 def workers(placement: Placement, number: int) -> tuple[Worker, ...]:
-    """The GPU processes of one stage: one, or a tensor group."""
     stage = placement.stages[number]
     return tuple(
         Worker(

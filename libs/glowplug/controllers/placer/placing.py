@@ -1,8 +1,7 @@
-"""Placements that wait for space, tried the most urgent first, and again only when something may have changed.
+"""Try waiting placements, the most urgent first, and again only when something may have changed.
 
 A placement asks its policy when it is new, when bytes came free or a node joined since its refusal (`version` of the
-capacity), and each `retry_s`. Which instances may be evicted for it is worked out with each tick and whenever an
-instance changes, once in a pass for all placements that want the same.
+capacity), and each `retry_s`.
 """
 
 from bisect import bisect_left, insort
@@ -48,31 +47,25 @@ from glowplug.policies.placement.links import found_at
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.worth import patience_s
 
-# What the class of requests changes about a placement.
+# Effects of the request class on a placement.
 #
-# Ours (docs/adr/0025): seconds of waiting count by the class's factor (policies/worth.py). A start that only batch
-# requests wait for takes free memory, and what is less likely to be needed before it could be reloaded than the
-# factor of batch: no instance leaves for it that runs or expects other requests. The factor rises while they wait,
-# and once it is a standard request's the routers report the requests as standard ones, so that the start has its turn
-# like any other.
+# Ours (docs/adr/0025): seconds of waiting count by the class's factor (policies/worth.py). A start for batch requests
+# alone takes free memory, and drops only copies less likely to be needed before a reload than the factor of batch. The
+# factor rises as they wait; at a standard request's, routers report them as standard.
 
 
 def may_drop(placement: Placement, decision: PlaceDecision, holdings: Holdings, fleet: Fleet) -> bool:
-    """Return whether the copies may go that a place for batch requests would drop."""
     factor, rows = placement.batch_factor(holdings.now_s), fleet.instances.by_id
     return all(holdings.of(rows[copy]).asked < factor for copy in decision.drops if copy in rows)
 
 
 def weighted_wait_s(placement: Placement, victims: Victims, now_s: float) -> float:
-    """Seconds that a placement has waited, times the factor of the most urgent class that waits for its model."""
     return max(0.0, now_s - placement.received_at) * victims.factor_of(placement.command.model)
 
 
 def why_it_waits(
     placement: Placement, held: Mapping[str, str], now_s: float
 ) -> tuple[str, dict[str, float | int | str]]:
-    """The reason why a start for batch requests waits, and the figures behind it. `held`: instances that serve where it
-    could, and why each stays."""
     model, factor = placement.command.model, placement.batch_factor(now_s)
     left_s = max(0.0, patience_s(model.max_wait_s) - (now_s - placement.command.wanted_at))
     stays = "; ".join(f"{name}: {why}" for name, why in sorted(held.items()))
@@ -88,8 +81,6 @@ Evict = Callable[..., EvictDecision]
 
 
 class Pass:
-    """One pass over the waiting placements: the fleet as it is now, and the answers found in this pass."""
-
     def __init__(self, fleet: Fleet, now_s: float, shares: Shares) -> None:
         self.now_s = now_s
         self.view = fleet.placement_view(now_s)
@@ -109,21 +100,21 @@ class Pass:
             saves_s=self.holdings.saves_s,
             asked=lambda row: self.holdings.of(row).asked,
         )
-        self.batch: list[Placement] | None = None  # that wait for batch requests alone; None: nobody has looked yet
+        self.batch: list[Placement] | None = None  # waiting for batch requests alone; None: not computed yet
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The place that a placement would get now. `expected`: None where it would have to wait."""
+    """The place that a placement would get now. `expected` None: it would have to wait."""
 
     decision: PlaceDecision
     expected: Expected | None
     victims: tuple[str, ...] = ()
-    held: Mapping[str, str] = field(default_factory=dict)  # instance_id -> why it stays, of the serving instances
+    held: Mapping[str, str] = field(default_factory=dict)  # instance_id -> why it stays
 
 
 class Placing:
-    """Placements by instance_id: those that wait, and those whose start was sent and no agent has reported."""
+    """Placements by instance_id: waiting, or sent and not yet reported by an agent."""
 
     def __init__(self, fleet: Fleet, place: Place, evict: Evict) -> None:
         self.fleet, self._place, self._evict = fleet, place, evict
@@ -148,7 +139,6 @@ class Placing:
         return placement
 
     def shift(self, by_s: float) -> None:
-        """Move every wait by a jump of the clock."""
         for placement in self.placements.values():
             placement.shift(by_s)
         self._waiting = [(p.urgency, p) for _, p in self._waiting]
@@ -169,7 +159,6 @@ class Placing:
                 capacity.give_back(dormant)
 
     def _promise(self, placement: Placement) -> None:
-        """Claim the bytes of a placement, less what its source and the replicas dropped for it hold there."""
         capacity, sent = self.fleet.capacity, placement.sent
         for number, stage in enumerate(placement.stages):
             given_up = (sent.source, *sent.drops.get(stage.node_id, ())) if sent else ()
@@ -182,7 +171,6 @@ class Placing:
     # placing
 
     def work(self, now_s: float) -> list[Effect]:
-        """Try every waiting placement, the most urgent first."""
         if not self._waiting:
             return []
         now = Pass(self.fleet, now_s, self._shares)
@@ -192,9 +180,8 @@ class Placing:
         return [e for placement in self._most_urgent_first(now) for e in self._try(placement, now)]
 
     def _most_urgent_first(self, now: Pass) -> list[Placement]:
-        """Waiting placements, the most urgent first. With balanced turns, placements of equal priority are ordered by
-        how far their model is behind another waiting one (if by `fair_requests` or more), then by the seconds that all
-        requests of their queue together have waited."""
+        """Sort waiting placements. With balanced turns, those of equal priority go by how far their model is behind
+        another waiting one (if by `fair_requests` or more), then by the total waiting time of their queue."""
         waiting = [placement for _, placement in self._waiting]
         if self.fleet.params.turns == "balanced" and len(waiting) > 1:
             quantum, behind = self.fleet.params.fair_requests, now.victims.shares.behind(self._keys_waiting())
@@ -210,15 +197,12 @@ class Placing:
         return waiting
 
     def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
-        """Try a placement that was just asked for; nothing has changed for the others."""
         return [] if placement.sent else self._try(placement, Pass(self.fleet, now_s, self._shares))
 
     def _keys_waiting(self) -> set[str]:
-        """Models that lack memory: not those of starts that wait for free memory or that only batch waits for."""
         return {p.command.model.key for _, p in self._waiting if not (p.command.waits or p.command.is_batch)}
 
     def _account(self, now: Pass) -> Shares:
-        """The shares that waiting and serving models have been given by now."""
         waiting = self._keys_waiting()
         there = {row.model_key for here in self.fleet.capacity.on_node.values() for row in here.values() if row.serves}
         demands = {key: now.victims.demand(key) for key in sorted(waiting | there)}
@@ -261,8 +245,6 @@ class Placing:
         return self._start(placement, decision, now) if decision.stages else self._say_why(placement, now)
 
     def _batch_lets_go(self, placement: Placement, now: Pass) -> bool:
-        """Give up the bytes that instances were asked to leave for batch requests, since another start lacks bytes.
-        Returns whether there were any."""
         if placement.command.is_batch or placement.command.waits:
             return False
         if now.batch is None:
@@ -274,7 +256,6 @@ class Placing:
         return bool(found)
 
     def _say_why(self, placement: Placement, now: Pass) -> list[Effect]:
-        """Record once why a start waits that only batch requests wait for."""
         if not placement.command.is_batch or placement.said_why:
             return []
         placement.said_why = True
@@ -290,7 +271,6 @@ class Placing:
 
     @property
     def is_patient(self) -> bool:
-        """Return whether a placement waits for an engine to become idle, which only the routers' loads tell."""
         return any(placement.is_patient for _, placement in self._waiting)
 
     def _waits_for_sleeper(
@@ -300,7 +280,6 @@ class Placing:
         decision: PlaceDecision,
         chosen: tuple[StageDecision, EvictDecision] | None,
     ) -> bool:
-        """Return whether a placement waits because no instance may leave yet where its engine sleeps (sleepers.py)."""
         patience, home = self.fleet.params.sleeper_patience, _sleeps_at(placement.command.model, now.view)
         if not patience or not home or placement.command.node_id:
             return False
@@ -323,7 +302,6 @@ class Placing:
         return saving(self.fleet, now.view, now.victims, _request(placement, now.now_s), elsewhere, rows)
 
     def _is_making_space(self, placement: Placement, now: Pass) -> bool:
-        """Return whether instances were lately asked to leave for a placement and still hold bytes."""
         match placement.state:
             case MakingSpace(stage=stage, victims=victims, asked_at=asked_at):
                 is_lately = now.now_s - asked_at < self.fleet.params.evict_grace_s
@@ -331,13 +309,11 @@ class Placing:
         return False
 
     def _gives_way(self, placement: Placement, now: Pass) -> bool:
-        """Return whether another placement goes first though this one may have bytes; for the longest turn at most."""
         is_patient = now.now_s - placement.received_at < now.victims.turns.most_s
         others = (one.command.model for _, one in self._waiting if not one.command.is_batch)
         return is_patient and now.victims.gives_way(placement.command.model, others)
 
     def _decide(self, placement: Placement, now: Pass) -> PlaceDecision:
-        """Ask the policy for a place, or return its last refusal while no bytes have come free since."""
         capacity, now_s, known = self.fleet.capacity, now.now_s, placement.refusal
         if known and known.version == capacity.version and now_s - known.at < self.fleet.params.retry_s:
             return known.answer
@@ -351,8 +327,6 @@ class Placing:
         return decision
 
     def _view(self, placement: Placement, now: Pass) -> PlacementView:
-        """The view that the policy may choose from: without nodes whose agents did not answer this placement and those
-        where its weights could not be had lately, unless no others are left; or only the node that it is asked for."""
         if only := placement.command.node_id:
             return _narrowed(now.view, [n for n in now.view.nodes if n.node_id == only])
         nodes = self._elsewhere(placement, now)
@@ -362,8 +336,8 @@ class Placing:
         return _narrowed(now.view, nodes) if nodes else now.view
 
     def _elsewhere(self, placement: Placement, now: Pass) -> list[Node]:
-        """The nodes to choose from when weights of the model could not be had on some nodes lately: all others that
-        could run it, and those where a copy of it lies dormant. Empty where no node failed, or no other is left."""
+        """The nodes left when some lately failed to get the weights, and those with a dormant copy; empty where none
+        failed, or none is left."""
         model = placement.command.model
         failed = self.fleet.failed_nodes.of(model, now.now_s)
         if not failed or not (left := list(others(model, now.view.nodes, failed))):
@@ -373,8 +347,7 @@ class Placing:
         return [*left, *(n for n in now.view.nodes if n.node_id in dormant - known)]
 
     def _wanting(self, placement: Placement, now: Pass) -> int:
-        """Requests that busy instances may be drained for: 0 while others of the model run, before `fair_wait_s` (which
-        is shorter for interactive ones), and for batch."""
+        """Requests that busy instances may be drained for; `fair_wait_s` is shorter for interactive ones."""
         model, params = placement.command.model, self.fleet.params
         waited_s = (now.now_s - placement.received_at) * now.victims.factor_of(model)
         if placement.command.is_batch or now.victims.runs(model) or waited_s < params.fair_wait_s:
@@ -384,7 +357,6 @@ class Placing:
     def _make_space(
         self, placement: Placement, now: Pass, decision: PlaceDecision, wanting: int
     ) -> tuple[StageDecision, EvictDecision] | None:
-        """The GPUs that instances leave for a placement: before all others those where its model's engine sleeps."""
         model = placement.command.model
         home, only = _sleeps_at(model, now.view), self._gpus_asked(placement, now)
         home = home & only if only else home
@@ -404,14 +376,14 @@ class Placing:
         return found
 
     def _is_worth_it(self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass) -> bool:
-        """Return whether the eviction pays. A start that no request waits for, or only batch, has to save more than
-        the victims' loss costs: else the plans of two models would take the same memory from each other in turns."""
+        """A start that no request awaits, or only batch, has to save more than the victims' loss costs: else two
+        models' plans would take the same memory from each other in turns."""
         model, node, fleet = placement.command.model, self.fleet.nodes.by_id.get(stage.node_id), self.fleet
         is_kept = model.pinned or fleet.capacity.num_active.get(model.key, 0) < model.min_instances
         is_batch = placement.command.is_batch
         is_due = not is_batch and (placement.command.is_awaited or now.victims.waiting_for(model) or is_kept)
         if is_due or not eviction.victims:
-            return not is_batch  # which claims no bytes of a drain under way: others may need them sooner
+            return not is_batch  # batch claims no bytes of a drain: others may need them sooner
         costs_s = sum(now.holdings.saves_s(fleet.instances.by_id[victim]) for victim in eviction.victims)
         if is_batch and node is not None:
             return placement.batch_factor(now.now_s) * now.holdings.start_s(model, node) > costs_s
@@ -420,7 +392,6 @@ class Placing:
         )
 
     def _gpus_asked(self, placement: Placement, now: Pass) -> frozenset[str]:
-        """The GPUs of the node that the placement is asked for, or of the nodes left to it; empty where any will do."""
         node = self.fleet.nodes.by_id.get(placement.command.node_id)
         nodes = [node] if node else self._elsewhere(placement, now)
         return frozenset(gpu.gpu_id for node in nodes for gpu in node.gpus)
@@ -449,7 +420,7 @@ class Placing:
         return stop(victim.node_id, victim.instance_id, why, grace_s, becomes, expected_s)
 
     def preview(self, model: Model, now_s: float, *, node_id: str = "", waits: bool = False) -> Preview:
-        """The place that an instance asked for now would get, and its victims. Changes nothing."""
+        """Return the place that an instance would get now, and its victims. Changes nothing."""
         command = as_if_asked(model, now_s, waits=waits, node_id=node_id)
         event = Event(event_id="", type=command.TYPE, occurred_at=now_s, issuer="", data=command)
         placement, now = Placement(event, now_s, now_s), Pass(self.fleet, now_s, self._shares)
@@ -469,8 +440,8 @@ class Placing:
         return Preview(then, expect(then, request, now.view), eviction.victims)
 
     def leaving_order(self, gpu_id: str, now_s: float) -> tuple[tuple[str, ...], dict[str, str]]:
-        """The serving instances of a GPU in the order in which they would leave for a start that no request waits for,
-        and why each of the others stays. Changes nothing."""
+        """Return a GPU's serving instances in their leaving order for a start that no request awaits, and why the
+        others stay. Changes nothing."""
         residents = Pass(self.fleet, now_s, self._shares).victims.residents(gpu_id)
         may_go = [resident for resident in residents if not resident.held]
         decision = self._evict(may_go, sum(resident.num_bytes for resident in may_go))
@@ -518,14 +489,12 @@ class Placing:
         return [Record(decided, placement.event), *self._orders(placement, sent)]
 
     def _read_from_disk(self, model: Model, decision: PlaceDecision) -> dict[str, float]:
-        """Nodes that read the weights from their own disks, with the disk rates that their prefetchers measured."""
         if decision.source:
             return {}
         nodes = [self.fleet.nodes.by_id.get(stage.node_id) for stage in decision.stages]
         return {n.node_id: n.disk_bytes_per_s for n in nodes if n and found_at(n, model) is StartKind.DISK}
 
     def shared_bytes(self, model: Model, decision: PlaceDecision) -> int:
-        """Bytes of a start's weights that staying instances already share on its GPU."""
         if len(decision.stages) != 1 or len(decision.stages[0].gpu_ids) != 1:
             return 0
         known = self.fleet.capacity.shared(decision.stages[0].gpu_ids[0], model.share_key)
@@ -533,7 +502,6 @@ class Placing:
         return known.num_bytes if known and any(holder not in gone for holder in known.holders) else 0
 
     def _orders(self, placement: Placement, sent: Sent) -> list[Effect]:
-        """Make the starts, and fetches, of the stages that no agent has reported."""
         known = self.fleet.instances.by_id
         numbers = [number for number in range(len(sent.stages)) if placement.stage_id(number) not in known]
         commands = start_commands(placement, sent, numbers)
@@ -542,14 +510,13 @@ class Placing:
     # starts that have been sent
 
     def repeat(self, now_s: float) -> list[Effect]:
-        """Send unreported starts again, and place them anew after `give_up_s`."""
         return [e for p in list(self.placements.values()) if p.sent for e in self._repeat(p, p.sent, now_s)]
 
     def _repeat(self, placement: Placement, sent: Sent, now_s: float) -> list[Effect]:
         params, known = self.fleet.params, self.fleet.instances.by_id
         silent = [n for n in range(len(sent.stages)) if placement.stage_id(n) not in known]
         if not silent:
-            return []  # all stages are reported: the row itself ends the placement
+            return []  # the row itself ends the placement
         gone = next((n for n in silent if not self.fleet.nodes.is_alive(sent.stages[n].node_id, now_s)), None)
         if gone is not None or now_s - sent.started_at > params.give_up_s:
             number = gone if gone is not None else silent[0]
@@ -564,7 +531,7 @@ class Placing:
         why = f"{node_id} has left before it took the start" if has_left else late
         ids = [placement.stage_id(n) for n in range(len(sent.stages))]
         stops = [Publish(stop(stage.node_id, ids[n], "it is placed anew", 0.0)) for n, stage in enumerate(sent.stages)]
-        if len(ids) > 1:  # other stages may have begun: the whole has failed, and is asked for anew under another id
+        if len(ids) > 1:  # other stages may have begun: fail the whole; it is asked for anew under another id
             self.drop(placement.instance_id)
             decided = self._records.of(placement, "place", f"{why}, and the start is given up", (), now_s, "failed")
             failed = refused(placement, why, decided.decision_id, now_s)
@@ -578,8 +545,8 @@ class Placing:
         return [Record(decided, placement.event), *stops]
 
     def begun_by_half(self, placement: Placement, parts: Iterable[Instance], now_s: float) -> list[Effect]:
-        """Fail a placement whose later stages an earlier placer has started while no agent knows its first stage, once
-        those stages have ended (controller.py). The autoscaler asks for the instance anew under another id."""
+        """Fail a placement whose later stages, started without the first by an earlier placer, have ended. The
+        autoscaler asks for it anew under another id."""
         if any(not part.state.is_gone for part in parts):
             return []
         why = "its later stages were begun by an earlier placer, and its first one was not"
@@ -588,7 +555,6 @@ class Placing:
         return [Record(decided, placement.event), Publish(failed, placement.event)]
 
     def _refuse(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
-        """Report a placement that no GPU could ever hold as a failed start."""
         self.drop(placement.instance_id)
         reason = f"{placement.command.model.name} cannot start anywhere: {decision.reason}"
         decided = self._records.of(placement, "refuse", reason, decision.rivals, now_s)
@@ -610,7 +576,6 @@ def _request(placement: Placement, now_s: float) -> PlaceRequest:
 
 
 def _narrowed(view: PlacementView, nodes: list[Node]) -> PlacementView:
-    """The view as if the fleet had the given nodes alone, with the claims and dormant instances there."""
     fleet, dormant = view.fleet, {node.node_id: view.fleet.dormant.get(node.node_id, ()) for node in nodes}
     there = {node_id: rows for node_id, rows in dormant.items() if rows}
     return replace(view, nodes=NodeIndex(nodes, fleet.reserved, there, fleet.scores))
@@ -621,7 +586,6 @@ def _chosen(decision: PlaceDecision) -> str:
 
 
 def _place(place: Place, request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Ask the policy for a place; where it finds none, drop replicas, but not for a model whose engine sleeps."""
     decision = place(request, view)
     if decision.stages or not view.fleet.dormant or _sleeps_at(request.model, view):
         return decision
@@ -629,6 +593,6 @@ def _place(place: Place, request: PlaceRequest, view: PlacementView) -> PlaceDec
 
 
 def _sleeps_at(model: Model, view: PlacementView) -> frozenset[str]:
-    """GPUs where an engine of the model sleeps: its wake beats a start anywhere (SwapServeLLM section 4)."""
+    """Return GPUs where an engine of the model sleeps: its wake beats a start anywhere (SwapServeLLM section 4)."""
     asleep = (row for row in view.fleet.copies(model) if row.state is InstanceState.SWAPPED_OUT)
     return frozenset(worker.gpu_id for row in asleep for worker in row.workers)

@@ -1,8 +1,8 @@
-"""The price list of one GPU: what each holder of its memory is worth there now, and which one leaves next.
+"""The price list of one GPU: the worth of each holder of its memory, and the order of leaving.
 
-The list is an estimate, not a promise: it uses the worths (`holdings.py`), the eviction policy and the reasons to stay
-of a placement that finds no free memory, and changes nothing. Replicas leave first, at once and the least worth first;
-then instances, for a start that no request waits for yet.
+An estimate: it uses the worths (`holdings.py`), the eviction policy and the reasons to stay of a placement without free
+memory, and changes nothing. Replicas leave first, the least worth first; then instances, for a start that no request
+awaits.
 """
 
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from glowplug.fleet.status import rung_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """One holder. `asked`: how many requests are expected to need it before it could be reloaded, a probability unless
-    requests wait for it now; `climb_s`: how much longer each would wait without it; `saves_s`: their product; `worth`:
-    `saves_s` over its bytes, in seconds a byte. `shared_bytes`: those of its bytes that are weights which others read
-    too, and which its leaving does not free. `order`: 1 leaves first, 0 is not asked to leave; `why` says why not."""
+    """One holder. `asked`: requests expected to need it before it could be reloaded, a probability unless requests wait
+    now; `climb_s`: extra wait of each without it; `saves_s`: their product; `worth`: `saves_s` over its bytes, in
+    seconds a byte. `shared_bytes`: of weights that others read too, not freed by its leaving. `order`: 1 leaves first,
+    0 stays for the reason in `why`."""
 
     instance_id: str
     model: str
@@ -48,13 +48,11 @@ class GpuPrices:
 
 
 class PriceList:
-    """Price lists, made from the tables of one placer."""
-
     def __init__(self, fleet: Fleet, placing: Placing) -> None:
         self.fleet, self._placing = fleet, placing
 
     def of(self, gpu_id: str, now_s: float) -> GpuPrices:
-        """The price list of a GPU. Raises NotFound for a GPU of no node."""
+        """Return the price list of a GPU. Raises NotFound for a GPU of no node."""
         gpu = self._gpu(gpu_id)
         if gpu is None:
             raise NotFound(f"no GPU {gpu_id!r}", param="gpu")
@@ -99,7 +97,6 @@ class PriceList:
 
 
 def _gives_way(row: Instance) -> bool:
-    """Return whether the row is dropped at once for a start that needs its bytes."""
     return row.replica or row.state is InstanceState.PREWARMED
 
 

@@ -1,4 +1,4 @@
-"""The tables, facts, telemetry and commands that the placer reads."""
+"""The inputs of the placer."""
 
 from collections.abc import Callable
 from typing import Any, Final, get_args
@@ -42,5 +42,5 @@ READS: Final = Reads(
 
 
 def reads_of(place: Callable[..., Any], prewarm: Callable[..., Any] | None) -> Reads:
-    """The reads under these policies: the ends of requests only where a policy learns from them."""
+    """Include ends of requests only where a policy learns from them."""
     return READS.asked(wants_seconds(place) or reads_profile(prewarm))

@@ -1,4 +1,4 @@
-"""Records of the decisions about placements, as `why` prints them."""
+"""Decision records of placements, as `why` prints them."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,6 @@ from glowplug.domain.decision import DecisionRecord, Rival
 
 
 class Records:
-    """Maker of the decision records of one placer."""
-
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
 
@@ -23,7 +21,7 @@ class Records:
         chosen: str = "",
         figures: Mapping[str, float | int | str] | None = None,
     ) -> DecisionRecord:
-        """The record of a decision as `why` prints it, at the placement's GPU. `figures`: more inputs."""
+        """Record a decision at the placement's GPU. `figures`: more inputs."""
         command, expected = placement.command, placement.sent.expected if placement.sent else None
         inputs: dict[str, float | int | str] = {
             "need_bytes": command.model.memory_bytes,

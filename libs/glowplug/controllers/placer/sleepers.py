@@ -1,10 +1,10 @@
 """Seconds that waking a model's sleeping engine is predicted to save against a start elsewhere.
 
-Ours: SwapServeLLM (section 4) knows one node, where an engine sleeps on the GPU that it will serve on. Here another
-instance may be busy on that GPU while other GPUs can be had. A start waits for the sleeping engine as long as the wake
-is expected to save, times `sleeper_patience`, and then goes elsewhere: it never takes much longer than twice the better
-of both (rent or buy). It does not wait past the moment at which a start elsewhere would still be in time for what its
-model's requests may wait (`max_wait_s`). Where the start elsewhere is expected to be quicker it is made at once.
+Ours: SwapServeLLM (section 4) knows one node, where an engine sleeps on its own GPU. Here another instance may be busy
+on that GPU while others are available. A start waits for the sleeping engine as long as the wake should save, times
+`sleeper_patience`, and then goes elsewhere: it never takes much longer than twice the better of both (rent or buy). It
+does not wait past the moment at which a start elsewhere would still meet `max_wait_s`. A quicker start elsewhere is
+made at once.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ from glowplug.policies.placement.expect import expect
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 
-LEAVE_S: Final = 0.1  # of an engine that runs nothing, before any was measured
+LEAVE_S: Final = 0.1  # of an idle engine, before any was measured
 
 
 class Saving(NamedTuple):
-    """Seconds that the quickest wake saves to the first token, and seconds that the start elsewhere takes to it."""
+    """Seconds to the first token: saved by the quickest wake, and taken by the start elsewhere."""
 
     saved_s: float
     elsewhere_s: float
@@ -39,7 +39,7 @@ def saving(
     leaving: Iterable[Instance],
 ) -> Saving:
     """Compare the quickest wake with a start at `elsewhere`, for which `leaving` leave first. `saved_s` is 0 or less
-    where a wake saves nothing, or the instances that serve there will not leave."""
+    where a wake saves nothing, or the instances serving there will not leave."""
     model, started = request.model, expect(elsewhere, request, view)
     if started is None:
         return Saving(0.0, 0.0)
@@ -57,7 +57,6 @@ def saving(
 
 
 def leave_s(fleet: Fleet, leaving: Iterable[Instance]) -> float:
-    """Seconds until all of `leaving` have left, if they run nothing; 0 for none."""
     return max((_leaves_s(fleet, row) for row in leaving), default=0.0)
 
 
@@ -68,9 +67,9 @@ def _leaves_s(fleet: Fleet, row: Instance) -> float:
 
 
 def becomes_of(fleet: Fleet, victim: Instance) -> Becomes:
-    """The state of an instance after its eviction: asleep where its model lacks a sleeping copy that it should have."""
+    """Return an instance's state after its eviction: asleep where its model lacks a sleeping copy."""
     if victim.host_id:
-        return "stopped"  # an adapter leaves its host, which serves on
+        return "stopped"  # its host serves on
     owner = fleet.models.get(victim.model_key)
     rows = fleet.instances.living(victim.model_key).values()
     is_lacking = owner is not None and lacks_one_asleep(owner, rows)

@@ -1,4 +1,4 @@
-"""Choice of the GPUs where the eviction of instances for a start costs least."""
+"""Choose the GPUs where evicting instances for a start costs least."""
 
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
@@ -29,7 +29,7 @@ Cost = tuple[bool, int, float, int, float, str]  # see Victims.make
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """All that the choice of victims may read of the placement that wants bytes: equal wants get equal answers."""
+    """The inputs about a placement to the choice of victims: equal wants get equal answers."""
 
     engine: str
     num_gpus: int
@@ -37,49 +37,44 @@ class Wanted:
     priority: int
     wanting: int  # waiting requests that busy instances may be drained for; 0: none may
     given: int | None  # requests its model was given while memory is short; None: not counted
-    runs_as: str  # its model where instances of that live: they do not leave for it; "": none live
-    whole: bool  # all instances that serve on those GPUs leave
-    share_key: str = ""  # of its weights: bytes that others share under this key need not be free
-    batch: float = 0.0  # factor of the batch requests that alone wait for it; 0: others do, or nothing does
+    runs_as: str  # its model where instances of that live: they stay; "": none live
+    whole: bool  # all instances that serve there leave
+    share_key: str = ""  # of its weights: bytes shared under this key need not be free
+    batch: float = 0.0  # factor, where batch requests alone wait for it; 0: otherwise
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """All but what `is_eased_from` compares."""
         need = self.engine, self.num_gpus, self.bytes_per_gpu, self.share_key, self.whole
         return *need, self.priority, self.batch, bool(self.wanting), self.given is None
 
     def is_eased_from(self, other: "Wanted") -> bool:
-        """Return whether every instance that leaves for `other`, of the same kind, leaves for this one too: at least as
-        many requests wait for it, its model has been given no more, and none of its own instances stay for it."""
+        """Return whether every instance that leaves for `other`, of the same kind, leaves for this one too."""
         is_no_richer = self.given is None or other.given is None or self.given <= other.given
         return self.wanting >= other.wanting and is_no_richer and self.runs_as in ("", other.runs_as)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """Holders of GPU memory, as seen in one pass over the waiting placements, which keeps computed residents."""
-
     now_s: float
     nodes: IndexedNodes
     capacity: Capacity
     models: dict[str, Model]
     loads: Demand
-    load_of: Callable[[str], ModelLoad]  # the load of a model, with that of its adapters
+    load_of: Callable[[str], ModelLoad]  # with that of its adapters
     min_residency_s: float
     turns: TurnParams
     rule: VictimsRule
     shares: Shares
     saves_s: Callable[[Instance], float]  # seconds of waiting that the loss of an instance should cost
-    asked: Callable[[Instance], float]  # requests that should need the instance, weighted by their classes
+    asked: Callable[[Instance], float]  # requests that should need the instance, weighted by class
     _loads: dict[str, ModelLoad] = field(default_factory=dict)
     _residents: dict[tuple[str, int, int, int | None, float], tuple[list[Resident], int]] = field(default_factory=dict)
     _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
-    _in_vain: dict[tuple[object, ...], list[Wanted]] = field(default_factory=dict)  # for which nobody may leave
+    _in_vain: dict[tuple[object, ...], list[Wanted]] = field(default_factory=dict)
 
     def wanted(
         self, model: Model, *, wanting: int, whole: bool = False, is_there: bool = True, batch: float = 0.0
     ) -> Wanted:
-        """The wants of a placement of the model. `is_there`: whether instances of the model live."""
         return Wanted(
             engine=model.engine,
             num_gpus=model.num_gpus,
@@ -94,23 +89,20 @@ class Victims:
         )
 
     def is_in_vain(self, wanted: Wanted) -> bool:
-        """Return whether `note_in_vain` says that no instance may leave: so that of a thousand models that wait, few
-        look at every GPU."""
+        """Return whether a like want was in vain: of a thousand waiting models, few then look at every GPU."""
         return any(known.is_eased_from(wanted) for known in self._in_vain.get(wanted.kind, ()))
 
     def note_in_vain(self, wanted: Wanted) -> None:
-        """Take it that `make` has found nobody on any GPU, for the rest of this pass."""
         self._in_vain.setdefault(wanted.kind, []).append(wanted)
 
     def make(
         self, wanted: Wanted, evict: Evict, only: Collection[str] = ()
     ) -> tuple[StageDecision, EvictDecision] | None:
-        """The GPUs (of `only`, when given) where the eviction costs least, and its victims; None when no instance may
-        leave.
+        """Return the GPUs (of `only`, when given) where the eviction costs least, and its victims; None when no
+        instance may leave.
 
         Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of the wanting model (by
-        whole quanta of requests), then what `victims` names (turns.py), then id. A queue counts where instances with
-        waiting requests may be chosen at all."""
+        whole quanta of requests), then the measure of `rule` (turns.py), then id."""
         best: tuple[Cost, Node, StageDecision] | None = None
         with closing(self._by_least_cost(wanted, only)) as nodes:
             for least, node_id in nodes:
@@ -130,8 +122,8 @@ class Victims:
     def _by_least_cost(
         self, wanted: Wanted, only: Collection[str]
     ) -> Generator[tuple[Cost | tuple[bool] | tuple[bool, float], str], None, None]:
-        """Nodes, each with a lower bound of its cost: first those where a drain may suffice, then the least recently
-        used. Where shares count, every node has the same bound."""
+        """Yield nodes, each with a lower bound of its cost: first those where a drain may suffice, then the least
+        recently used. Where shares count, every node has the same bound."""
         anything = (False,)
         if only:
             yield from ((anything, node_id) for node_id in sorted({gpu_id.rpartition("/")[0] for gpu_id in only}))
@@ -153,38 +145,31 @@ class Victims:
         return min((self._used_at(row) for row in here if row.state not in LEAVING), default=None)
 
     def waiting_for(self, model: Model) -> int:
-        """Number of the model's waiting requests that are not batch."""
         return self._load(model.key).num_urgent_waiting
 
     def weight_of(self, model: Model) -> float:
-        """The model's waiting requests, weighted by their classes."""
         load = self._load(model.key)
         return num_weighted(load.num_waiting, load)
 
     def factor_of(self, model: Model) -> float:
-        """The factor of the most urgent class that waits for the model, at least a standard request's."""
         is_interactive = self._load(model.key).of_class(Priority.INTERACTIVE).num_waiting
         return FACTORS[Priority.INTERACTIVE] if is_interactive else 1.0
 
     def is_batch_only(self, instance: Instance) -> bool:
-        """Return whether all that an instance runs are batch requests, and all that wait for its model."""
         load = self._load(instance.model_key)
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
         return bool(num) and not (load.urgent_on(instance.instance_id) or load.num_urgent_waiting)
 
     def demand(self, model_key: str) -> ModelDemand:
-        """The model's demand that counts for its share."""
         load = self._load(model_key)
         return ModelDemand(
             num_dispatched=self.loads.dispatched(model_key), num_open=load.num_waiting + load.num_in_flight
         )
 
     def runs(self, model: Model) -> bool:
-        """Return whether some of the model's requests are being answered, so that it is not starved."""
         return bool(self._load(model.key).num_in_flight)
 
     def gives_way(self, model: Model, waiting: Iterable[Model]) -> bool:
-        """Return whether a model of `waiting`, which none serves and which wants the same GPUs, is a quantum behind."""
         quantum = self.turns.fair_requests
         given = self.shares.given.get(model.key)
         if not quantum or given is None or given - self.shares.least_given < quantum:
@@ -199,12 +184,10 @@ class Victims:
         )
 
     def serving(self, gpu_ids: Collection[str]) -> list[Instance]:
-        """Instances that serve on the GPUs, or are starting there."""
         rows = {i: row for gpu_id in gpu_ids for i, row in self.capacity.on_gpu.get(gpu_id, {}).items()}
         return [r for r in rows.values() if not (r.state in LEAVING or r.replica or r.state.is_dormant or r.host_id)]
 
     def may_come_free(self, gpu_ids: Collection[str], model: Model) -> bool:
-        """Return whether the instances on the GPUs may leave for the model some time, if not now."""
         for row in self.serving(gpu_ids):
             owner = self.models.get(row.model_key)
             is_kept = owner is not None and (owner.pinned or owner.priority > model.priority)
@@ -213,7 +196,6 @@ class Victims:
         return True
 
     def still_hold(self, gpu_ids: Collection[str], victims: tuple[str, ...]) -> bool:
-        """Return whether an instance that leaves these GPUs, asked to or by itself, still holds bytes there."""
         for gpu_id in gpu_ids:
             here = self.capacity.on_gpu.get(gpu_id, {})
             for holder in self.capacity.granted(gpu_id):
@@ -225,7 +207,6 @@ class Victims:
     def _on_node(
         self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]
     ) -> tuple[Cost, StageDecision, EvictDecision] | None:
-        """The `num_gpus` GPUs of one node that cost least together; each is priced by itself."""
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
@@ -267,7 +248,6 @@ class Victims:
         return (bool(going), -ahead, self._lost(going), queue, newest, gpu_id)
 
     def _lost(self, going: Collection[Instance]) -> float:
-        """Seconds of waiting that the loss of these instances costs, where the rule counts them; else 0."""
         return sum(map(self.saves_s, going)) if self.rule == "least_worth" else 0.0
 
     def _on(self, gpu: Gpu, wanted: Wanted, evict: Evict) -> EvictDecision | None:
@@ -295,12 +275,10 @@ class Victims:
         return replace(decision, need_bytes=need) if decision.victims else None
 
     def _going(self, gpu: Gpu) -> frozenset[str]:
-        """Holders that leave the GPU anyway, or are dropped for any start."""
         here, taken = self.capacity.on_gpu.get(gpu.gpu_id, {}), self.capacity.taken
         return frozenset(i for i, row in here.items() if row.state in LEAVING or (_is_dropped(row) and i not in taken))
 
     def held(self, wanted: Wanted, only: Collection[str] = ()) -> dict[str, str]:
-        """Serving instances on GPUs that could hold the start (of `only`, when given), and why each must stay now."""
         found: dict[str, str] = {}
         for node in self.nodes:
             for gpu in node.gpus if wanted.engine in node.engines and not node.draining else ():
@@ -310,7 +288,6 @@ class Victims:
         return found
 
     def residents(self, gpu_id: str) -> list[Resident]:
-        """Serving instances of a GPU, and why each must stay for a start of any priority that no request awaits."""
         most = max((model.priority for model in self.models.values()), default=0)
         wanted = Wanted(
             engine="", num_gpus=1, bytes_per_gpu=0, priority=most, wanting=0, given=None, runs_as="", whole=False
@@ -318,7 +295,7 @@ class Victims:
         return self._residents_on(gpu_id, wanted)[0]
 
     def _tally(self, gpu: Gpu) -> tuple[int, int, int]:
-        """Bytes on a GPU of instances that leave anyway, of copies that may be dropped, and of those that serve."""
+        """Return bytes of instances that leave anyway, of copies that may be dropped, and of those that serve."""
         gpu_id = gpu.gpu_id
         if gpu.shared:
             return self._tally_shared(gpu)
@@ -341,7 +318,6 @@ class Victims:
         return leaving, dropped, serving
 
     def _tally_shared(self, gpu: Gpu) -> tuple[int, int, int]:
-        """`_tally` of a GPU where weights count once for several holders."""
         here, taken = self.capacity.on_gpu.get(gpu.gpu_id, {}), self.capacity.taken
         there = {grant.holder: row for grant in gpu.grants if (row := here.get(grant.holder)) is not None}
         leave = {i for i, row in there.items() if row.state in LEAVING}
@@ -352,7 +328,6 @@ class Victims:
         return leaving, dropped, gpu.freed_by(leave | drop | serve) - leaving - dropped
 
     def _residents_on(self, gpu_id: str, wanted: Wanted) -> tuple[list[Resident], int]:
-        """The serving instances of a GPU, and the bytes of those that may leave."""
         key = (gpu_id, wanted.priority, wanted.wanting, wanted.given, wanted.batch)
         known = self._residents.get(key)
         if known is None:
@@ -378,7 +353,6 @@ class Victims:
         )
 
     def _held(self, instance: Instance, load: ModelLoad, wanted: Wanted) -> str:
-        """The reason why an instance must stay; "" when it may leave."""
         owner = self.models.get(instance.model_key)
         if owner is not None and owner.pinned:
             return "it is pinned"
@@ -409,7 +383,6 @@ class Victims:
         return ""
 
     def described(self, instance: Instance) -> str:
-        """A running instance as a reason names it: 'smol-coder (334 MiB, idle 12 s)'."""
         owner, load = self.models.get(instance.model_key), self._load(instance.model_key)
         busy = load.in_flight_by_instance.get(instance.instance_id, 0)
         idle_s = max(0.0, self.now_s - self._used_at(instance))
@@ -429,7 +402,6 @@ class Victims:
         )
 
     def _ahead(self, instance: Instance, wanted: Wanted) -> int:
-        """How many requests the instance's model is ahead of the model that wants the bytes."""
         given = self.shares.given.get(instance.model_key)
         return 0 if given is None or wanted.given is None else given - wanted.given
 
@@ -441,7 +413,6 @@ class Victims:
         return max(instance.ready_at, self._load(instance.model_key).last_active_at)
 
     def _urgent_at(self, load: ModelLoad) -> float:
-        """When the model last had a request that was not batch."""
         return load.last_active_at - load.of_class(Priority.BATCH).alone_s
 
     def _load(self, model_key: str) -> ModelLoad:
@@ -452,16 +423,15 @@ class Victims:
 
 
 def _is_dropped(row: Instance) -> bool:
-    """Return whether the row is dropped at once for a start that needs its bytes, unless it is promised."""
     return row.replica or row.state.is_dormant
 
 
 def evict_sharing(
     residents: Sequence[Resident], need: int, gpu: Gpu, going: frozenset[str], evict: Evict
 ) -> EvictDecision:
-    """Choose victims on a GPU where weights count once for several holders, of whom `going` leave anyway. One holder
-    alone frees its own bytes, and all holders of weights together free the weights too. Where single ones do not free
-    enough, holders that share weights and may all leave count as one."""
+    """Choose victims on a GPU where weights count once for several holders; those in `going` leave anyway. Weights come
+    free only with all of their holders. Where single ones do not free enough, holders that share weights and may all
+    leave count as one."""
     at_least = gpu.freed_by(going)
 
     def freed(names: Iterable[str]) -> int:
@@ -496,8 +466,6 @@ def evict_sharing(
 
 
 def _sketched(evict: Evict) -> Evict:
-    """`evict` without its reasons where there is no choice because only one instance may leave."""
-
     def sketch(residents: list[Resident], need: int) -> EvictDecision:
         may_go = [resident for resident in residents if not resident.held]
         if len(may_go) != 1 or may_go[0].num_bytes < need:
@@ -509,5 +477,5 @@ def _sketched(evict: Evict) -> Evict:
 
 DRAINS_SUFFICE = "instances that drain there already free enough"
 _HAS_BYTES = "it has the free memory"
-MOST_NODES = 64  # longest unused ones, looked at under "least_worth"; others follow if no instance may leave these
+MOST_NODES = 64  # longest unused, looked at under "least_worth"; others follow if no instance may leave these
 _LATELY_S = 2.0  # four reports of a router

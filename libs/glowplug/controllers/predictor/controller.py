@@ -1,31 +1,29 @@
-"""The predictor: it counts the demand of each model by window, and forecasts the windows to come.
+"""The predictor: counts the demand of each model by window, and forecasts later windows.
 
     router.load_reported | router.requests_finished | tick ──▶ windows ──▶ policy `prediction` ──▶ forecast.made
 
 What it is notified of
-  - Telemetry: `router.load_reported` (what each router holds and runs, on which instances) and
-    `router.requests_finished`.
-  - Facts: `model.deployed`, for the objectives of a model; every `instance.*`, for the seconds of starts, for what
-    engines report of themselves and whether they serve. Tables: `models`, `instances`.
-  - Ticks, which close windows, and forget the load of a router that has been silent for `router_lease_s`.
+  - Telemetry: `router.load_reported` (requests held and running, with instances) and `router.requests_finished`.
+  - Facts: `model.deployed`, for objectives; every `instance.*`, for start seconds, engines' own reports and whether
+    they serve. Tables: `models`, `instances`.
+  - Ticks, which close windows and forget the load of a router silent for `router_lease_s`.
 
 What it asks
-  - `forecast.made`, one per model when a window has closed: forecasts of the open window and of later ones, with mu
-    (the tokens per second that one instance takes, PreServe section 4.1, and whether declared or measured) and the
-    forecaster's recent error. Where the policy follows starts, the forecasts reach as far as a start of the model takes
-    (`horizon_s`).
+  - `forecast.made`, one per model when a window has closed: forecasts of the open and later windows, with mu (tokens
+    per second of one instance, PreServe section 4.1, and whether declared or measured) and the forecaster's recent
+    error. Where the policy follows starts, they reach as far as a start takes (`horizon_s`).
 
 What it promises
-  - A window's concurrency is the integral of what routers held and ran, whether ticks came often or seldom.
-  - It keeps `num_windows` windows of at most `max_models` models; a window in which nothing happened costs nothing.
+  - A window's concurrency is the integral of the routers' load, however frequent the ticks.
+  - It keeps `num_windows` windows of at most `max_models` models; empty windows cost nothing.
   - The next leader inherits the past, which no table has.
-  - An emptied store drops no series; a model that is gone from a table with rows loses its series.
+  - An emptied store drops no series; a model missing from a table with rows loses its series.
 
 What it never does
-  - It changes nothing: autoscaler and placer act on forecasts, or do without where none covers their time.
-  - It forecasts no batch requests: those fill idle capacity, and nothing is started or prewarmed ahead for them. One
-    that has waited for so long that it counts as standard (controllers/router/controller.py) counts here too.
-  - It reads no prompt and keeps no single request, only sums of a window, and of an instance's last minutes.
+  - It changes nothing: autoscaler and placer act on forecasts, or do without.
+  - It forecasts no batch requests: those fill idle capacity, without starts or prewarming. One that has waited long
+    enough to count as standard (controllers/router/controller.py) counts here too.
+  - It reads no prompt and keeps no single request, only sums of a window and of an instance's last minutes.
 """
 
 import math
@@ -59,15 +57,13 @@ from glowplug.fleet.throughput import Capacity, CapacityParams, Served, Throughp
 from glowplug.policies.prediction.baselines import Nothing
 from glowplug.policies.prediction.port import Forecaster, MakeForecaster, WindowTotals, make_with, shared
 
-# Demand of each model, window by window.
-#
-# Load is concurrency (WarmServe section 5.1: average is time-weighted, peak is the maximum of a window) and tokens per
-# window (PreServe section 4.1).
+# Demand is concurrency (WarmServe section 5.1: average is time-weighted, peak is the maximum of a window) and tokens
+# per window (PreServe section 4.1).
 
 
 @dataclass(slots=True)
 class Window:
-    """Demand of one model in one window; its token counts are exact where `num_tokens_exact` covers every request."""
+    """Demand of one model in one window; token counts are exact if `num_tokens_exact` covers every request."""
 
     started_at: float
     num_requests: int = 0
@@ -76,21 +72,20 @@ class Window:
     response_tokens: int = 0
     num_tokens_exact: int = 0
     concurrency_peak: int = 0
-    concurrency_seconds: float = 0.0  # integral of concurrency over the window
-    num_missed: int = 0  # requests that missed an objective of their model, or failed
-    num_judged: int = 0  # requests that count for `objective_sum`
-    objective_sum: float = 0.0  # sum of the shares of their objective that they took
-    instance_seconds: float = 0.0  # integral of the number of instances that ran something
-    kv_peak_ratio: float = 0.0  # fullest KV cache that a router expected
-    slots_per_instance: int = 0  # most requests that an instance ran at once; 0: not reported
+    concurrency_seconds: float = 0.0  # integral
+    num_missed: int = 0
+    num_judged: int = 0  # requests in `objective_sum`
+    objective_sum: float = 0.0  # of the shares that requests took of their objective
+    instance_seconds: float = 0.0  # integral of the number of busy ones
+    kv_peak_ratio: float = 0.0  # expected by a router
+    slots_per_instance: int = 0  # most requests on one instance; 0: not reported
 
     @property
     def objective_ratio(self) -> float:
-        """The share of its objective that the window took: above 1 it missed. 0 where no request counts."""
+        """Mean share of the objective taken: above 1 missed; 0 if no request counts."""
         return self.objective_sum / self.num_judged if self.num_judged else 0.0
 
     def totals(self, window_s: float) -> WindowTotals:
-        """The sums that a forecaster learns."""
         return WindowTotals(
             started_at=self.started_at,
             window_s=window_s,
@@ -104,7 +99,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """The requests of a model that one router holds and runs, and the instances that run them."""
+    """One router's requests of a model, and their instances."""
 
     concurrency: int
     busy: Collection[str]
@@ -112,23 +107,22 @@ class RouterLoad:
 
 @dataclass(slots=True)
 class Series:
-    """Windows in which something happened, by number (the start of a window over its width); no others are kept."""
+    """Windows by number (start over width); empty ones are not stored."""
 
     window_s: float
     num_kept: int
-    first: int = 0  # number of the oldest window kept, empty or not
-    last: int = 0  # ... of the open one
+    first: int = 0  # oldest kept, empty or not
+    last: int = 0
     windows: dict[int, Window] = field(default_factory=dict)
-    by_router: dict[str, RouterLoad] = field(default_factory=dict)  # router_id -> its latest report
-    concurrency: int = 0  # of all routers
+    by_router: dict[str, RouterLoad] = field(default_factory=dict)
+    concurrency: int = 0
     changed_at: float = 0.0
 
     def at(self, number: int) -> Window:
-        """The window of that number, closed or open; an empty one where nothing happened."""
+        """Return a window; an empty one if nothing happened."""
         return self.windows.get(number) or Window(started_at=number * self.window_s)
 
     def open(self) -> Window:
-        """The window that is open now, to be written to."""
         window = self.windows.get(self.last)
         if window is None:
             started_at = self.last * self.window_s
@@ -136,13 +130,13 @@ class Series:
         return window
 
     def advance(self, now_s: float) -> None:
-        """Close windows up to `now_s`, spreading the current concurrency over them, and drop those too old."""
+        """Close windows up to `now_s`, spread the current concurrency over them, and drop old ones."""
         width, number = self.window_s, int(now_s // self.window_s)
         if number == self.last:
             self._spread(now_s)
             return
         oldest = number - self.num_kept + 1
-        if self.last < oldest:  # after a long pause of this process, older windows would be dropped at once
+        if self.last < oldest:  # after a long pause, skip windows too old to keep
             self.last, self.changed_at = oldest, max(self.changed_at, oldest * width)
         while self.last < number and self.concurrency:
             self._spread((self.last + 1) * width)
@@ -154,8 +148,7 @@ class Series:
             del self.windows[first]
 
     def report(self, router_id: str, load: RouterLoad, kv_peak_ratio: float = 0.0, slots: int = 0) -> None:
-        """Take one router's load from now on, on instances of `slots` each, and the highest KV cache usage that it
-        expects of any of them."""
+        """`slots`: of each instance; `kv_peak_ratio`: highest expected KV cache usage."""
         before = self.by_router.get(router_id)
         self.by_router[router_id] = load
         self.concurrency += load.concurrency - (before.concurrency if before else 0)
@@ -166,11 +159,9 @@ class Series:
             window.slots_per_instance = max(window.slots_per_instance, slots)
 
     def left(self, router_id: str) -> None:
-        """Note that a router holds and runs nothing any more."""
         self.concurrency -= self.by_router.pop(router_id).concurrency
 
     def _spread(self, until_s: float) -> None:
-        """Count the running load up to `until_s`."""
         if self.concurrency:
             seconds, window = max(0.0, until_s - self.changed_at), self.open()
             window.concurrency_seconds += self.concurrency * seconds
@@ -183,16 +174,14 @@ class Series:
         return len({i for load in self.by_router.values() for i in load.busy})
 
 
-# Forecasts of one model: its forecaster learns each closed window, and past forecasts are compared with it.
-#
-# A forecast carries the capacity of one instance (PreServe's mu, fleet/throughput.py). A model without objectives is
-# judged by the paper's own: `normalized_s` seconds per response token (section 5.1).
+# A forecast carries one instance's capacity (PreServe's mu, fleet/throughput.py). A model without objectives is judged
+# by the paper's own: `normalized_s` seconds per response token (section 5.1).
 
-LEAST_GROWS = 1.01  # growth per window, so that a model that became slower shows after a while
-LEAST_RATIO = 0.01  # least value to grow from: a window without a miss has 0
-NUM_ERRORS = 30  # recent forecasts that `error_ratio` averages
-AHEAD_KEPT = frozenset((1, 2, 3, 6, 12))  # windows ahead of the forecasts kept, beside those furthest ahead
-NUM_PAST = 288  # past windows whose forecasts are kept: a day of 300 s windows
+LEAST_GROWS = 1.01  # per window, so that a slower model shows after a while
+LEAST_RATIO = 0.01  # to grow from: a window without a miss has 0
+NUM_ERRORS = 30
+AHEAD_KEPT = frozenset((1, 2, 3, 6, 12))  # windows ahead, beside the furthest
+NUM_PAST = 288  # a day of 300 s windows
 
 
 @dataclass(slots=True)
@@ -203,15 +192,15 @@ class ModelForecasts:
     next_number: int
     num_kept: int
     latest: tuple[Forecast, ...] = ()
-    past: deque[Forecast] = field(default_factory=deque)  # of past windows, oldest window and oldest forecast first
-    _to_come: dict[int, list[Forecast]] = field(default_factory=dict)  # by number of the window, oldest first
+    past: deque[Forecast] = field(default_factory=deque)  # oldest window and oldest forecast first
+    _to_come: dict[int, list[Forecast]] = field(default_factory=dict)  # by window number, oldest first
     throughput: Throughput = field(default_factory=Throughput)
-    _errors: deque[tuple[float, float]] = field(default_factory=deque)  # (absolute error, actual value)
-    _objective_ratio: float = 0.0  # of the last closed window
-    _least_ratio: float = math.inf  # the least of recent windows
+    _errors: deque[tuple[float, float]] = field(default_factory=deque)
+    _objective_ratio: float = 0.0
+    _least_ratio: float = math.inf  # of recent windows
 
     def close(self, series: Series) -> bool:
-        """Learn every window that has closed since the last call; False when none has."""
+        """Learn every window closed since the last call; return False if none."""
         if self.next_number >= series.last:
             return False
         for number in range(max(self.next_number, series.last - series.num_kept + 1), series.last):
@@ -223,7 +212,7 @@ class ModelForecasts:
         return True
 
     def make(self, now_s: float, num_ahead: int) -> tuple[Forecast, ...]:
-        """Make the forecasts of the next `num_ahead` windows, with mu and the recent error of such forecasts."""
+        """Forecast the next `num_ahead` windows, with mu and the recent error."""
         made, mu = self.forecaster.forecast(now_s, num_ahead), self.throughput.capacity
         self.latest = tuple(
             replace(
@@ -243,27 +232,26 @@ class ModelForecasts:
         return self.latest
 
     def learn(self, history: Iterable[WindowTotals]) -> None:
-        """Learn windows from before this process began, oldest first, without a gap."""
+        """Learn earlier windows, oldest first, without a gap."""
         for window in history:
             self.forecaster.closed(window)
             self.next_number = round((window.started_at + window.window_s) / window.window_s)
 
     @property
     def error_ratio(self) -> float:
-        """Mean absolute error of the mean concurrency, over the mean of the actual one; 0 while there was none."""
+        """Mean absolute error of the mean concurrency over its actual mean."""
         came = sum(value for _, value in self._errors)
         return sum(off for off, _ in self._errors) / came if came > 0 else 0.0
 
     def _held_against_the_least(self, window: Window) -> float:
-        """The share of its objective that the window took. Where the model takes half of it or more even in its best
-        windows, as with few tokens after a long prompt, twice those is its objective: more instances do not help."""
+        """Hold a model that takes half of its objective or more even in its best windows, as with few tokens after a
+        long prompt, to twice those: more instances do not help."""
         if not window.num_judged:
             return 0.0
         self._least_ratio = min(max(self._least_ratio, LEAST_RATIO) * LEAST_GROWS, window.objective_ratio)
         return window.objective_ratio / max(1.0, 2 * self._least_ratio)
 
     def _judge(self, window: Window, window_s: float) -> None:
-        """Compare what was forecast of a closed window with what came."""
         self._keep(window, window_s)
         about = next((f for f in self.latest if abs(f.starts_at - window.started_at) < window_s / 2), None)
         if about is None:
@@ -274,7 +262,6 @@ class ModelForecasts:
             self._errors.popleft()
 
     def _keep(self, window: Window, window_s: float) -> None:
-        """Keep the forecasts of a closed window, and drop those of windows long past."""
         number = round(window.started_at / window_s)
         self.past.extend(self._to_come.get(number, ()))
         self._to_come = {at: made for at, made in self._to_come.items() if at > number}
@@ -284,7 +271,7 @@ class ModelForecasts:
 
 
 def served(request: RequestFinished, model: Model | None, params: CapacityParams) -> Served | None:
-    """The measurement of an instance by one answer; None where the answer had no instance, or several."""
+    """Measure an instance by one answer; None if it had no instance, or several."""
     if not request.instance_id or request.num_continued or not request.response_tokens:
         return None
     return Served(
@@ -299,9 +286,11 @@ def served(request: RequestFinished, model: Model | None, params: CapacityParams
 
 
 def objective_used(request: RequestFinished, model: Model | None, params: CapacityParams) -> float | None:
-    """The share of its model's objective that one request took; None for a request that waited for a start or whose
-    client left. Where the model has objectives, the mean over a window is the share of requests that missed one, over
-    the share that may: above 1 the window has missed. Else it is the seconds per token over the allowed ones."""
+    """Return the share of its model's objective that a request took; None if it waited for a start or its client left.
+
+    With objectives, the mean is the share of requests that missed one over the share that may: above 1 the window
+    missed. Without, it is seconds per token over those allowed.
+    """
     if request.cold or request.error_code == "client_left":
         return None
     slo = model.slo if model is not None else None
@@ -311,7 +300,7 @@ def objective_used(request: RequestFinished, model: Model | None, params: Capaci
 
 
 def missed(request: RequestFinished, model: Model | None, params: CapacityParams) -> bool:
-    """Return whether a request failed or missed an objective of its model. A client that leaves misses nothing."""
+    """Return whether a request failed or missed an objective. A client that leaves misses nothing."""
     if request.error_code and request.error_code != "client_left":
         return True
     slo = model.slo if model is not None else None
@@ -327,12 +316,12 @@ NUM_STARTS: Final = 3
 
 @dataclass(slots=True)
 class Horizons:
-    """The seconds of each model's last starts, by model_key."""
+    """Seconds of each model's last starts."""
 
-    _took: dict[str, deque[tuple[str, float]]] = field(default_factory=dict)  # (instance_id, seconds)
+    _took: dict[str, deque[tuple[str, float]]] = field(default_factory=dict)
 
     def take(self, row: Instance) -> None:
-        """Take a row of an instance; each start from nothing counts once."""
+        """Count each start from nothing once."""
         if row.start_kind not in FROM_NOTHING or not 0 < row.created_at < row.ready_at:
             return
         known = self._took.setdefault(row.model_key, deque(maxlen=NUM_STARTS))
@@ -340,29 +329,25 @@ class Horizons:
             known.append((row.instance_id, row.ready_at - row.created_at))
 
     def restore(self, rows: Iterable[Instance]) -> None:
-        """Take the rows of the table, in the order in which they became ready."""
+        """Take rows in order of readiness."""
         for row in sorted(rows, key=lambda row: (row.ready_at, row.instance_id)):
             self.take(row)
 
     def drop(self, model_key: str) -> None:
-        """Forget a model that is gone."""
         self._took.pop(model_key, None)
 
     def of(self, model_key: str) -> float:
-        """Median seconds of the model's last starts; 0 before the first."""
+        """Return the median seconds of the last starts; 0 before the first."""
         known = self._took.get(model_key)
         return median(seconds for _, seconds in known) if known else 0.0
 
 
-MAX_AHEAD: Final = 288  # windows, however long starts take
+MAX_AHEAD: Final = 288  # windows
 
 
 class PredictorController:
-    """State machine of the predictor: counts demand by model and window, and forecasts when a window closes.
-
-    `make` is a policy of the kind "prediction". `history`: earlier windows by model_key, oldest first, of the same
-    width; `capacities`: the capacity of one instance of a model, as measured elsewhere.
-    """
+    """State machine of the predictor. `make`: a policy of the kind "prediction"; `history`: earlier windows by
+    model_key, oldest first, of the same width; `capacities`: of one instance, measured elsewhere."""
 
     def __init__(
         self,
@@ -381,8 +366,8 @@ class PredictorController:
         self._reports = LoadReports()
         self._horizons = Horizons()
         self._instances = InstanceTable(keeps_gone=False)
-        self._unsteady_at: dict[str, float] = {}  # instance_id -> when it was last seen in another state than READY
-        self._throughputs: dict[str, Throughput] = {}  # by model_key
+        self._unsteady_at: dict[str, float] = {}  # last seen not READY, by instance_id
+        self._throughputs: dict[str, Throughput] = {}
         self._alike = shared(make, self.window_s, params.season_s)
         self._follows_starts: bool = getattr(make, "FOLLOWS_STARTS", False)
         self.handlers: Handlers = {
@@ -396,12 +381,11 @@ class PredictorController:
             self._expecting(key, 0).learn(windows)
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Take a stimulus: a tick closes windows, and everything else is counted."""
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
-        """Take the table `models`, and drop the series of models that are gone (none over an emptied store), or the
-        table `instances`, and learn the seconds of their starts."""
+        """Take `models`, dropping series of missing ones (none over an emptied store), or `instances`, learning start
+        seconds."""
         if table == "instances":
             self._horizons.restore(rows.values())
             for row in self._instances.restore(rows, now_s):
@@ -419,7 +403,6 @@ class PredictorController:
         return []
 
     def inherit(self, earlier: "PredictorController", now_s: float) -> None:
-        """Take over what an earlier predictor counted and forecast, which no table has."""
         self._series, self._expected, self._models = earlier._series, earlier._expected, earlier._models
         self._reports, self._horizons, self._throughputs = earlier._reports, earlier._horizons, earlier._throughputs
         self._unsteady_at = dict(earlier._unsteady_at)
@@ -427,20 +410,20 @@ class PredictorController:
 
     @property
     def forecasts(self) -> dict[str, tuple[Forecast, ...]]:
-        """The latest forecasts by model_key: of the open window, and of later ones."""
+        """Forecasts by model_key, of the open and later windows."""
         return {key: expected.latest for key, expected in self._expected.items() if expected.latest}
 
     def past_forecasts(self, model_key: str) -> list[Forecast]:
-        """Forecasts of closed windows, oldest first, each made several windows ahead, to compare with `windows`."""
+        """Return forecasts of closed windows, oldest first, each made several windows ahead."""
         expected = self._expected.get(model_key)
         return list(expected.past) if expected else []
 
     def horizon_s(self, model_key: str) -> float:
-        """Recent seconds of a model's starts, where forecasts reach that far; else 0."""
+        """Return recent start seconds where forecasts reach that far; else 0."""
         return self._horizons.of(model_key) if self._follows_starts else 0.0
 
     def windows(self, model_key: str) -> list[Window]:
-        """The model's windows, oldest first, empty ones too; the last one is still open."""
+        """Return the windows, oldest first, with empty ones; the last is open."""
         series = self._series.get(model_key)
         return [] if series is None else [series.at(n) for n in range(series.first, series.last + 1)]
 
@@ -485,13 +468,11 @@ class PredictorController:
             self._unsteady_at[row.instance_id] = now_s
 
     def _measure(self, key: str, now_s: float) -> Throughput:
-        """Measure what the model's instances served in past minutes, of those ready throughout."""
         known, model = self.throughput(key), self._models.get(key)
         known.close(now_s, self._instances.living(key), self._unsteady_at, model.slo if model is not None else Slo())
         return known
 
     def throughput(self, model_key: str) -> Throughput:
-        """The capacity of one instance of the model, as measured by the answers so far."""
         known = self._throughputs.get(model_key)
         if known is None:
             params = self.params.capacity
@@ -500,7 +481,6 @@ class PredictorController:
         return known
 
     def _forecast(self, key: str, series: Series, now_s: float) -> list[Effect]:
-        """Forecast one model when a window has closed."""
         if self._make is Nothing:
             return []
         expected = self._expecting(key, series.first)
@@ -512,7 +492,7 @@ class PredictorController:
         return [Publish(ForecastMade(model_key=key, forecasts=forecasts, horizon_s=horizon_s))] if forecasts else []
 
     def _expecting(self, model_key: str, number: int) -> ModelForecasts:
-        """The model's forecaster; a new one learns windows from `number` on."""
+        """A new forecaster learns windows from `number` on."""
         expected = self._expected.get(model_key)
         if expected is None:
             expected = self._expected[model_key] = ModelForecasts(
@@ -546,7 +526,7 @@ class PredictorController:
             series.report(router_id, here, fullest, load.slots_per_instance)
 
     def _absent(self, router_id: str, present: Set[str], now_s: float) -> None:
-        """Note that a router holds and runs nothing of models missing from its report, since a report is whole."""
+        """Clear a router's load of models missing from its report, which is complete."""
         for key, series in self._series.items():
             if key not in present and router_id in series.by_router:
                 series.advance(now_s)

@@ -8,12 +8,12 @@ from glowplug.fleet.throughput import CapacityParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorParams:
-    window_s: float = 0.0  # 0: what the policy's paper uses
-    season_s: float = 0.0  # 0: a day; a trace squeezed in time has shorter ones
-    num_windows: int = 1440  # windows kept per model
-    max_models: int = 5000  # about 0.3 kB each, and as much for each window that was not idle
-    router_lease_s: float = 30.0  # the load of a router silent for longer is dropped
-    num_ahead: int = 2  # windows forecast: PreServe looks two ahead (Algorithm 2)
+    window_s: float = 0.0  # 0: as in the policy's paper
+    season_s: float = 0.0  # 0: a day; shorter for a trace squeezed in time
+    num_windows: int = 1440  # per model
+    max_models: int = 5000  # about 0.3 kB each, and per busy window
+    router_lease_s: float = 30.0  # then a silent router's load is dropped
+    num_ahead: int = 2  # PreServe looks two ahead (Algorithm 2)
     capacity: CapacityParams = field(default_factory=CapacityParams)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The bytes of one node's host memory for weights: what has them, what leaves, and the cost of a miss."""
+"""Host memory of one node for weights: entries, evictions, and the cost of a miss."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
@@ -16,26 +16,24 @@ from glowplug.policies.caching.ordering import Ordering, Resident
 from glowplug.policies.decisions import EvictDecision
 
 Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go
-HasCopy = Callable[[Set[str]], bool]  # model_keys -> whether a replica of one lies on a GPU of the node
-OnDisk = Callable[[str], bool]  # digest -> whether a copy lies on the node's disk
+HasCopy = Callable[[Set[str]], bool]  # model_keys -> whether a GPU has a replica of one
+OnDisk = Callable[[str], bool]  # digest -> whether the disk has a copy
 
 
 @dataclass(slots=True)
 class Cached:
-    """Bytes of host memory of one digest: complete, left partial, or reserved by a running fetch."""
-
     digest: str
     num_bytes: int
     complete: bool
     last_used_at: float
     model_keys: set[str] = field(default_factory=set)
-    came_at: float = 0.0  # when its fetch ended
-    stale: bool = False  # its source has changed; dropped as soon as no instance uses it
+    came_at: float = 0.0  # end of its fetch
+    stale: bool = False  # dropped once unused
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The answer whether a fetch fits. `num_bytes` None: not now, as `why` says. `decision`: what leaves for it."""
+    """Whether a fetch fits. `num_bytes` None: not now, see `why`. `decision`: its evictions."""
 
     num_bytes: int | None
     decision: EvictDecision
@@ -44,8 +42,8 @@ class Fit:
 
 
 class HostCache:
-    """Bytes of host memory, never more than `capacity_bytes`. Every entry counts: complete, partial or reserved.
-    `order` is notified of every use and of what leaves, and says what leaves first."""
+    """Host memory, never more than `capacity_bytes`. Every entry counts: complete, partial or reserved. `order` is
+    notified of every use and eviction, and chooses the victims."""
 
     def __init__(
         self,
@@ -65,27 +63,23 @@ class HostCache:
         return sum(c.num_bytes for c in self.entries.values())
 
     def adopt(self, entry: Cached) -> None:
-        """Take an entry of an earlier process, as if asked for when it was last used."""
         self.entries[entry.digest] = entry
         self._order.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
 
     def used(self, digest: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
-        """Note a use of `digest`, which is here or under way (`hit`), or has to be fetched."""
         self._order.used(digest, num_bytes, now_s, hit=hit)
 
     def remove(self, digest: str) -> Cached | None:
-        """Remove an entry that leaves, but not to make space for others."""
         if (entry := self.entries.pop(digest, None)) is not None:
             self._order.left(digest)
         return entry
 
     def never_came(self, digest: str) -> None:
-        """Note that a fetch brought nothing."""
         if digest not in self.entries:
             self._order.left(digest)
 
     def fit(self, digest: str, size: int, held: Held, now_s: float) -> Fit:
-        """Work out whether `size` bytes of `digest` (0: unknown, takes all free ones) fit, its own bytes included."""
+        """Return whether `size` bytes of `digest` (0: unknown, takes all free ones) fit, its own bytes included."""
         if size > self.capacity_bytes:
             has = f"the host cache of {self.node_id} has {show_bytes(self.capacity_bytes)}"
             why = f"the weights take {show_bytes(size)}, and {has}"
@@ -111,7 +105,6 @@ class HostCache:
         self.entries[digest] = Cached(digest, num_bytes, False, now_s, keys)
 
     def settle(self, digest: str, num_bytes: int, complete: bool, now_s: float) -> None:
-        """End a fetch: the bytes that it keeps replace those that it had reserved."""
         known = self.entries.pop(digest, None)
         if num_bytes > 0:
             self.entries[digest] = Cached(
@@ -120,20 +113,19 @@ class HostCache:
         self.never_came(digest)
 
     def shrink(self, held: Held, now_s: float) -> EvictDecision:
-        """Choose what leaves where entries exceed the capacity, which may have been lowered."""
         excess = self.used_bytes - self.capacity_bytes
         if excess <= 0:
             return EvictDecision(reason="nothing has to be freed")
         return ordering.evict(self._order, self._residents(held), excess, now_s)
 
     def free_up(self, num_bytes: int, held: Held, now_s: float) -> EvictDecision:
-        """Choose what leaves to free `num_bytes`, or as many as may leave."""
         residents = self._residents(held)
         could = sum(r.num_bytes for r in residents if not r.held)
         return ordering.evict(self._order, residents, min(num_bytes, could), now_s)
 
     def leaving(self, held: Held, now_s: float) -> frozenset[str]:
-        """Entries that would leave next for weights as large as the largest here; empty while that much is free."""
+        """Return entries that would leave next for weights as large as the largest here; empty while that much is
+        free."""
         largest = max((c.num_bytes for c in self.entries.values()), default=0)
         lacking = largest - (self.capacity_bytes - self.used_bytes)
         if lacking <= 0:
@@ -177,7 +169,6 @@ class HostCache:
         return [*effects, Record(record, cause)]
 
     def _sentence(self, decision: EvictDecision, want: Want | None, now_s: float) -> str:
-        """A sentence that says what leaves, for which model, and by which rule."""
         leaving = []
         for digest in decision.victims:
             entry = self.entries[digest]
@@ -215,7 +206,7 @@ class FetchSeconds:
     """Cost of a miss on this node, P of mCache Eq. 1: seconds to bring weights into host memory. The paper profiles it
     offline per model; here every whole fetch is a measurement.
 
-    Per digest it is an average of its own fetches; for one never fetched whole, its bytes at the pace of all fetches.
+    Per digest, an average of its own fetches; for one never fetched whole, its bytes at the pace of all fetches.
     """
 
     def __init__(self, params: SecondsParams = SecondsParams()) -> None:
@@ -233,7 +224,7 @@ class FetchSeconds:
         return len(self._pace) / sum(self._pace.values()) if self._pace else 0.0
 
     def measured(self, digest: str, num_bytes: int, seconds: float, source: str) -> None:
-        """Learn from one whole fetch, from nothing. A fetch that took no time is no measurement."""
+        """Learn from one whole fetch, from nothing. One that took no time is no measurement."""
         if num_bytes <= 0 or not seconds > 0:
             return
         share = self._params.newest
@@ -246,7 +237,6 @@ class FetchSeconds:
         self._pace[source] = share * pace + (1 - share) * self._pace.get(source, pace)
 
     def expected(self, digest: str, num_bytes: int) -> float:
-        """Expected seconds to bring `num_bytes` of `digest` in again."""
         seen = self._seen.get(digest)
         if seen is not None and num_bytes == seen.num_bytes:
             return seen.seconds

@@ -1,4 +1,4 @@
-"""The prefetcher of one node: which weights are in its host memory, which come next, and which leave.
+"""The prefetcher of one node: the weights in its host memory, the next ones to fetch, and those to evict.
 
     fetch and drop commands | instances and models | outcomes of fetch tasks | tick
         ──▶ one fetch per digest · policy `caching` ──▶ start, grant, stop, use, drop · weights.* facts
@@ -7,33 +7,32 @@ What it is notified of
   - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of their sender.
   - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
   - Telemetry: `router.load_reported`, where the policy `caching` orders by requests.
-    - By its shell: what lay in memory and on disk at the start (RegionsFound), how a fetch task goes (FetchSized,
-      FetchProgressed, FetchEnded), regions that are lost or whose source has changed, how copies on disk end
-      (CopyEnded, CopyLost, DiskFailed), and a person's FetchAsked, which raises InvalidModelFile, and DropAsked, which
-      raises NotFound or Conflict.
-    - Ticks, on which waiting fetches are tried again and fetches are made up for where their command was lost.
+  - By its shell: memory and disk contents at the start (RegionsFound), progress of a fetch task (FetchSized,
+    FetchProgressed, FetchEnded), lost and changed regions, ends of copies on disk (CopyEnded, CopyLost, DiskFailed),
+    a person's FetchAsked (raises InvalidModelFile) and DropAsked (raises NotFound or Conflict).
+  - Ticks: waiting fetches are retried, and lost commands made up for.
 
 What it asks (messages.py: EFFECTS)
   - StartFetch, RaiseUrgency and StopFetch of a fetch task; GrantRoom once its bytes fit.
   - UseRegion, NameRegion, MarkFailed and DropRegion of the directory of a digest.
   - WriteCopy, StopCopy and DropCopy of its copy on disk, where the node has a disk tier.
-  - It publishes `weights.fetched`, `fetch_failed`, `progressed` and `evicted`, and records each eviction.
+  - Facts `weights.fetched`, `fetch_failed`, `progressed` and `evicted`, and a record of each eviction.
 
 What it promises
-  - One fetch per digest however many ask, at most `max_fetches` at once, the most urgent first; a fetch that an
-    instance waits for goes before all others.
-  - A fetch reads the node's own copy on disk where there is one, and the source where that fails. The disk tier never
-    takes more than `disk_bytes`; a missing or failing disk tier changes nothing else.
-  - Never more than `capacity_bytes` are granted. Bytes are granted only when they fit, after evicting (policy kind
-    `caching`) weights that no instance uses. A fetch that waits for `room_wait_s` fails with `no_space`.
-  - Weights stay that an instance of this node uses, or was to be started with in the last `hold_s`, and those of a
-    model that an operator has pinned in host memory.
-  - Every request for weights is answered: by a fact per model, and by a failure mark for each waiting instance.
-  - An instance that starts while no fetch brings its weights gets a fetch after `heal_s`.
+  - One fetch per digest for all requests, at most `max_fetches` at once, the most urgent first; those that an instance
+    waits for go before all others.
+  - A fetch reads the node's own copy on disk, else the source. The disk tier never takes more than `disk_bytes`; a
+    missing or failing one changes nothing else.
+  - Granted bytes never exceed `capacity_bytes`. They are granted only when they fit, after evicting (policy kind
+    `caching`) unused weights. A fetch that waits for `room_wait_s` fails with `no_space`.
+  - Weights stay while an instance of this node uses them, for `hold_s` after a start asked for them, and while their
+    model is pinned in host memory.
+  - Every request for weights gets an answer: a fact per model, and a failure mark for each waiting instance.
+  - A starting instance without a fetch for its weights gets one after `heal_s`.
 
 What it never does
-  - It moves no byte and reads no file: the shell in services/prefetcher does.
-  - It fetches for no model by its own forecast: the placer commands that.
+  - Move a byte or read a file: the shell in services/prefetcher does.
+  - Fetch for a model by its own forecast: the placer commands that.
 """
 
 from collections import OrderedDict, deque
@@ -61,23 +60,23 @@ from glowplug.policies.caching.ordering import Ordering
 from glowplug.policies.placement.shape import stage_bytes
 from glowplug.policies.registry import choose
 
-# Number of requests that came for each model, from the counters that routers report. Batch is left out, as in
-# forecasts: no weights are fetched ahead for it.
+# Requests that came for each model, from routers' counters. Batch is left out, as in forecasts: no weights are
+# fetched ahead for it.
 
-ROUTER_KEPT_S = 3600.0  # a router silent for longer is forgotten
+ROUTER_KEPT_S = 3600.0
 
 
 class Arrivals:
-    """Counters of each router, which grow from its start on, so that the report after a lost one makes up for it."""
+    """Counters of each router since its start: the report after a lost one makes up for it."""
 
     def __init__(self) -> None:
         self._counted: dict[str, dict[str, int]] = {}  # router_id -> model_key -> num_urgent_arrived
         self._reported_at: dict[str, float] = {}
-        self._whole: set[str] = set()  # routers that have reported all their models at once
+        self._whole: set[str] = set()
 
     def take(self, report: RouterLoadReported, now_s: float) -> dict[str, int]:
-        """Requests that came since the router's last report, by model_key; only models with news. A router's first
-        report adds nothing, nor does a counter that began anew; a model that it reports for the first time adds all."""
+        """Return requests since the router's last report, by model_key. A router's first report adds nothing, nor does
+        a counter that began anew; a model new to a known router adds all."""
         counted = self._counted.setdefault(report.router_id, {})
         first = 0 if report.router_id in self._whole else None
         found = {}
@@ -95,24 +94,22 @@ class Arrivals:
         return found
 
     def expire(self, now_s: float) -> None:
-        """Forget routers that have been silent for long."""
         for router_id in [key for key, at in self._reported_at.items() if now_s - at > ROUTER_KEPT_S]:
             del self._reported_at[router_id], self._counted[router_id]
             self._whole.discard(router_id)
 
 
-# Weights that stay in a node's host memory, because its instances use them or an operator has pinned them.
+# Weights kept in host memory because instances use them or an operator pinned them.
 #
-# The uses are learned twice: from fetch commands (before the instance is seen) and from the instances themselves (after
-# a restart).
+# Uses are learned from fetch commands (before the instance is seen) and from the instances (after a restart).
 
 GONE_REMEMBERED = 10_000
 
 
 @dataclass(slots=True)
 class _User:
-    """An instance of this node. `digest`: the weights it was started with, "" when it needs none (or that is not
-    known); `instance`: None until it has been reported, and from then on its state decides."""
+    """An instance of this node. `digest`: of its weights, "" for none or unknown; `instance`: None until it is
+    reported."""
 
     digest: str = ""
     since: float = 0.0
@@ -124,23 +121,19 @@ class _User:
 
 
 class Holds:
-    """Instances of `node_id` and the digests that they need."""
-
     def __init__(self, node_id: str, digest_of: Callable[[WeightsRef], str], hold_s: float) -> None:
         self._node_id, self._digest_of, self._hold_s = node_id, digest_of, hold_s
         self._users: dict[str, _User] = {}  # instance_id -> user
         self._gone: dict[str, None] = {}  # instance ids, insertion-ordered, bounded
-        self._giving_way: dict[str, float] = {}  # replicas -> when an instance was last to take their place
+        self._giving_way: dict[str, float] = {}  # replica -> when an instance last asked for its place
         self._models: dict[str, tuple[Model, str]] = {}  # model_key -> (model, its digest)
 
     def hold(self, instance_id: str, digest: str, now_s: float) -> None:
-        """Hold weights for an instance because a fetch was asked for it."""
         if instance_id and instance_id not in self._gone:
             user = self._users.setdefault(instance_id, _User())
             user.digest, user.since, user.has_part = digest, now_s, False
 
     def set_instance(self, instance: Instance, now_s: float) -> str:
-        """Take an instance's row, unless it is older or of another node. Returns the digest of its weights."""
         key = instance.instance_id
         if all(w.node_id != self._node_id for w in instance.workers) or key in self._gone:
             return ""
@@ -154,13 +147,12 @@ class Holds:
         self._users[key] = user
         user.instance = instance
         if self._has_own_copy(instance):
-            user.digest = ""  # weights on its GPUs or where it sleeps also serve an instance that grows from it
+            user.digest = ""  # its own copy also serves an instance that grows from it
         elif not user.digest:
             user.digest, user.since = digest, now_s
         return digest
 
     def set_instances(self, rows: Mapping[str, Instance], now_s: float) -> None:
-        """Take the whole table. An instance that was seen before and is missing from it is gone."""
         for instance in rows.values():
             self.set_instance(instance, now_s)
         for key, instance in self._seen():
@@ -168,49 +160,42 @@ class Holds:
                 self._forget(key)
 
     def set_model(self, model: Model) -> None:
-        """Take a model's row, unless it is older or has no weights."""
         known = self._models.get(model.key)
         if (known and known[0].revision > model.revision) or not model.weights.uri:
             return
         try:
             self._models[model.key] = model, self._digest_of(model.weights)
         except InvalidModelFile:
-            return  # without a digest nothing can be fetched, so nothing is held
+            return  # without a digest nothing can be fetched
 
     def set_models(self, rows: Mapping[str, Model]) -> None:
-        """Take the whole table of models."""
         for key in [k for k in self._models if k not in rows]:
             self.forget_model(key)
         for model in rows.values():
             self.set_model(model)
 
     def forget_model(self, model_key: str) -> None:
-        """Forget a model that was undeployed."""
         self._models.pop(model_key, None)
 
     def digest_of_model(self, model_key: str) -> str:
-        """The digest of a model's weights; "" where the model is not known."""
         return self._models.get(model_key, (None, ""))[1]
 
     def models_by_digest(self) -> dict[str, list[Model]]:
-        """The known models by the digest of their weights."""
         found: dict[str, list[Model]] = {}
         for model, digest in self._models.values():
             found.setdefault(digest, []).append(model)
         return found
 
     def is_gone(self, instance_id: str) -> bool:
-        """Return whether the instance was here and has ended."""
         return instance_id in self._gone
 
     def part_came(self, instance_id: str) -> None:
-        """Note that a stage's part of the weights is here."""
         if (user := self._users.get(instance_id)) is not None:
             user.has_part = True
 
     def starting_before(self, before_s: float) -> list[tuple[Instance, Model]]:
-        """Living instances that began to start before `before_s` and are not ready, with their models; no stages that
-        have their part of the weights."""
+        """Return living instances that began before `before_s` and are not ready; no stages with their part of the
+        weights."""
         return [
             (instance, self._models[instance.model_key][0])
             for key, instance in self._seen()
@@ -219,32 +204,29 @@ class Holds:
         ]
 
     def _lacks_its_part(self, instance_id: str) -> bool:
-        """Return whether a starting stage lacks its part of the weights; one that loads has it."""
         user = self._users[instance_id]
         is_starting = user.instance is not None and user.instance.state is InstanceState.STARTING
         return is_starting and not user.has_part
 
     def give_way(self, instance_ids: Iterable[str], now_s: float) -> None:
-        """Note replicas that are to leave their GPUs for an instance. Any that has not left within `hold_s` stays."""
         self._giving_way |= {key: now_s for key in instance_ids if key not in self._gone}
 
     def has_copy(self, model_keys: Set[str]) -> bool:
-        """Return whether a whole replica of one of the models lies on a GPU here, and is not to leave it."""
+        """A whole replica on a GPU counts unless it was asked to leave."""
         return any(
             row.state is InstanceState.PREWARMED and row.model_key in model_keys and key not in self._giving_way
             for key, row in self._seen()
         )
 
     def expire(self, now_s: float) -> None:
-        """Release weights of instances that were never reported, and forget replicas that were to leave and did not."""
         self._giving_way = {key: at for key, at in self._giving_way.items() if now_s - at <= self._hold_s}
         for key, user in list(self._users.items()):
             if user.instance is None and now_s - user.since > self._hold_s:
                 del self._users[key]
 
     def reason(self, digest: str, model_keys: Set[str], now_s: float) -> str:
-        """The reason why `digest` is needed; "" where it is not. `model_keys` asked for it before: a living instance of
-        one of them counts when its own weights are not known any more."""
+        """Return why `digest` is needed, or "". A living instance of `model_keys` counts when its own weights are
+        unknown."""
         for model, needed in self._models.values():
             if needed == digest and model.kept_at is KeptAt.HOST:
                 return f"{model.name} is pinned in host memory"
@@ -258,14 +240,13 @@ class Holds:
         return ""
 
     def _has_own_copy(self, instance: Instance) -> bool:
-        """Return whether a dormant instance needs no weights in host memory. One that shares its weights reads them
-        there: dropping them would free nothing, and instances that start later would read other pages than it does."""
+        """One that shares its weights needs them in host memory: dropping them would free nothing, and later instances
+        would read other pages."""
         known = self._models.get(instance.model_key)
         reads_there = instance.shared_bytes or (known is not None and known[0].weights_shared)
         return instance.state.is_dormant and not reads_there
 
     def _seen(self) -> list[tuple[str, Instance]]:
-        """The living instances of this node, in order of id."""
         return [(key, user.instance) for key, user in sorted(self._users.items()) if user.instance is not None]
 
     def _forget(self, instance_id: str) -> None:
@@ -276,14 +257,10 @@ class Holds:
             del self._gone[next(iter(self._gone))]
 
 
-# Where the weights of each model lie on one node, and the last moves of weights between its tiers.
-
 MOVES_REMEMBERED = 4096
 
 
 class Tier(StrEnum):
-    """Tiers of weights, from the fastest to the slowest."""
-
     MEMORY = "memory"
     DISK = "disk"
     REMOTE = "remote"
@@ -291,8 +268,6 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """The last time that weights went whole from one tier to another."""
-
     source: Tier
     target: Tier
     num_bytes: int
@@ -301,13 +276,10 @@ class Move:
 
 
 class Moves:
-    """The last move of each kind, by digest."""
-
     def __init__(self) -> None:
         self._moves: OrderedDict[str, dict[tuple[Tier, Tier], Move]] = OrderedDict()
 
     def add(self, digest: str, move: Move) -> None:
-        """Note a move. One that took no time is no measurement."""
         if not move.seconds > 0:
             return
         moves = self._moves.setdefault(digest, {})
@@ -317,15 +289,14 @@ class Moves:
             self._moves.popitem(last=False)
 
     def of(self, digest: str) -> tuple[Move, ...]:
-        """The moves of a digest, the latest first."""
         return tuple(sorted(self._moves.get(digest, {}).values(), key=lambda move: -move.ended_at))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWeights:
     """One set of weights. `tiers` have it whole, the fastest first; REMOTE alone where the node has none of it.
-    `num_bytes` 0: not known. `expected_s`: measured seconds from each slower tier into host memory. `why_not_on_disk`
-    is "" where a copy lies on disk or is to be written."""
+    `num_bytes` 0: unknown. `expected_s`: measured seconds from each slower tier into host memory. `why_not_on_disk` is
+    "" where a copy is on disk or planned."""
 
     digest: str
     model_keys: tuple[str, ...]
@@ -337,7 +308,7 @@ class PlacedWeights:
 
 
 WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority
-DISK = Tier.DISK.value  # the source of a fetch that has read the node's own copy
+DISK = Tier.DISK.value  # source of a fetch from the node's own copy
 EVENTS_REMEMBERED = 4096
 
 
@@ -350,16 +321,12 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryAsk:
-    """A running fetch's request for host memory; 0 bytes: as many as are free."""
-
     num_bytes: int
     asked_at: float
 
 
 @dataclass(slots=True)
 class FetchJob:
-    """The fetch of one digest, on behalf of all that asked for it."""
-
     digest: str
     wants: list[msg.Want]
     order: int
@@ -372,10 +339,10 @@ class FetchJob:
     asks: MemoryAsk | None = None  # set while memory is not granted, though its size is known or will not be
     num_bytes: int = 0
     num_bytes_done: int = 0
-    is_counted: bool = False  # the cache's order was notified of the miss
-    is_resumed: bool = False  # some bytes were here before: its seconds do not measure a whole fetch
-    from_disk: bool = False  # it reads the node's own copy on disk
-    is_squeezed: bool = False  # idle weights were already evicted for it because memory was fuller than known
+    is_counted: bool = False
+    is_resumed: bool = False  # some bytes were here before: no measure of a whole fetch
+    from_disk: bool = False
+    is_squeezed: bool = False  # idle weights were already evicted for it: memory was fuller than known
 
     @property
     def urgency(self) -> int:
@@ -387,8 +354,8 @@ class FetchJob:
 
 
 class PrefetcherController:
-    """State machine of one node's prefetcher. `digest_of` names the region of a reference (weights/region.py).
-    Raises BadRequest for a name that the policy kind `caching` does not have."""
+    """State machine of one node's prefetcher. `digest_of` names the region of a reference (weights/region.py). Raises
+    BadRequest for an unknown policy of the kind `caching`."""
 
     def __init__(self, node_id: str, params: PrefetcherParams, *, digest_of: Callable[[WeightsRef], str]) -> None:
         self.node_id, self.params = node_id, params
@@ -404,8 +371,8 @@ class PrefetcherController:
         self._arrivals = Arrivals()
         self._counters = [one for one in map(request_counter, (order, self.disk.order)) if one is not None]
         self._fence = Fence()
-        self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)  # ids of commands, which may come twice
-        self._failed: dict[str, None] = {}  # instances whose weights could not be had; in order, bounded
+        self._seen: deque[str] = deque(maxlen=EVENTS_REMEMBERED)
+        self._failed: dict[str, None] = {}
         self._num_jobs = 0
         self.handlers: Handlers = {
             Tick: self._on_tick,
@@ -429,18 +396,15 @@ class PrefetcherController:
         }
 
     def _make_order(self, penalty_s: Callable[[str, int], float]) -> Ordering:
-        """Make the policy `caching` for one tier; both tiers go by the same uses and requests."""
         policy = choose("caching", self.params.caching)
         made: Ordering = policy(CacheFacts(penalty_s=penalty_s, importance=self.params.importance))
         return made
 
     def miss_s(self, digest: str, num_bytes: int) -> float:
-        """Seconds to bring weights into host memory again from the nearest tier below it."""
         fetch_s = self.seconds.expected(digest, num_bytes)
         return min(fetch_s, self.disk.read_s(digest, num_bytes)) if self.disk.has(digest) else fetch_s
 
     def placed(self) -> list[PlacedWeights]:
-        """Where the weights of every model lie, and those of no known model, by digest."""
         models = self.holds.models_by_digest()
         digests = models.keys() | self.cache.entries.keys() | self.disk.copies.keys()
         return [self._placed(digest, models.get(digest, ())) for digest in sorted(digests)]
@@ -467,7 +431,6 @@ class PrefetcherController:
         )
 
     def held(self, digest: str, now_s: float) -> str:
-        """The reason why a region may not leave; "" when it may."""
         if digest in self.jobs:
             return "it is being fetched"
         entry = self.cache.entries.get(digest)
@@ -478,7 +441,6 @@ class PrefetcherController:
         return dispatch(self.handlers, stimulus, now_s)
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float) -> list[Effect]:
-        """Take the whole table `instances`, `models` or `leaders`."""
         if table == "instances":
             self.holds.set_instances(rows, now_s)
         elif table == "models":
@@ -512,7 +474,6 @@ class PrefetcherController:
         return []
 
     def _on_load(self, event: Event, now_s: float) -> list[Effect]:
-        """Count the requests since the router's last report, for orders that go by requests."""
         for model_key, num_requests in self._arrivals.take(event.data, now_s).items() if self._counters else ():
             digest = self.holds.digest_of_model(model_key)
             for counter in self._counters if digest else ():
@@ -531,7 +492,7 @@ class PrefetcherController:
     def _want(self, command: Event, now_s: float) -> list[Effect]:
         data: FetchWeights = command.data
         if data.instance_id and self.holds.is_gone(data.instance_id):
-            return []  # the command was overtaken by its instance's end
+            return []  # overtaken by its instance's end
         self.holds.give_way(data.drops, now_s)
         want = msg.Want(
             data.weights,
@@ -553,7 +514,7 @@ class PrefetcherController:
         return self._take(want, digest, now_s)
 
     def _heal(self, now_s: float) -> list[Effect]:
-        """Fetch weights of starting instances that no fetch brings: the command was lost, or this process was down."""
+        """Fetch weights of starting instances without a fetch: the command was lost, or this process was down."""
         effects: list[Effect] = []
         for instance, model in self.holds.starting_before(now_s - self.params.heal_s):
             digest = self._digest_of(model.weights)
@@ -625,7 +586,7 @@ class PrefetcherController:
         if job is None or job.stage is Stage.STOPPING:
             return [msg.StopFetch(sized.digest)]
         job.stage, job.num_bytes, job.asks = Stage.SIZING, sized.num_bytes, MemoryAsk(sized.num_bytes, now_s)
-        if not job.is_counted:  # before victims are chosen for it: ARC learns from the miss first
+        if not job.is_counted:  # before choosing victims: ARC learns from the miss first
             job.is_counted = True
             for at, want in enumerate(job.wants):
                 self.cache.used(job.digest, sized.num_bytes, now_s, hit=at > 0)
@@ -633,7 +594,6 @@ class PrefetcherController:
         return self._make_space(job, now_s)
 
     def _settle_waiting(self, now_s: float) -> list[Effect]:
-        """Try again the fetches that wait for memory, and give up those that waited too long."""
         effects: list[Effect] = []
         waiting = [j for j in self.jobs.values() if j.asks is not None and j.stage is Stage.SIZING]
         for job in sorted(waiting, key=lambda j: (-j.urgency, j.order)):
@@ -652,14 +612,13 @@ class PrefetcherController:
         return [*effects, msg.GrantRoom(job.digest, fit.num_bytes)]
 
     def _give_up(self, job: FetchJob, message: str) -> list[Effect]:
-        """Give up a fetch for lack of memory: refuse its wants, and stop its task."""
         job.asks, job.stage = None, Stage.STOPPING
         wants, job.wants, job.is_counted = job.wants, [], False
         self.cache.never_came(job.digest)
         return [msg.StopFetch(job.digest), *self._refuse(job.digest, wants, NoSpace.code, message, keep=False)]
 
     def _squeeze(self, job: FetchJob, now_s: float) -> list[Effect]:
-        """Evict idle weights and fetch once more where host memory is fuller than known, since others use it too."""
+        """Evict idle weights and fetch once more where host memory is fuller than known: others use it too."""
         if job.is_squeezed or not job.wants:
             return []
         job.is_squeezed = True
@@ -676,7 +635,6 @@ class PrefetcherController:
     # disk
 
     def _leaving(self, effects: list[Effect]) -> list[Effect]:
-        """Stop the disk copies of weights that leave host memory, before they leave."""
         found: list[Effect] = []
         for effect in effects:
             found += self.disk.stop(effect.digest) if isinstance(effect, msg.DropRegion) else []
@@ -684,12 +642,10 @@ class PrefetcherController:
         return found
 
     def _read_now(self, digest: str) -> str:
-        """The reason why a copy may not leave the disk; "" when it may."""
         job = self.jobs.get(digest)
         return "it is being read" if job is not None and job.from_disk else ""
 
     def _write_copy(self, now_s: float) -> list[Effect]:
-        """Write the next copy, while no copy is read."""
         if any(job.from_disk for job in self.jobs.values()):
             return []
         return self.disk.write_next(
@@ -747,7 +703,6 @@ class PrefetcherController:
         return [*effects, *self._settle_waiting(now_s), *self._start_next(now_s)]
 
     def _measured(self, whole: msg.Measured, now_s: float) -> None:
-        """Learn from a whole fetch, from disk or from a source."""
         source = Tier.DISK if whole.source == DISK else Tier.REMOTE
         if source is Tier.DISK:
             self.disk.was_read(whole.digest, whole.num_bytes, whole.seconds)
@@ -765,7 +720,6 @@ class PrefetcherController:
         return effects
 
     def _after_part(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
-        """Go on for the wants that a byte range or a stopped fetch leaves; without any, forget a stopped fetch."""
         effects: list[Effect] = []
         if not end.code:
             part = (job.first_byte, job.last_byte, job.pipeline_stage, job.num_stages)
@@ -810,7 +764,7 @@ class PrefetcherController:
             job.stage = Stage.STOPPING
             return [msg.StopFetch(digest), *self.disk.drop(digest), *effects]
         if self.held(digest, now_s):
-            return []  # in use
+            return []
         effects = self.disk.drop(digest)
         if (entry := self.cache.remove(digest)) is None:
             return effects
@@ -831,7 +785,6 @@ class PrefetcherController:
         return [e for digest in stale for e in self._drop(digest, "its source has changed", None, now_s)]
 
     def _on_fetch_asked(self, asked: msg.FetchAsked, now_s: float) -> list[Effect]:
-        """Fetch weights like a command that no instance waits for."""
         want = msg.Want(asked.weights, asked.model_key, "", 0, 0, 0, None)
         return self._take(want, self._digest_of(asked.weights), now_s)
 
@@ -854,15 +807,14 @@ class PrefetcherController:
         for measured in found.measured:
             self._measured(measured, now_s)
         self._failed |= dict.fromkeys(found.failed)
-        return []  # a lowered capacity is enforced by the next tick, when the instances are known
+        return []  # the next tick enforces a lowered capacity, when the instances are known
 
     # facts
 
     def _fact(self, cls: type[Any], digest: str, want: msg.Want, **fields: Any) -> Publish:
-        """Make a fact about weights, for the model that asked for them."""
         return Publish(cls(node_id=self.node_id, model_key=want.model_key, digest=digest, **fields), want.cause)
 
 
 def one_per_model(wants: Iterable[msg.Want]) -> Iterator[msg.Want]:
-    """The first want of each model, which becomes the cause of its fact, the model that asked last first."""
+    """Return the first want of each model, the cause of its fact; the latest model first."""
     return iter({w.model_key: w for w in reversed(list(wants))}.values())

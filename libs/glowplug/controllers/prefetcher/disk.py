@@ -1,12 +1,12 @@
-"""The bytes of one node's disk for weights, behind its host memory: which copies are written, and which leave.
+"""One node's disk tier of weights, behind its host memory: copies to write and to evict.
 
-A copy is written ahead, in the background, while its weights still lie in host memory, so that nothing has to wait for
-it when they leave. It is written where that saves something: where reading it takes clearly less than fetching the
-weights again, both as measured. The policy `caching` orders copies as it orders host memory; for mCache (Eq. 1) the
-penalty of a miss is the seconds that a fetch takes longer than a read.
+A copy is written ahead, in the background, while its weights are in host memory, so that no eviction waits. It is
+written where reading it takes clearly less than fetching the weights again, both as measured. The policy `caching`
+orders copies as it orders host memory; for mCache (Eq. 1) the penalty of a miss is the seconds that a fetch takes
+longer than a read.
 
-Both tiers together hold as much as they can: where the disk is full, copies of weights that stay in host memory give
-way to those of weights that have left it or leave it next.
+Both tiers together hold as much as they can: on a full disk, copies of weights that stay in host memory give way to
+those of weights that have left it or leave it next.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -32,15 +32,13 @@ REFUSED_REMEMBERED = 4096
 
 class CopyState(StrEnum):
     WRITING = "being written"  # its bytes are reserved
-    WHOLE = "whole"  # it may be read
-    STOPPING = "being given up"  # its writer is to stop
-    UNREMOVED = "not removed"  # its removal failed: it is not read, and is removed again later
+    WHOLE = "whole"
+    STOPPING = "being given up"
+    UNREMOVED = "not removed"  # not read; removed again later
 
 
 @dataclass(slots=True)
 class Copy:
-    """A copy of weights on disk."""
-
     digest: str
     num_bytes: int
     state: CopyState
@@ -51,7 +49,7 @@ class Copy:
 class DiskTier:
     """Copies on disk, never more than `capacity_bytes`; 0: there is no tier. One copy is written at a time.
 
-    `trouble` says why nothing is written now: the disk is full, or fails. Writing is tried again after a while."""
+    `trouble`: why nothing is written now, as the disk is full or fails. Writing is retried later."""
 
     def __init__(self, node_id: str, params: PrefetcherParams, fetches: FetchSeconds, make_order: MakeOrder) -> None:
         self.node_id, self.capacity_bytes, self._params = node_id, params.disk_bytes, params
@@ -60,12 +58,11 @@ class DiskTier:
         self._fetches = fetches
         self._reads, self._writes = FetchSeconds(params.disk_seconds), FetchSeconds(params.disk_seconds)
         self._order = make_order(self.saved_s)
-        self._refused: dict[str, str] = {}  # digest -> why the shell refuses to write a copy of it
+        self._refused: dict[str, str] = {}  # digest -> why
         self._again_at = 0.0
 
     @property
     def order(self) -> Ordering:
-        """The order in which copies leave."""
         return self._order
 
     @property
@@ -73,13 +70,11 @@ class DiskTier:
         return sum(copy.num_bytes for copy in self.copies.values())
 
     def has(self, digest: str) -> bool:
-        """Return whether a fetch may read the weights from this disk."""
         copy = self.copies.get(digest)
         return copy is not None and copy.state is CopyState.WHOLE
 
     @property
     def whole(self) -> tuple[CachedWeights, ...]:
-        """The copies that may be read, in order of digest."""
         copies = (self.copies[digest] for digest in sorted(self.copies) if self.has(digest))
         return tuple(
             CachedWeights(
@@ -93,22 +88,20 @@ class DiskTier:
 
     @property
     def bytes_per_s(self) -> float:
-        """Rate at which whole copies were read or, before any was, written, rounded to two digits, so that small
-        changes do not show. 0.0: neither yet."""
+        """Rate of whole reads or, before any, writes; two digits, so that small changes do not show. 0.0 before
+        both."""
         seconds = self._reads if self._reads.is_measured else self._writes
         return float(f"{seconds.bytes_per_s:.1e}")
 
     def read_s(self, digest: str, num_bytes: int) -> float:
-        """Seconds to read weights from disk: as measured, else as long as writing takes."""
         seconds = self._reads if self._reads.is_measured else self._writes
         return seconds.expected(digest, num_bytes)
 
     def saved_s(self, digest: str, num_bytes: int) -> float:
-        """Seconds that a fetch takes longer than a read."""
         return max(0.0, self._fetches.expected(digest, num_bytes) - self.read_s(digest, num_bytes))
 
     def why_not(self, digest: str, num_bytes: int) -> str:
-        """The reason why a copy of these weights is not worth writing; "" when it is."""
+        """Return why a copy of these weights is not worth writing; "" when it is."""
         if self.capacity_bytes < num_bytes:
             return f"{show_bytes(num_bytes)} of weights, and the disk tier has {show_bytes(self.capacity_bytes)}"
         if digest in self._refused:
@@ -122,12 +115,10 @@ class DiskTier:
     # changes of copies
 
     def adopt(self, copy: Copy) -> None:
-        """Take a copy that an earlier process wrote."""
         self.copies[copy.digest] = copy
         self._order.used(copy.digest, copy.num_bytes, copy.last_used_at, hit=False)
 
     def used(self, digest: str, num_bytes: int, now_s: float, model_key: str) -> None:
-        """Note that weights were asked for, from whatever tier they come."""
         copy = self.copies.get(digest)
         if copy is not None:
             copy.last_used_at = now_s
@@ -159,16 +150,13 @@ class DiskTier:
         return []
 
     def failed(self, message: str, now_s: float) -> None:
-        """Rest for `disk_retry_s` because the disk is full or fails."""
         self.trouble, self._again_at = message, now_s + self._params.disk_retry_s
 
     def not_removed(self, digest: str, num_bytes: int, now_s: float) -> None:
-        """Count the bytes of a dropped copy that could not be removed."""
         if digest not in self.copies:
             self.adopt(Copy(digest, num_bytes, CopyState.UNREMOVED, now_s))
 
     def drop(self, digest: str) -> list[Effect]:
-        """Drop a copy whose weights have changed, are damaged, or not wanted; one being written is stopped first."""
         copy = self.copies.get(digest)
         self._refused.pop(digest, None)
         if copy is None or copy.state is CopyState.STOPPING:
@@ -179,7 +167,6 @@ class DiskTier:
         return [DropCopy(digest, num_bytes=copy.num_bytes)]
 
     def stop(self, digest: str) -> list[Effect]:
-        """Stop writing a copy whose weights leave host memory."""
         copy = self.copies.get(digest)
         if copy is None or copy.state is not CopyState.WRITING:
             return []
@@ -195,9 +182,9 @@ class DiskTier:
     def write_next(
         self, present: Mapping[str, Cached], leaving: Callable[[], Set[str]], held: Held, now_s: float
     ) -> list[Effect]:
-        """Write the most important weights of those in host memory (`present`) that lack a copy. Where the disk is
-        full, copies of weights that stay in host memory leave first, since the next start needs none of those. Such
-        weights are written only into free space; `leaving` names the others, which leave host memory next."""
+        """Write the most important weights of host memory without a copy. On a full disk, copies of weights that stay
+        in host memory leave first: the next start needs none of those. Such weights are written only into free
+        space."""
         if not self.capacity_bytes or now_s < self._again_at or self.is_writing:
             return []
         if unremoved := [digest for digest, copy in self.copies.items() if copy.state is CopyState.UNREMOVED]:
@@ -215,7 +202,7 @@ class DiskTier:
     def _by_importance(
         self, wanted: Mapping[str, Cached], stays: Set[str], now_s: float
     ) -> Iterator[tuple[Cached, Set[str]]]:
-        """Entries, the most important first, each with the less important copies; with none for weights in `stays`."""
+        """Yield entries, the most important first, each with the less important copies; none for weights in `stays`."""
         if isinstance(self._order, Importance):
             everybody = [*map(_resident, wanted.values()), *map(_resident, self.copies.values())]
             ordered = [r.name for _, r in self._order.order(everybody, now_s)]
@@ -230,7 +217,6 @@ class DiskTier:
 
     @property
     def is_writing(self) -> bool:
-        """Return whether a copy is being written, or its writer is to stop."""
         return any(copy.state in (CopyState.WRITING, CopyState.STOPPING) for copy in self.copies.values())
 
     def _is_wanted(self, entry: Cached, now_s: float) -> bool:
@@ -241,7 +227,6 @@ class DiskTier:
     def _space_for(
         self, entry: Cached, may_go: Set[str], stays: Set[str], held: Held, now_s: float
     ) -> EvictDecision | None:
-        """Choose what leaves for a copy, from `may_go`; None where that is not enough."""
         lacking = entry.num_bytes - (self.capacity_bytes - self.used_bytes)
         if lacking <= 0:
             return EvictDecision(reason="enough is free")
@@ -263,7 +248,6 @@ class DiskTier:
         return [*effects, WriteCopy(entry.digest, entry.num_bytes)]
 
     def shrink(self, held: Held, now_s: float) -> list[Effect]:
-        """Evict copies because the capacity was lowered."""
         excess = self.used_bytes - self.capacity_bytes
         residents = self._residents(held)
         could = sum(r.num_bytes for r in residents if not r.held)

@@ -6,12 +6,12 @@ from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
 from glowplug.events.envelope import Event
 
-CANCELLED = "cancelled"  # code of a FetchEnded that StopFetch caused
+CANCELLED = "cancelled"  # code of a FetchEnded after StopFetch
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One request for weights, met by a fetch. `cause` is None when no command is known (see StartFetch)."""
+    """One request for weights. `cause` is None without a command (see StartFetch)."""
 
     weights: WeightsRef
     model_key: str
@@ -25,8 +25,7 @@ class Want:
     peers: tuple[str, ...] = ()
 
     def within(self, first_byte: int, last_byte: int, stage: int = 0, num_stages: int = 1) -> bool:
-        """Return whether a stage's part, or [first_byte, last_byte) of a fetch without stages (last 0: the end), covers
-        this want."""
+        """Return whether a stage's part, or [first_byte, last_byte) of a whole fetch (last 0: the end), covers it."""
         if max(num_stages, self.num_stages) > 1:
             return (self.stage, self.num_stages) == (stage, num_stages)
         if self.first_byte < first_byte:
@@ -34,7 +33,6 @@ class Want:
         return last_byte == 0 or (self.last_byte != 0 and self.last_byte <= last_byte)
 
     def repeats(self, other: "Want") -> bool:
-        """Return whether an instance asks for the same bytes again."""
         return bool(self.instance_id) and replace(self, cause=None) == replace(other, cause=None)
 
 
@@ -58,8 +56,7 @@ class FetchProgressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchEnded:
-    """A fetch task is over. `code` is "" on success. `num_bytes` stay allocated: all of them when `whole`, otherwise
-    those that a later fetch can resume from."""
+    """A fetch task is over. `code` "": success. `num_bytes` stay allocated: all when `whole`, else for a resume."""
 
     digest: str
     num_bytes: int
@@ -72,7 +69,7 @@ class FetchEnded:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds of one whole fetch, from `source` ("disk": from the node's own copy)."""
+    """Seconds of one whole fetch, from `source` ("disk": the node's own copy)."""
 
     digest: str
     num_bytes: int
@@ -82,8 +79,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class RegionsFound:
-    """Regions in host memory when the process started. `partial`: (digest, allocated bytes, changed_at); `failed`:
-    instances whose fetch had failed by then; `on_disk`: whole copies; `measured`: the times of past fetches."""
+    """Regions at the start. `partial`: (digest, allocated bytes, changed_at); `failed`: instances whose fetch had
+    failed; `on_disk`: whole copies; `measured`: past fetches."""
 
     complete: tuple[CachedWeights, ...]
     partial: tuple[tuple[str, int, float], ...] = ()
@@ -94,7 +91,7 @@ class RegionsFound:
 
 @dataclass(frozen=True, slots=True)
 class RegionLost:
-    """A region thought complete is gone or damaged, as `want` found."""
+    """`want` found a region gone or damaged that was thought complete."""
 
     digest: str
     want: Want
@@ -102,15 +99,15 @@ class RegionLost:
 
 @dataclass(frozen=True, slots=True)
 class RegionChanged:
-    """The source of complete weights holds other bytes by now (checked only where no checksum pins them)."""
+    """The source of complete weights has changed (checked only where no checksum pins them)."""
 
     digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyEnded:
-    """The task that writes a copy to disk is over. `code` is "" on success; `is_needless` where no copy of these
-    weights is of use (their source is the same disk), so that none is tried again."""
+    """A copy task is over. `code` "": success; `is_needless`: no copy of these weights is of use (their source is the
+    same disk), so none is tried again."""
 
     digest: str
     num_bytes: int = 0
@@ -122,8 +119,7 @@ class CopyEnded:
 
 @dataclass(frozen=True, slots=True)
 class CopyLost:
-    """A copy on disk cannot be used: unreadable, damaged, or of a source that holds other bytes by now. The fetch that
-    found this out goes on from the source."""
+    """A copy on disk is unreadable, damaged or of a changed source. The fetch goes on from the source."""
 
     digest: str
     reason: str
@@ -131,7 +127,7 @@ class CopyLost:
 
 @dataclass(frozen=True, slots=True)
 class DiskFailed:
-    """The disk fails, whatever the copy. `digest`, `num_bytes`: of a copy that could not be removed and stays."""
+    """The disk fails. `digest`, `num_bytes`: of a copy that could not be removed."""
 
     message: str
     digest: str = ""
@@ -140,7 +136,7 @@ class DiskFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchAsked:
-    """A person asks for weights, by a model's name or one of their own. Raises InvalidModelFile (bad checksum)."""
+    """A person asks for weights, by a model's name or their own. Raises InvalidModelFile (bad checksum)."""
 
     weights: WeightsRef
     model_key: str
@@ -148,7 +144,7 @@ class FetchAsked:
 
 @dataclass(frozen=True, slots=True)
 class DropAsked:
-    """A person asks for weights to be dropped. Raises NotFound or Conflict (in use)."""
+    """A person asks to drop weights. Raises NotFound or Conflict (in use)."""
 
     digest: str
     reason: str
@@ -159,8 +155,8 @@ class DropAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFetch:
-    """Run one fetch as a task. `urgency` orders fetches on the link. `cause`: the command for the fetch, None when the
-    controller itself noticed that a starting instance lacks its weights."""
+    """Run one fetch as a task. `urgency` orders fetches on the link. `cause`: the command, None when the controller
+    noticed that a starting instance lacks its weights."""
 
     digest: str
     weights: WeightsRef
@@ -169,10 +165,10 @@ class StartFetch:
     first_byte: int
     last_byte: int
     cause: Event | None
-    from_disk: bool = False  # read the node's whole copy first, and the source only where that fails
-    stage: int = 0  # whose part it fetches, of a pipeline of `num_stages`
+    from_disk: bool = False  # then the source, if that fails
+    stage: int = 0  # of a pipeline of `num_stages`
     num_stages: int = 1
-    peers: tuple[str, ...] = ()  # addresses of other nodes' prefetchers that may hold these weights
+    peers: tuple[str, ...] = ()  # other nodes' prefetchers
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +194,7 @@ class StopFetch:
 
 @dataclass(frozen=True, slots=True)
 class UseRegion:
-    """Check weights that were asked for and are here, and remember the use. Outcome RegionLost where they are not."""
+    """Check requested weights that are here, and remember the use. Outcome RegionLost where they are not."""
 
     digest: str
     want: Want
@@ -206,7 +202,7 @@ class UseRegion:
 
 @dataclass(frozen=True, slots=True)
 class NameRegion:
-    """Add a model that asked for these weights to the inventory."""
+    """Add a requesting model to the inventory of these weights."""
 
     digest: str
     model_key: str
@@ -225,7 +221,7 @@ class MarkFailed:
 
 @dataclass(frozen=True, slots=True)
 class DropRegion:
-    """Remove the directory of a digest. `evicted` when other weights need its bytes."""
+    """Remove the directory of a digest. `evicted`: other weights need its bytes."""
 
     digest: str
     evicted: bool = False
@@ -233,7 +229,7 @@ class DropRegion:
 
 @dataclass(frozen=True, slots=True)
 class WriteCopy:
-    """Write the weights of a whole region to disk, as a task; it answers with CopyEnded."""
+    """Write a whole region to disk, as a task; it answers with CopyEnded."""
 
     digest: str
     num_bytes: int
@@ -248,7 +244,7 @@ class StopCopy:
 
 @dataclass(frozen=True, slots=True)
 class DropCopy:
-    """Remove a copy from disk. `evicted` when other copies need its bytes."""
+    """Remove a copy from disk. `evicted`: other copies need its bytes."""
 
     digest: str
     evicted: bool = False

@@ -1,4 +1,4 @@
-"""The tables, facts, telemetry and commands that the prefetcher of one node reads."""
+"""The inputs of one node's prefetcher."""
 
 from typing import Final, get_args
 
@@ -23,7 +23,7 @@ READS: Final = Reads(
 
 
 def reads_of(caching: str, importance: ImportanceParams) -> Reads:
-    """The reads under a policy: the routers' loads only for one that orders by requests. Raises BadRequest for a name
-    that the policy kind `caching` does not have."""
+    """Include the routers' loads only for a policy that orders by requests. Raises BadRequest for an unknown policy of
+    the kind `caching`."""
     worth = CacheFacts(penalty_s=lambda name, num_bytes: 0.0, importance=importance)
     return READS.asked(request_counter(choose("caching", caching)(worth)) is not None)

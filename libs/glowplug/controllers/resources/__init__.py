@@ -1,1 +1,1 @@
-"""The operator: makes the fleet what the custom resources of Kubernetes declare, and says on them what became of it."""
+"""The operator: applies Kubernetes custom resources to the fleet, and reports back in their status."""

@@ -1,18 +1,18 @@
-"""The operator's controller: a pure state machine that holds custom resources against the fleet.
+"""The operator's controller: a pure state machine that compares custom resources with the fleet.
 
     handle(stimulus, now_s) -> [Effect, ...]
 
-Stimuli: Listed, Seen and Gone come of the API server's list and watch; Looked and Lost of the fleet's REST, every few
-seconds; Answered follows each Declare and Withdraw. All effects are level-triggered: what was lost with a process that
-was killed is decided again from what API server and fleet have.
+Listed, Seen and Gone come from the API server's list and watch; Looked and Lost from the fleet's REST, every few
+seconds; Answered follows each Declare and Withdraw. Effects are level-triggered: those lost with a killed process are
+decided again.
 
-- A resource gets our finalizer before the fleet hears of it, and loses it when the fleet has neither its row nor, of a
-  model, an instance that lives.
-- A row belongs to a resource by its `source`; rows of files, of REST and of other resources are never touched, and a
+- A resource gets our finalizer before the fleet hears of it, and loses it when the fleet has neither its row nor, for a
+  model, a living instance.
+- A row belongs to a resource by its `source`; other rows (files, REST, other resources) are never touched, and a
   resource that names one is not accepted (Conflict).
-- A spec is declared once for each generation, and again when its row is gone. What the fleet refuses is tried again
-  later, since what it lacks may come (weights, the base of an adapter).
-- A status is written when it differs, and never on a fleet's word that is older than our own call to it.
+- A spec is declared once per generation, and again when its row is gone. A refused one is tried again later, since its
+  missing parts may appear (weights, an adapter's base).
+- A status is written when it differs, and never from a view of the fleet older than our own call to it.
 """
 
 from collections import defaultdict
@@ -30,20 +30,17 @@ from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.phrasing import MOST_NAMED
 from glowplug.fleet.status import is_ready
 
-# What happened to models, as events of Kubernetes: starts, evictions and failures with their reason. Requests that
-# are refused are none: there may be thousands.
-#
-# Names of events come from the ids of decisions and instances, so that an operator that starts anew announces nothing
-# twice: the API server knows the name.
+# News of models as events of Kubernetes, without refused requests: there may be thousands. Events are named after
+# decisions and instances, so that a restarted operator announces nothing twice: the API server knows the name.
 
-FRESH_S: Final = 300.0  # what is older is no news to an operator that starts
-MOST: Final = 20  # notices of one model, the newest
-_LEAVES: Final = frozenset({"drain", "sleep", "stop", "undeploy", "unload"})  # what scaling does with an instance
-_PLACED: Final = {"waits": "Waiting", "failed": "Failed"}  # what came of a placement -> reason
+FRESH_S: Final = 300.0  # older events are no news after a restart
+MOST: Final = 20  # newest, per model
+_LEAVES: Final = frozenset({"drain", "sleep", "stop", "undeploy", "unload"})  # ways to end an instance's service
+_PLACED: Final = {"waits": "Waiting", "failed": "Failed"}
 
 
 def news(view: FleetView) -> Mapping[str, tuple[Notice, ...]]:
-    """Model key -> its notices, the oldest first."""
+    """Return notices by model key, oldest first."""
     found: dict[str, list[Notice]] = defaultdict(list)
     since_s = view.taken_at - FRESH_S
     models = {row.instance_id: key for key, rows in view.instances.items() for row in rows}
@@ -67,8 +64,7 @@ def news(view: FleetView) -> Mapping[str, tuple[Notice, ...]]:
 
 
 def _of_decision(decision: DecisionRecord, models: Mapping[str, str]) -> Iterator[tuple[str, Notice]]:
-    """(model key, notice) of each model that the decision is news for. Scaling that starts an instance is told by the
-    placement that follows."""
+    """Omit scaling's starts: the placement that follows tells of them."""
     at_s, note = decision.made_at, decision.reason
     if decision.kind == "evict":
         for victim in decision.chosen.split(", "):
@@ -84,29 +80,25 @@ def _of_decision(decision: DecisionRecord, models: Mapping[str, str]) -> Iterato
         yield decision.model_key, notice
 
 
-# The status of a custom resource: what the fleet makes of its spec.
-#
-# Ready is what tools wait for (kstatus of Argo CD and Flux): a request that comes now is answered, at once or after a
-# start. So a model scaled to zero is Ready with the reason Cold, unless it refuses requests while it is cold or is
-# meant to run always. Figures stand in fields and never in messages, so that a status changes when something has
-# happened.
+# The status of a custom resource. Ready is the condition tools wait for (kstatus of Argo CD and Flux): a request now is
+# answered, at once or after a start. So a model scaled to zero is Ready with the reason Cold, unless it refuses
+# requests while cold or should always run. Figures are in fields, never messages, so that a status changes only with an
+# event.
 
-ETA_CHANGE: Final = 0.25  # an estimate of the same state is written again when it has changed by this part
+ETA_CHANGE: Final = 0.25  # relative change worth a write
 HOT: Final = "hot"
 _NO_START = frozenset({"cold", "warm", "draining"})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One condition, without its time. `holds`: None where it is not known."""
-
     holds: bool | None
     reason: str
     message: str
 
 
 def model_ready(row: Row, state: str) -> Verdict:
-    """Whether a request to the model is answered now."""
+    """Return whether a request is answered now."""
     if state == "suspended":
         return Verdict(False, "Suspended", "an operator has drained it: glowplug load starts it again")
     if state == HOT:
@@ -129,8 +121,8 @@ def status_of(
     now_s: float,
     own: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The status to be. `generation`: of the spec that the fleet has taken or refused, 0 for none so far; `accepted`:
-    None while that is open; `own`: the fields of its kind."""
+    """Return the desired status. `generation`: of the spec last taken or refused, 0: none; `accepted`: None while open;
+    `own`: the fields of its kind."""
     old = {one["type"]: one for one in resource.status.get("conditions", ()) if isinstance(one, dict) and "type" in one}
     conditions = []
     for name, verdict in (("Accepted", accepted), ("Ready", ready)):
@@ -155,7 +147,7 @@ def status_of(
 def model_fields(
     resource: Resource, row: Row | None, instances: Iterable[Instance], eta_s: float | None
 ) -> dict[str, Any]:
-    """What of a model's status is no condition."""
+    """Return a model's status fields other than conditions."""
     living = [one for one in instances if not one.state.is_gone]
     made: dict[str, Any] = {
         "replicas": sum(map(is_ready, living)),
@@ -172,7 +164,7 @@ def model_fields(
 
 
 def _eta(eta_s: float, before: Mapping[str, Any], state: str) -> str:
-    """The estimate in text, as it was before where it has hardly changed."""
+    """Keep the former text where the estimate has hardly changed."""
     old = str(before.get("eta", ""))
     try:
         known = float(old.removesuffix("s"))
@@ -184,41 +176,38 @@ def _eta(eta_s: float, before: Mapping[str, Any], state: str) -> str:
 
 
 def tenant_fields(row: Row | None) -> dict[str, Any]:
-    """What of a tenant's status is no condition."""
     return {} if row is None else {"keys": row.num_keys}
 
 
 def fields_of(
     resource: Resource, row: Row | None, instances: Iterable[Instance], eta_s: float | None
 ) -> dict[str, Any]:
-    """What of a status is no condition."""
     if resource.kind is Kind.TENANT:
         return tenant_fields(row)
     return model_fields(resource, row, instances, eta_s)
 
 
 def written(at_s: float) -> str:
-    """A time as Kubernetes writes it, in whole seconds."""
+    """Return a time in Kubernetes' format."""
     return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 Effect = Any
-RETRY_S: Final = 2.0  # after a call that failed, twice as long after each further one
-REFUSED_S: Final = 15.0  # after a refusal
+RETRY_S: Final = 2.0  # after a failed call, doubling
+REFUSED_S: Final = 15.0
 MOST_S: Final = 120.0
-LOST_S: Final = 15.0  # a fleet that is silent for longer is said to be unreachable
-WRITTEN: Final = ("observedGeneration", "conditions")  # of every status; the rest is of its kind
+LOST_S: Final = 15.0  # silence of an unreachable fleet
+WRITTEN: Final = ("observedGeneration", "conditions")  # status fields of every kind
 TAKEN: Final = Verdict(True, "Deployed", "the fleet has taken it")
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the fleet has followed one resource. `generation`: of the spec that it has taken or refused last, 0: none
-    that is known."""
+    """`generation`: of the spec last taken or refused; 0: unknown."""
 
     generation: int = 0
     refusal: Verdict | None = None
-    error: str = ""  # of the last call, where no answer came or the fleet could not do it
+    error: str = ""
     num_failures: int = 0
     not_before: float = 0.0
     called_at: float = 0.0
@@ -226,13 +215,13 @@ class Progress:
 
 
 class ResourcesController:
-    """The state: resources by uid, how far each is, and the fleet at the last look."""
+    """State: resources by uid, the progress of each, and the last view of the fleet."""
 
     def __init__(self) -> None:
         self.resources: dict[str, Resource] = {}
         self.view: FleetView | None = None
         self._progress: dict[str, Progress] = {}
-        self._keys: dict[tuple[Kind, str], list[str]] = {}  # (kind, source) -> keys of its rows
+        self._keys: dict[tuple[Kind, str], list[str]] = {}  # (kind, source) -> its rows
         self._news: Mapping[str, tuple[msg.Notice, ...]] = {}
         self._lost_since: float | None = None
         self._lost_why = ""
@@ -247,7 +236,6 @@ class ResourcesController:
         }
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Take one stimulus. Returns effects in the order in which they are to be carried out."""
         return self._handlers[type(stimulus)](stimulus, now_s)
 
     def _on_listed(self, listed: msg.Listed, now_s: float) -> list[Effect]:
@@ -261,7 +249,7 @@ class ResourcesController:
     def _on_seen(self, seen: msg.Seen, now_s: float) -> list[Effect]:
         known = self.resources.get(seen.resource.uid)
         if known is not None and 0 < seen.resource.version < known.version:
-            return []  # a watch is behind the answers to our own writes
+            return []  # a watch lags behind the answers to our own writes
         self._keep(seen.resource)
         return self._act(seen.resource, now_s)
 
@@ -295,7 +283,7 @@ class ResourcesController:
         return self._act_on_all(now_s) if self._is_lost(now_s) else []
 
     def _on_not_done(self, stimulus: msg.NotDone, now_s: float) -> list[Effect]:
-        """All but a notice is decided again at the next look."""
+        """Let a notice be announced again; all else is decided anew at the next look."""
         effect = stimulus.effect
         if isinstance(effect, msg.Announce) and (progress := self._progress.get(effect.resource.uid)) is not None:
             progress.announced.discard(effect.notice.name)
@@ -330,7 +318,6 @@ class ResourcesController:
     # one resource
 
     def _act(self, resource: Resource, now_s: float) -> list[Effect]:
-        """What follows from the resource and the last look at the fleet."""
         progress, view = self._progress[resource.uid], self.view
         if resource.is_leaving and not resource.is_held:
             return []
@@ -351,7 +338,7 @@ class ResourcesController:
             foreign = Verdict(
                 False, "Conflict", f"{resource.key} is there and was declared by {who}: nothing is adopted"
             )
-            progress.generation = 0  # it is declared when the other one is gone
+            progress.generation = 0  # declared once the other one is gone
             return self._status(resource, resource.generation, foreign, foreign, now_s, None)
         effects: list[Effect] = []
         if now_s >= progress.not_before:
@@ -384,7 +371,7 @@ class ResourcesController:
         return self._status(resource, progress.generation, accepted, ready, now_s, row)
 
     def _leave(self, resource: Resource, progress: Progress, view: FleetView, now_s: float) -> list[Effect]:
-        """Withdraw what it declared, wait until that is gone, and let it go."""
+        """Withdraw its rows, wait until they and its instances are gone, and release it."""
         mine = self._keys.get((resource.kind, resource.source), [])
         living = [one for one in view.instances.get(resource.key, ()) if not one.state.is_gone]
         is_another = resource.key in view.rows[resource.kind] and resource.key not in mine
@@ -419,7 +406,6 @@ class ResourcesController:
         return [msg.WriteStatus(resource, status)] if status != resource.status else []
 
     def _announced(self, resource: Resource, row: Row | None, now_s: float) -> list[Effect]:
-        """Notices about a model that is ours and were not announced by this process."""
         if row is None or resource.kind is not Kind.MODEL:
             return []
         progress, fresh = self._progress[resource.uid], self._news.get(resource.key, ())
@@ -429,7 +415,6 @@ class ResourcesController:
 
 
 def _known_progress(resource: Resource) -> Progress:
-    """What the status says of a resource that this process sees for the first time."""
     conditions = resource.status.get("conditions", ())
     is_taken = any(one.get("type") == "Accepted" and one.get("status") == "True" for one in conditions)
     generation = resource.status.get("observedGeneration", 0)

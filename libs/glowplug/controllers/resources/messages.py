@@ -1,6 +1,4 @@
-"""Messages between the operator's shell and its controller: stimuli and effects, and what they speak of.
-
-Times are epoch seconds."""
+"""Messages between the operator's shell and its controller. Times are epoch seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +11,7 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import model_key
 
 FINALIZER: Final = "glowplug.dev/drain"
-MANAGER: Final = "glowplug-operator"  # owner of the fields that the operator writes
+MANAGER: Final = "glowplug-operator"  # field owner
 
 
 class Kind(StrEnum):
@@ -23,9 +21,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One custom resource as the API server has it. `is_leaving`: somebody has deleted it; `is_held`: it has our
-    finalizer, so that it is there until Release; `version`: grows with each write, 0 where the API server counts in
-    another way."""
+    """A custom resource. `is_leaving`: deleted; `is_held`: has our finalizer, so it exists until Release; `version`:
+    grows with each write, 0 where the API server counts otherwise."""
 
     kind: Kind
     namespace: str
@@ -57,17 +54,16 @@ class Resource:
 
     @property
     def source(self) -> str:
-        """What the fleet's rows have as their source that this resource declares."""
+        """`source` of its rows in the fleet."""
         return f"{OF_KUBERNETES}{self.namespace}/{self.name}"
 
     @property
     def fleet_name(self) -> str:
-        """Its name in the fleet."""
         return str(self.spec.get("name") or self.name)
 
     @property
     def key(self) -> str:
-        """The key of its row in the fleet; "" for a name that can have none."""
+        """Key of its row in the fleet; "" if its name has none."""
         if self.kind is Kind.TENANT:
             return self.fleet_name
         try:
@@ -77,7 +73,6 @@ class Resource:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the autoscaler's PUT takes of it."""
         if self.kind is Kind.TENANT:
             return {name: value for name, value in self.spec.items() if name != "name"}
         return {**self.spec, "name": self.fleet_name}
@@ -85,8 +80,8 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A model or tenant of the fleet, as much of it as concerns the operator. `state` to `keeps_one` are a model's:
-    `refuses_cold`: requests do not wait for a start; `keeps_one`: an instance is always meant to run."""
+    """A model or tenant of the fleet. From `state` on, a model's fields; `refuses_cold`: requests do not wait for a
+    start; `keeps_one`: an instance should always run."""
 
     key: str
     source: str
@@ -99,8 +94,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """The fleet at one look, which began at `taken_at`. `instances`: by model key, gone ones too. `etas`: seconds until
-    a model serves a request that arrives now, by key, of the models that are known to the router asked."""
+    """The fleet at one look, begun at `taken_at`. `instances`: by model key, with gone ones; `etas`: seconds until a
+    request that arrives now is served, by key, of models known to the router asked."""
 
     taken_at: float
     rows: Mapping[Kind, Mapping[str, Row]]
@@ -111,7 +106,7 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An event of Kubernetes about a resource. `name` is the same whenever the same thing is noticed again."""
+    """An event of Kubernetes. `name` is stable for the same news."""
 
     name: str
     reason: str
@@ -125,16 +120,12 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """All resources of a kind."""
-
     kind: Kind
     resources: tuple[Resource, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A resource is new or has changed."""
-
     resource: Resource
 
 
@@ -150,15 +141,12 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The fleet did not answer a look."""
-
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The fleet's answer to a Declare or Withdraw. `status`: of HTTP, 0 where no answer came; `message`: "" if it was
-    done."""
+    """`status`: of HTTP, 0: no answer; `message`: "" if done."""
 
     uid: str
     generation: int
@@ -168,7 +156,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class NotDone:
-    """The API server did not take an effect."""
+    """The API server did not take the effect."""
 
     effect: Any
 
@@ -185,21 +173,19 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Take our finalizer away: the API server then removes the resource."""
+    """Remove our finalizer: the API server then removes the resource."""
 
     resource: Resource
 
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """Make the fleet's row what the spec says."""
-
     resource: Resource
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Remove the fleet's row of that key, which the resource declares; instances drain."""
+    """Remove the fleet's row; instances drain."""
 
     resource: Resource
     key: str

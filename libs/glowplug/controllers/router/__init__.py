@@ -1,1 +1,1 @@
-"""The router: decides which instance answers a request, who waits and who is refused."""
+"""The router: sends each request to an instance, holds it or refuses it."""

@@ -1,11 +1,10 @@
-"""Choice of the instance for a request: one balancer per model, which is notified of all that the router learns.
+"""Choose the instance for a request: one balancer per model, fed with everything that the router learns.
 
 An instance may be chosen while requests may be sent to it (`status.is_target`) and it is not quarantined.
 
-Each router decides alone and learns of the others' requests half a second late. Two rules keep routers from crowding
-one engine: it is full when all routers together fill it, and yet each router may use its fair share of it, so that a
-router with a long queue cannot keep the others waiting for ever. Between two reports an engine may be sent more than
-it takes at once, by at most the others' shares and arrivals; it queues the surplus itself.
+Routers decide alone and learn of each other's requests half a second late. An engine is full when all routers together
+fill it, yet each router may use its fair share, so that a long queue of one cannot starve the others. Between reports
+an engine may get more than it runs at once, by at most the others' shares and arrivals; it queues the surplus.
 """
 
 import math
@@ -24,23 +23,18 @@ from glowplug.fleet.tables import Fleet
 from glowplug.policies.prediction.response_length import LengthParams, ResponseLengths
 from glowplug.policies.routing.port import Balancer, BalancerParams
 
-# Engines that several models share: a base's engine serves its adapters too (Instance.host_id).
-#
-# Such a host's slots are one count, whichever model a request names, and a slot that comes free goes to the request
-# that has waited longest among the models that the host serves.
+# Engines that several models share: a base's engine serves its adapters too (Instance.host_id). Its slots are one
+# count, and a free slot goes to the longest waiting request of all its models.
 
 Member = tuple[str, str]  # model_key, instance_id
 
 
 class Hosts:
-    """The adapters' instances at each host. `instances`: all that the router knows."""
-
     def __init__(self, instances: Mapping[str, Instance], of: Callable[[str], Mapping[str, Instance]]) -> None:
         self._instances, self._of = instances, of
-        self.riders: dict[str, dict[str, str]] = {}  # host's instance_id -> adapter's instance_id -> its model_key
+        self.riders: dict[str, dict[str, str]] = {}  # host -> adapter's instance -> its model_key
 
     def changed(self, instance: Instance) -> None:
-        """Take the new row of an adapter's instance."""
         if not instance.state.is_gone:
             self.riders.setdefault(instance.host_id, {})[instance.instance_id] = instance.model_key
             return
@@ -50,7 +44,6 @@ class Hosts:
             self.riders.pop(instance.host_id, None)
 
     def forget(self, known: Container[str]) -> None:
-        """Drop instances that are no longer known."""
         for host_id, here in list(self.riders.items()):
             for instance_id in [i for i in here if i not in known]:
                 del here[instance_id]
@@ -58,7 +51,6 @@ class Hosts:
                 del self.riders[host_id]
 
     def members(self, instance: Instance) -> list[Member]:
-        """All instances that the same engine serves; the host itself first, where it is known."""
         host = self._instances.get(instance.engine_id)
         riders = self.riders.get(instance.engine_id, {})
         first = [(host.model_key, host.instance_id)] if host is not None else []
@@ -68,8 +60,8 @@ class Hosts:
     def in_turn(
         self, model_key: str, queues: Mapping[str, ModelQueue], send: Callable[[str], list[Effect]]
     ) -> list[Effect]:
-        """Give free slots of the engines that serve a model to the requests that wait for them, the oldest first.
-        `send(model_key)` dispatches one held request of a model, if any may go now."""
+        """Give free slots to waiting requests, the oldest first. `send(model_key)` dispatches one held request, if any
+        may go."""
         beside = {key for row in self._of(model_key).values() for key, _ in self.members(row)}
         held = {key for key in (model_key, *beside) if key in queues}
         effects: list[Effect] = []
@@ -84,28 +76,23 @@ class Hosts:
 
 
 def held_since(queue: ModelQueue) -> float:
-    """When the oldest held request of a queue began to wait."""
     oldest = queue.oldest()
     return oldest.waits_since if oldest is not None else 0.0
 
 
 def together(counts: Mapping[str, int], members: Iterable[Member]) -> int:
-    """The sum of some count of the members' instances."""
     return sum(counts.get(instance_id, 0) for _, instance_id in members)
 
 
 # GPU memory that requests take, in GPU-seconds: an instance that fills half of one GPU for a second takes 0.5.
 #
-# Each moment of an instance is shared evenly among the requests that this router has there then. A running integral of
-# 1/n by instance makes that a few additions a request. A start or wake is charged to the request that it was for: the
-# first one sent to the instance after it, which had arrived before it began; at most one at each router.
+# Each moment is shared evenly among this router's requests there (integral of 1/n). A start is charged to the first
+# request sent after it that arrived before it began; at most one at each router.
 
 CLOCKS_APART_S = 2.0  # between a router and a node
 
 
 class _Stay:
-    """One instance: its requests of this router, and the integral of 1/n over time."""
-
     __slots__ = ("at", "instance", "integral_s", "num", "share", "started_at")
 
     def __init__(self) -> None:
@@ -115,13 +102,10 @@ class _Stay:
 
 
 class Stays:
-    """The instances of one router, and what each of its requests has taken so far."""
-
     def __init__(self) -> None:
         self._stays: dict[str, _Stay] = {}
 
     def sent(self, request: Request, instance: Instance, now_s: float) -> None:
-        """Count a request at the instance that it is sent to."""
         stay = self._stays.get(instance.instance_id)
         if stay is None:
             stay = self._stays[instance.instance_id] = _Stay()
@@ -133,7 +117,6 @@ class Stays:
         request.stay_from_s = stay.integral_s
 
     def left(self, request: Request, now_s: float) -> None:
-        """Stop counting a request at `request.instance_id`."""
         stay = self._stays[request.instance_id]
         if now_s > stay.at:
             stay.integral_s += (now_s - stay.at) / stay.num
@@ -141,8 +124,8 @@ class Stays:
         request.gpu_s += (stay.integral_s - request.stay_from_s) * stay.share
 
     def taken(self, request: Request | None, now_s: float) -> float:
-        """GPU-seconds that a request has taken until now; NaN where the bytes of an instance or of its GPUs, or the
-        request, are not known."""
+        """Return GPU-seconds taken so far; NaN where the request, or bytes of an instance or of its GPUs, are
+        unknown."""
         if request is None:
             return math.nan
         if not request.instance_id:
@@ -152,7 +135,6 @@ class Stays:
         return request.gpu_s + (stay.integral_s + since_s - request.stay_from_s) * stay.share
 
     def forget(self, instances: Container[str]) -> None:
-        """Drop what is known of others than these that run nothing."""
         for instance_id in [i for i, stay in self._stays.items() if not stay.num and i not in instances]:
             del self._stays[instance_id]
 
@@ -172,14 +154,11 @@ _NO_LOAD = ModelLoad()
 
 
 class Peers:
-    """Requests of the other routers at the same engines, by their last reports. `router_id`: this router, whose own
-    reports are ignored when the bus delivers them back."""
-
     def __init__(self, router_id: str) -> None:
         self._router_id = router_id
         self._reports = LoadReports()
-        self._loads: dict[str, ModelLoad] = {}  # model_key -> the loads of all other routers, joined
-        self._sharers: dict[str, int] = {}  # model_key -> number of other routers that hold or run requests for it
+        self._loads: dict[str, ModelLoad] = {}  # by model_key, joined
+        self._sharers: dict[str, int] = {}
 
     def take(self, report: RouterLoadReported, now_s: float) -> set[str] | None:
         """Take a router's report. Return the models whose load it changes; None when it is this router's own."""
@@ -190,8 +169,7 @@ class Peers:
         return self._join({key for key in before.keys() | after.keys() if before.get(key) != after.get(key)})
 
     def expire(self, now_s: float) -> set[str]:
-        """Forget routers that have gone silent, as if they ran nothing. Return the models of the others' loads, or none
-        where no router went silent."""
+        """Forget silent routers. Return the models of the others' loads, or none where no router went silent."""
         return self._join(set(self._loads)) if self._reports.expire(now_s) else set()
 
     def _join(self, model_keys: set[str]) -> set[str]:
@@ -205,16 +183,15 @@ class Peers:
         return model_keys
 
     def ahead(self, model_key: str, instance_id: str) -> Outlook | None:
-        """Load that the other routers have sent to an instance and expect of it; None when they do not look ahead."""
+        """Return the other routers' load on an instance, sent and expected; None when they do not look ahead."""
         return self._loads.get(model_key, _NO_LOAD).outlook_by_instance.get(instance_id)
 
     def num_in_flight(self, model_key: str) -> int:
-        """Requests of a model that the other routers run."""
         return self._loads.get(model_key, _NO_LOAD).num_in_flight
 
     def seen(self, model_key: str, instance_id: str, own: int, max_concurrency: int) -> int:
-        """Slots of an instance that this router counts as taken, when it runs `own` requests there: the sum over all
-        routers, but below full while this router has less than its share."""
+        """Count taken slots when this router runs `own` requests: the sum over all routers, but below full while this
+        router has less than its share."""
         others = self._loads.get(model_key, _NO_LOAD).in_flight_by_instance.get(instance_id, 0)
         if not others:
             return own
@@ -233,8 +210,6 @@ class Peers:
 
 
 class Balances:
-    """The balancers of all models, the load they balance, and the expected response lengths."""
-
     def __init__(
         self,
         factory: Factory,
@@ -245,15 +220,15 @@ class Balances:
         router_id: str,
         quarantine_s: float,
     ) -> None:
-        self.in_flight: dict[str, int] = {}  # by instance_id, this router's requests
-        self.quarantined: dict[str, float] = {}  # by instance_id, until when an unreachable one is sent nothing
+        self.in_flight: dict[str, int] = {}  # by instance_id: this router's requests
+        self.quarantined: dict[str, float] = {}  # by instance_id: until then, an unreachable one is sent nothing
         self.stays = Stays()
         self.hosts = Hosts(fleet.instances, fleet.of)
         example = factory(params)
         self.tracks_tokens, self.reads_prefixes = example.tracks_tokens, example.reads_prefixes
         self._factory, self._params, self._length_params = factory, params, lengths
         self._fleet, self._peers, self._quarantine_s = fleet, Peers(router_id), quarantine_s
-        self.num_of_others = self._peers.num_in_flight  # by model_key: requests that the other routers run
+        self.num_of_others = self._peers.num_in_flight
         self._balancers: dict[str, Balancer] = {}  # by model_key
         self._lengths: dict[str, ResponseLengths] = {}
         self._now_s = 0.0
@@ -262,13 +237,11 @@ class Balances:
         return self._balancers.get(model_key)
 
     def num_blocks(self) -> dict[str, int]:
-        """Blocks of prompts that are tracked, by model."""
         return {key: balancer.num_blocks for key, balancer in self._balancers.items()} if self.reads_prefixes else {}
 
     # -- instances ----------------------------------------------------------------------------------------------
 
     def instance_changed(self, instance: Instance, now_s: float) -> None:
-        """Take an instance's new row and end its quarantine."""
         self.quarantined.pop(instance.instance_id, None)
         if instance.host_id:
             self.hosts.changed(instance)
@@ -279,7 +252,6 @@ class Balances:
             self._balancers[model_key].gone(instance_id)
 
     def unreachable(self, instance_id: str, model_key: str, now_s: float) -> None:
-        """Send an unreachable instance no requests for `quarantine_s`."""
         self.quarantined[instance_id] = now_s + self._quarantine_s
         self.instance_gone(instance_id, model_key)
 
@@ -295,7 +267,6 @@ class Balances:
         self._put(instance, now_s)
 
     def pass_time(self, now_s: float) -> None:
-        """Move the clock of the balancers, and end the quarantines that are over."""
         self._now_s = now_s
         for instance_id in [i for i, until in self.quarantined.items() if now_s >= until]:
             del self.quarantined[instance_id]
@@ -304,7 +275,6 @@ class Balances:
                 self._put(instance, now_s)
 
     def forget_unused(self, models: Container[str]) -> None:
-        """Drop what was learned of models that are neither among `models` nor have an instance left."""
         for learned in (self._balancers, self._lengths):
             for key in [k for k in learned if k not in models and not self._fleet.of(k)]:
                 del learned[key]
@@ -337,7 +307,6 @@ class Balances:
         return replace(self._params, tpot_slo_s=model.slo.tpot_s) if model is not None else self._params
 
     def _kv_tokens(self, instance: Instance) -> int:
-        """Tokens that an instance's KV cache holds; where not known, its slots times the model's longest context."""
         if instance.kv_tokens:
             return instance.kv_tokens
         model = self._fleet.models.get(instance.model_key)
@@ -346,7 +315,7 @@ class Balances:
     # -- other routers ------------------------------------------------------------------------------------------
 
     def taken(self, instance: Instance) -> int:
-        """Slots of an instance's engine that are taken, other routers' and other models' requests included."""
+        """Return taken slots of an instance's engine, other routers' and other models' requests included."""
         if self.hosts.riders and len(members := self.hosts.members(instance)) > 1:
             own = together(self.in_flight, members)
             return self._peers.seen_together(members, own, instance.max_concurrency)
@@ -354,13 +323,11 @@ class Balances:
         return self._peers.seen(instance.model_key, instance.instance_id, own, instance.max_concurrency)
 
     def peer_reported(self, report: RouterLoadReported, now_s: float) -> bool:
-        """Take a router's load report. Return False when it is this router's own."""
         news = self._peers.take(report, now_s)
         self._refill(news or ())
         return news is not None
 
     def forget_silent(self, now_s: float) -> None:
-        """Forget routers that have gone silent, and count their requests no more."""
         self._refill(self._peers.expire(now_s))
 
     def _refill(self, model_keys: Iterable[str]) -> None:
@@ -377,20 +344,19 @@ class Balances:
     # -- requests -----------------------------------------------------------------------------------------------
 
     def expect(self, model_key: str, prompt_tokens: int, max_tokens: int, text_tokens: int = 0) -> int:
-        """Response tokens to expect; 0 where the policy needs none. `text_tokens`: as in ResponseLengths.expect."""
+        """Return expected response tokens; 0 where the policy needs none. `text_tokens`: as in
+        ResponseLengths.expect."""
         if not self.tracks_tokens:
             return 0
         return self.lengths_of(model_key).expect(prompt_tokens, max_tokens, text_tokens)
 
     def lengths_of(self, model_key: str) -> ResponseLengths:
-        """The lengths of a model's answers, which are learned here where `tracks_tokens`."""
         lengths = self._lengths.get(model_key)
         if lengths is None:
             lengths = self._lengths[model_key] = ResponseLengths(self._length_params)
         return lengths
 
     def choose(self, request: Request, now_s: float) -> Instance | None:
-        """Choose the instance that a request goes to now; None where none has a free slot."""
         if self.quarantined:
             self.pass_time(now_s)
         balancer = self._balancers.get(request.model_key)
@@ -400,7 +366,6 @@ class Balances:
         return self._fleet.instances[chosen] if chosen else None
 
     def sent(self, request: Request, instance: Instance, now_s: float) -> None:
-        """Count a request at the instance that it is sent to."""
         instance_id = instance.instance_id
         self.in_flight[instance_id] = self.in_flight.get(instance_id, 0) + 1
         self.stays.sent(request, instance, now_s)
@@ -412,13 +377,11 @@ class Balances:
             self._fill_beside(instance)
 
     def _fill_beside(self, instance: Instance) -> None:
-        """Tell the balancers of all models that an engine serves how many of its slots are taken."""
         for model_key, instance_id in self.hosts.members(instance):
             if (other := self._balancers.get(model_key)) is not None:
                 other.filled(instance_id, self.taken(instance))
 
     def expect_of(self, request: Request, text_tokens: int, now_s: float) -> None:
-        """Take the length that a dispatched request's text suggests, and correct the load expected at its instance."""
         lengths, balancer = self._lengths.get(request.model_key), self._balancers.get(request.model_key)
         if lengths is None or balancer is None:
             return
@@ -431,7 +394,6 @@ class Balances:
             balancer.first_token(request.ticket, now_s)
 
     def left(self, request: Request, response_tokens: int, now_s: float) -> None:
-        """Stop counting a request at `request.instance_id`. `response_tokens`: of a whole answer, else 0."""
         self.stays.left(request, now_s)
         instance_id = request.instance_id
         left = self.in_flight[instance_id] - 1
@@ -451,7 +413,7 @@ class Balances:
             self.lengths_of(request.model_key).learn(request.prompt_tokens, response_tokens, request.text_tokens)
 
     def outlooks(self, model_key: str) -> dict[str, Outlook]:
-        """Expected load ahead of each ready instance, as of the last tick; empty where no policy looks ahead."""
+        """Return the load expected at each ready instance, as of the last tick; empty where no policy looks ahead."""
         balancer = self._balancers.get(model_key)
         if balancer is None or not self.tracks_tokens:
             return {}

@@ -1,40 +1,36 @@
-"""The router: it dispatches, holds or rejects every request that arrives, and each request ends exactly once.
+"""The router: dispatch, hold or reject every arriving request; each request ends exactly once.
 
 Notified of (`handlers`): the life of a request on the data port (RequestArrived, TextRead, FirstToken, HeadDue,
 RequestEnded, ClientLeft, DispatchFailed, StreamBroken, StreamMoved, MoveFailed), DrainStarted, BusRefuses and Tick;
-facts about instances and models, and the load reports of all routers. `restore` takes the tables of models, instances
-and start times.
+facts about instances and models, and all routers' load reports. `restore` takes the tables of models, instances and
+start times.
 
 Asks for: Dispatch, Hold, Reject, Recall and MoveStream of a request (messages.py), and Publish of request.waiting and
 request.rejected. The service makes load reports from `loads()`, and its data port publishes request.finished.
 
-The first rule that applies to a request answers it:
+The first rule that applies answers a request:
  1. Its model is not known: 404. The router is stopping: 503.
  2. An instance is ready with a free slot, and no request waits: dispatch, by the routing policy.
  3. The model is cold and its operator has drained it: 503.
- 4. A start of the model failed a moment ago because no node it tried could get the weights or no GPU could hold them,
-    and no other instance of it runs or is starting: 503 with that reason.
+ 4. A start of the model has just failed because no tried node could get the weights or no GPU could hold them, and no
+    other instance runs or starts: 503 with that reason.
  5. The model is cold, and the bus stores nothing, or the model refuses to hold: 503, and no start is asked for.
- 6. The queue is full, or so long that the request could not be sent on within the model's max_wait_s: 429. Otherwise
-    the router holds the request and publishes request.waiting. Where several tenants are at the model and the queue is
-    full, the one that is refused is of the tenant with the most of the queue, by its weight.
-A stream whose instance was lost goes on: the router dispatches it again, or holds it before all later requests, for at
-most `continue_within_s`, and counts it as demand once. It rejects a stream that lost its instance more than
-`max_continuations` times, or for which nothing can start. A stream that would outlast the drain of its instance is
-moved before that drain ends.
-A held request leaves when it is dispatched, when its client leaves, when it turns out that it cannot be sent on in
-time (429, unless its client has already been answered 200), when its time has run out (503) or when its model is
-undeployed (404).
+ 6. The queue is full, or too long for the model's max_wait_s: 429. Otherwise hold, and publish request.waiting. In a
+    full queue of several tenants, refuse one of the tenant with the most of the queue, by its weight.
+A stream that lost its instance is dispatched again, or held before all later requests, for at most `continue_within_s`,
+and counts as demand once. It is rejected after more than `max_continuations` losses, or when nothing can start. A
+stream that would outlast the drain of its instance moves before that drain ends.
+A held request leaves when it is dispatched, when its client leaves, when it turns out to be late (429, unless its
+client has a 200), when its time is over (503) or when its model is undeployed (404).
 
-Promises: the router dispatches the held requests of one tenant and class in order of arrival. The fairness policy
-orders those of several (policies/fairness, sharing.py), may hold one beside a free slot, and has a running one give way
-to another; streams that go on after a loss are before all others. The router sends an instance at
-most as many requests as that instance runs at once, and fewer while other routers report theirs. A request that has
-brought down `max_dispatches` engines before its answer began is sent to no other engine. An older row never replaces a
+Promises: the held requests of one tenant and class go in order of arrival. The fairness policy orders those of several
+(policies/fairness, sharing.py), may hold one beside a free slot, and may take back a running one; continued streams go
+first. An instance gets no more requests than it runs at once, and fewer while other routers report theirs. A request
+that brought down `max_dispatches` engines before its answer began is sent to no other. An older row never replaces a
 newer one, and an emptied store takes no instance away before `ABSENT_S` (fleet/tables.py).
 
-Never: waits for the control plane to serve a warm model; starts, stops or places anything itself; reads a clock, a
-socket or the text of a request.
+Never: wait for the control plane to serve a warm model; start, stop or place anything; read a clock, a socket or the
+text of a request.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,14 +60,13 @@ from glowplug.fleet.tables import Fleet
 from glowplug.policies.registry import choose
 from glowplug.policies.worth import patience_s
 
-# The classes of a router's requests as its load reports tell them, and batch requests that give way.
+# Classes of requests in load reports, and batch requests that give way.
 #
-# A batch request that has waited for `patience_s` (policies/worth.py) is reported as a standard one, waiting and then
-# running to its end: its model is started as for any other, so that nobody waits for ever. One that runs on an
-# instance whose drain is short is taken back at once, since others wait for the memory: it waits again, and a stream
-# goes on later where it stopped.
+# A batch request that has waited for `patience_s` (policies/worth.py) counts as a standard one to its end, so that none
+# waits for ever. One on an instance with a short drain is taken back at once; its stream goes on later where it
+# stopped.
 
-SHORT_S: Final = 2.0  # batch requests leave an instance at once whose drain is no longer than this
+SHORT_S: Final = 2.0  # batch requests leave at once where the drain is no longer than this
 
 
 def load_of(
@@ -82,7 +77,6 @@ def load_of(
     outlooks: Mapping[str, Outlook],
     requests: Mapping[int, Request],
 ) -> ModelLoad:
-    """One router's load of a model."""
     mine = fleet.of(model_key)
     return ModelLoad(
         num_waiting=len(queue.waiting),
@@ -99,7 +93,6 @@ def load_of(
 
 
 def num_by_class(queue: ModelQueue) -> dict[str, int]:
-    """How many of the requests that wait are of each class other than standard."""
     found: dict[str, int] = {}
     for request in () if queue.is_standard else queue.waiting.values():
         if request.counts_as is not Priority.STANDARD:
@@ -127,7 +120,6 @@ def _by_class(model_key: str, queue: ModelQueue, requests: Mapping[int, Request]
 
 
 def age(queue: ModelQueue, model: Model, now_s: float) -> None:
-    """Count batch requests as standard ones that have waited long enough in all."""
     most_s = patience_s(model.max_wait_s)
     for request in () if queue.is_standard else queue.waiting.values():
         if request.priority is Priority.BATCH and request.waited_s + now_s - request.held_at >= most_s:
@@ -135,7 +127,6 @@ def age(queue: ModelQueue, model: Model, now_s: float) -> None:
 
 
 def gives_way(instance: Instance, requests: Iterable[Request]) -> list[Recall]:
-    """Take back the batch requests of an instance whose drain is short, but for those that another instance takes."""
     if instance.drain_ends_at - instance.changed_at > SHORT_S:
         return []
     recalls = []
@@ -148,27 +139,17 @@ def gives_way(instance: Instance, requests: Iterable[Request]) -> list[Recall]:
     return recalls
 
 
-# Moves of streams off a draining instance before its drain ends them: make before break.
+# Moves of streams off a draining instance: make before break.
 #
-# The row of a draining instance says when its remaining requests are ended (`drain_ends_at`): because its node is
-# drained, because another start waits for its memory, or because it is not needed. The router asks another READY
-# instance of the model with a free slot to take each stream that is expected to outlast the drain, while the first
-# instance still answers it. The stream leaves the first instance once the other has begun, and stays where the other
-# does not begin. The first instance is free that much sooner, and nothing waits for a start.
-#
-# A stream stays when it is expected to end in time, when no engine can continue it, or when no other instance has a
-# free slot. It then runs to the deadline, and is continued afterwards like one whose engine was lost. An answer that
-# is no stream stays too. "In time" means before `drain_ends_at`; while models wait for memory, which the drained
-# instance may be asked to give back, it means within the time that a move may take (`within_s`).
-#
-# How long an answer still takes is not known. It is expected to take as long as the model's answers do, or as long as
-# it has already run, whichever is longer (most things that have lasted last as long again).
+# A stream that should not end in time, before `drain_ends_at` or, while models wait for memory, within `within_s`,
+# moves to another READY instance with a free slot once that one has begun. Others run to the deadline and are continued
+# like those of a lost engine. An answer should take as long as the model's answers do, or as it has already run, if
+# longer.
 
 RETRY_S = 1.0  # least time between two tries to move one stream
 
 
 def remaining_s(ran_s: float, mean_s: float) -> float:
-    """Expected seconds until an answer ends that has run for `ran_s`. `mean_s`: of its model's answers, 0: unknown."""
     return max(ran_s, mean_s)
 
 
@@ -192,7 +173,6 @@ class Moves:
         self._ends_at: dict[str, float] = {}  # instance_id -> when its drain ends
 
     def instance_changed(self, instance: Instance) -> None:
-        """Note from an instance's new row when its drain ends, if it drains."""
         if self._is_on and instance.state is InstanceState.DRAINING and instance.drain_ends_at:
             self._ends_at[instance.instance_id] = instance.drain_ends_at
         else:
@@ -202,7 +182,6 @@ class Moves:
         self._ends_at.pop(instance_id, None)
 
     def begin(self, now_s: float) -> list[Effect]:
-        """Ask other instances to take the streams that would outlast their drains, the oldest first."""
         late = {i: at for i, at in self._ends_at.items() if self._balances.in_flight.get(i)}
         if not late:
             return []
@@ -229,19 +208,17 @@ class Moves:
         return now_s + remaining_s(now_s - request.sent_at, mean_s) <= ends_at
 
     def _put(self, request: Request, instance: Instance, now_s: float) -> None:
-        """Count a moved stream at its new instance."""
         self._balances.left(request, 0, now_s)
         request.instance_id = instance.instance_id
         self._balances.sent(request, instance, now_s)
 
     def done(self, request: Request, stimulus: StreamMoved, now_s: float) -> None:
-        """Take note that a stream moved, or that the other instance is to take it since the first one is lost."""
         request.leaves, request.sent_at = None, now_s
         request.go_on_behind(stimulus.num_tokens, now_s)
 
     def failed(self, request: Request, stimulus: MoveFailed, now_s: float) -> list[Effect]:
-        """Count a stream at its first instance again after a failed move, for now or for good. Where that instance has
-        ended meanwhile, recall the stream."""
+        """Count a stream at its first instance again after a failed move, for now or for good; recall it where that
+        instance has ended."""
         first, other = request.leaves, request.instance_id
         if first is None:
             return []
@@ -257,11 +234,8 @@ class Moves:
         return [Recall(request.ticket, f"{first.instance_id} has ended meanwhile", ended=True)]
 
 
-# Why a request that cannot run now may not wait either.
-
-
 class Refusals:
-    """The refusals of one router. `eta_s`: seconds until a model serves a request that arrives now."""
+    """Reasons why a request that cannot run now may not wait. `eta_s`: seconds until a model serves a new request."""
 
     def __init__(
         self,
@@ -274,7 +248,7 @@ class Refusals:
         self._fleet, self._failures, self._bus, self._overload, self._eta_s = fleet, failures, bus, overload, eta_s
 
     def of(self, model: Model, queue: ModelQueue, num_ahead: int, now_s: float) -> GlowplugError | None:
-        """The error for a request that can neither run now nor wait behind `num_ahead` of the queue's; None when it may
+        """Return the error for a request that can neither run now nor wait behind `num_ahead` others; None when it may
         wait."""
         is_cold = not self._fleet.ready(model.key)
         if is_cold and (known := self.no_start(model, now_s)) is not None:
@@ -291,7 +265,6 @@ class Refusals:
         return None
 
     def no_start(self, model: Model, now_s: float) -> GlowplugError | None:
-        """The error that says why no instance of a cold model will start; None when one may."""
         base = self._fleet.models.get(model.base) if model.base else None
         if model.suspended or (base is not None and base.suspended):
             return suspended(model if model.suspended or base is None else base)
@@ -303,11 +276,10 @@ class Refusals:
     def expired(
         self, model: Model, queue: ModelQueue, continue_within_s: float, now_s: float
     ) -> Iterator[tuple[Request, GlowplugError]]:
-        """The held requests whose time has run out, each taken out of the queue, and what to answer them."""
         bounds = model.max_wait_s, continue_within_s, now_s
         for request in list(takewhile(lambda r: r.is_back or r.is_over(*bounds), queue.waiting.values())):
             if not request.is_over(*bounds):
-                continue  # its time runs from the break of its stream, though it stands before later arrivals
+                continue  # its time runs from the break of its stream
             queue.remove(request.ticket)
             most_s = request.most_s(model.max_wait_s, continue_within_s)
             failure = self._failures.of(model.key)
@@ -322,8 +294,6 @@ class Refusals:
 
 
 class RouterController:
-    """State machine of one router process, without clock or socket."""
-
     def __init__(
         self,
         params: RouterParams | None = None,
@@ -348,7 +318,6 @@ class RouterController:
             quarantine_s=params.quarantine_s,
         )
         self.in_flight = self.balances.in_flight  # by instance_id
-        # Whether the policy asks for token counts and first tokens, and for the blocks of prompts.
         self.tracks_tokens, self.reads_prefixes = self.balances.tracks_tokens, self.balances.reads_prefixes
         make = fairness or choose("fairness", params.fairness)
         self._sharing = Sharing(make, self.fleet, self.balances, self.requests)
@@ -385,15 +354,14 @@ class RouterController:
         }
 
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
-        """Take one stimulus; an event that the router does not read has no effect."""
         handler = self.handlers.get(type(stimulus))
         if handler is None:
             handler = self.handlers.get(type(stimulus.data))
         return handler(stimulus, now_s) if handler is not None else []
 
     def restore(self, table: str, rows: Mapping[str, Any], now_s: float, *, is_copy: bool = False) -> list[Effect]:
-        """Take the whole `models`, `instances` or `start_times` table, and ignore the other tables.
-        `is_copy`: the rows come from a copy that may be old; the first reading of the store drops those it lacks."""
+        """Take a whole table; ignore unknown ones. `is_copy`: the rows may be old; the first reading of the store drops
+        those it lacks."""
         effects: list[Effect] = []
         if table == START_TIMES:
             self.estimates.starts.times.restore(rows)
@@ -448,8 +416,6 @@ class RouterController:
         return [msg.Hold(s.ticket, self.eta_s(model.key, now_s)), *self._say_waiting(model, queue, now_s)]
 
     def _arrived_beside(self, request: Request, model: Model, queue: ModelQueue, now_s: float) -> list[Effect]:
-        """Take a request of a model that several tenants or classes ask for: the discipline may dispatch it before
-        others that wait, hold it though a slot is free, or have another one refused where the queue is full."""
         self.requests[request.ticket] = request
         queue.hold(request, now_s)
         effects = self._pump(model.key, now_s)
@@ -473,9 +439,9 @@ class RouterController:
         return effects
 
     def chooses(self, model_key: str) -> bool:
-        """Return whether the text of a request that arrives now may decide its instance: the model has several ready
-        instances, or requests wait, so that it may have several by then. What a single instance was sent is thus not
-        known once a second one is ready: each conversation may be read there once more, and no oftener."""
+        """Return whether a new request's text may decide its instance: the model has several ready instances, or
+        requests wait. Texts for a single instance stay unknown: each conversation may be read once more at a second
+        one."""
         return len(self.fleet.ready(model_key)) != 1 or bool(self._queue(model_key).waiting)
 
     def _text_read(self, s: msg.TextRead, now_s: float) -> list[Effect]:
@@ -504,8 +470,7 @@ class RouterController:
         return msg.Dispatch(request.ticket, instance, held_s, request.cold)
 
     def _pump(self, model_key: str, now_s: float, most: float = inf) -> list[Effect]:
-        """Dispatch held requests to free slots, the oldest first, of all models that the same engines serve. Among
-        several tenants the discipline says which one, and which running request gives way."""
+        """Dispatch held requests to free slots, the oldest first, of all models on the same engines."""
         if self.balances.hosts.riders and most > 1:
             return self.balances.hosts.in_turn(model_key, self.queues, lambda key: self._pump(key, now_s, most=1))
         effects: list[Effect] = []
@@ -522,7 +487,6 @@ class RouterController:
         return effects
 
     def _release(self, request: Request, now_s: float, response_tokens: int = 0, *, comes_back: bool = False) -> None:
-        """Take a request out of the counts, whether it is held or runs. `comes_back`: it will be sent again."""
         queue = self._queue(request.model_key)
         queue.active(request.priority, now_s)
         if not request.instance_id:
@@ -546,7 +510,6 @@ class RouterController:
         return []
 
     def _head_due(self, s: msg.HeadDue, now_s: float) -> list[Effect]:
-        """Refuse a stream for the last time that this is possible; an answer time not measured yet is guessed."""
         request = self.requests.get(s.ticket)
         if request is None or request.instance_id:
             return []
@@ -631,7 +594,6 @@ class RouterController:
         return [*self._moves.failed(request, s, now_s), *self._pump(request.model_key, now_s)]
 
     def _gave_way(self, request: Request, num_tokens: int | None, now_s: float) -> list[Effect]:
-        """Hold a request that has left its instance for another one, in its place among its tenant's."""
         model, queue = self.fleet.models.get(request.model_key), self._queue(request.model_key)
         self._release(request, now_s, comes_back=True)
         self._sharing.gave_way(request, num_tokens, now_s)
@@ -644,8 +606,8 @@ class RouterController:
         return effects
 
     def _go_on(self, request: Request, reason: str, now_s: float, *, failed_at: str = "") -> list[Effect]:
-        """Continue a stream that has begun at another instance, now or once one is ready; reject it where none can take
-        it. `failed_at`: the instance that is asked only where no other has a free slot."""
+        """Continue a begun stream at another instance, now or once one is ready, or reject it. `failed_at`: an instance
+        asked only where no other has a free slot."""
         key, most = request.model_key, self.params.max_continuations
         model, queue = self.fleet.models.get(key), self._queue(key)
         why = f"the stream was continued {most} times already" if request.num_continued > most else ""
@@ -730,7 +692,6 @@ class RouterController:
             self.estimates.starts.times.learn(instance, model)
 
     def _stage_failed(self, instance: Instance, code: str) -> list[Effect]:
-        """Recall the requests of a pipeline that still needs a later stage whose node has left."""
         whole = self.fleet.instances.get(instance.part_of)
         if code != "node_left" or whole is None or whole.is_whole:
             return []
@@ -741,8 +702,6 @@ class RouterController:
         return [msg.Recall(ticket, reason, ended, moved) for ticket in running]
 
     def _start_failed(self, instance: Instance, code: str, message: str, now_s: float) -> list[Effect]:
-        """Remember a failed start, and reject the waiting requests of a model that has no other instance and whose
-        failure is hopeless (failures.py)."""
         model_key = instance.model_key
         failure = self._failures.remember(instance, code, message, now_s)
         served = self.fleet.ready(model_key) or self.fleet.coming(model_key)
@@ -756,7 +715,6 @@ class RouterController:
         return effects + self._pump(model.key, now_s)
 
     def _empty_cold(self, model_key: str, error: GlowplugError) -> list[Effect]:
-        """Reject the held requests of a model, and of its adapters, that no instance serves or will serve soon."""
         keys = [model_key, *(one.key for one in self.fleet.models.values() if one.base == model_key)]
         cold = [key for key in keys if key in self.queues and not self.fleet.ready(key)]
         return [effect for key in cold for effect in self._empty(self.queues[key], error)]
@@ -768,7 +726,6 @@ class RouterController:
         return self._empty(queue, ModelNotFound(f"The model `{model.name}` was undeployed."))
 
     def _empty(self, queue: ModelQueue, error: GlowplugError) -> list[Effect]:
-        """Reject all held requests of a model with one error."""
         effects: list[Effect] = []
         for ticket, request in list(queue.waiting.items()):
             queue.remove(ticket)
@@ -827,11 +784,9 @@ class RouterController:
         return [waiting_fact(model, oldest, len(queue.waiting), by_class, most_s, self.params.router_id)]
 
     def eta_s(self, model_key: str, now_s: float) -> float:
-        """Seconds until the model serves a request that arrives now: 0 when it is hot and has a free slot."""
         return self.overload.eta_s(model_key, self.queues.get(model_key), self.balances.taken, now_s)
 
     def loads(self) -> dict[str, ModelLoad]:
-        """This router's load by model_key, for router.load_reported."""
         return {key: self.load(key) for key in self.queues}
 
     def load(self, model_key: str) -> ModelLoad:

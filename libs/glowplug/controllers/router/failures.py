@@ -1,4 +1,4 @@
-"""Reasons not to wait for a start: the last one failed hopelessly, or the bus cannot carry the command for one."""
+"""Reasons not to wait for a start: the last one failed hopelessly, or the bus cannot carry its command."""
 
 from dataclasses import dataclass
 
@@ -9,25 +9,23 @@ from glowplug.domain.errors import GlowplugError, NoCapacity, WeightsUnavailable
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 
-NEXT_TRY_S = 600.0  # a failure within this time of another one is a further try of the same start
+NEXT_TRY_S = 600.0  # a failure so soon after another one is a further try of the same start
 SUSPENDED_RETRY_S = 60.0  # a person decides when, so no time can be computed
 HOPELESS_CODES = (  # waiting would not help
     "weights_corrupt",
     "weights_unavailable",
     "no_space",
     "no_capacity",
-    "engine_misconfigured",  # the next start would be given the same arguments
+    "engine_misconfigured",  # the next start would get the same arguments
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The last failed start of a model."""
-
     code: str
     message: str
     failed_at: float
-    tries_left: int = 0  # other nodes on which the start may be tried
+    tries_left: int = 0  # other nodes for the start
     tried_on: frozenset[str] = frozenset()  # nodes
 
     @property
@@ -43,8 +41,7 @@ class Failures:
         self._by_model: dict[str, Failure] = {}
 
     def remember(self, instance: Instance, code: str, message: str, now_s: float) -> Failure:
-        """Remember the newest failure of a model; another kind with no tries left does not replace a hopeless one. A
-        start that may be tried on other nodes is never hopeless."""
+        """Remember a model's newest failure; another kind without tries left does not replace a hopeless one."""
         model_key, tries_left = instance.model_key, instance.tries_left
         known = self._by_model.get(model_key)
         tried_on = frozenset({instance.node_id})
@@ -64,7 +61,6 @@ class Failures:
         return self._by_model.get(model_key)
 
     def refusal(self, model_key: str, now_s: float) -> GlowplugError | None:
-        """The error a cold model answers with while its failure is fresh and hopeless."""
         failure = self._by_model.get(model_key)
         if failure is None or not failure.is_hopeless:
             return None
@@ -78,50 +74,43 @@ class Failures:
 
 
 class BusWatch:
-    """Refusal of cold requests while the bus stores no events and nothing can be started. `grace_s`: how long requests
-    that are already held wait for the bus."""
+    """Refusal of cold requests while the bus stores no events. `grace_s`: wait of held requests for the bus."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._reason, self._since = "", 0.0
 
     def changed(self, stimulus: BusRefuses, now_s: float) -> list[Effect]:
-        """Note that the bus refuses events, counted from its first refusal, or stores them again."""
         if stimulus.reason and not self._reason:
             self._since = now_s
         self._reason = stimulus.reason
         return []
 
     def refusal(self, model: Model) -> GlowplugError | None:
-        """The error for requests of a cold model with no instance starting, while the bus refuses; else None."""
         if not self._reason:
             return None
         text = f"The model `{model.name}` is not running and cannot be started now: {self._reason}."
         return coded(NoCapacity(text, retry_after_s=self._grace_s), "control_plane_unavailable")
 
     def overdue(self, model: Model, now_s: float) -> GlowplugError | None:
-        """The error for held requests of a cold model, once the grace is over; else None."""
         return self.refusal(model) if now_s - self._since >= self._grace_s else None
 
 
 def coded(error: GlowplugError, code: str) -> GlowplugError:
-    """`error` under a more exact code than its class has."""
     error.code = code
     return error
 
 
 def code_in(reason: str) -> str:
-    """The error code that begins a reason ("weights_corrupt: sha256 ..."), else engine_failed."""
+    """Return the error code that begins a reason ("weights_corrupt: sha256 ..."), else engine_failed."""
     head = reason.partition(":")[0].strip()
     return head if head in HOPELESS_CODES else "engine_failed"
 
 
 def rejection(ticket: int, error: GlowplugError) -> Reject:
-    """The effect that answers a request with `error`."""
     return Reject(ticket, error.status, error.type, error.code, error.message, error.retry_after_s or 0.0)
 
 
 def suspended(model: Model) -> GlowplugError:
-    """The error for requests of a cold model that its operator has drained."""
     text = f"The model `{model.name}` has been drained by its operator."
     return coded(NoCapacity(text, retry_after_s=SUSPENDED_RETRY_S), "model_suspended")

@@ -1,4 +1,4 @@
-"""What a router is notified of (stimuli) and what it asks of its executor (effects). Times are epoch seconds."""
+"""Stimuli of a router, and effects for its executor. Times are epoch seconds."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,9 @@ from glowplug.policies.routing.prefix_index import Prefix
 class RequestArrived:
     """A well-formed request for `name` (a model's name or alias). `ticket` is unique in this router and grows.
 
-    Token counts are 0 when they are not known. `expected_tokens`: the length of the answer where known beforehand,
-    used instead of the router's estimate. `text_tokens`: the length that the request's text suggests, weighed against
-    earlier answers; where no choice depends on it (RouterController.chooses), it may come later, as TextRead.
-    `tenant`: whose request it is, with its `weight` beside other tenants of its class."""
+    Token counts are 0 when unknown. `expected_tokens`: known answer length, in place of an estimate. `text_tokens`:
+    length suggested by the text, weighed against earlier answers; may come later, as TextRead, where no choice depends
+    on it (RouterController.chooses). `weight`: of the tenant in its class."""
 
     ticket: int
     name: str
@@ -28,14 +27,13 @@ class RequestArrived:
     weight: float = 1.0
     priority: Priority = Priority.STANDARD
     key_id: str = ""
-    prefix: Prefix = ()  # blocks of its prompt, where a choice may depend on them (RouterController.chooses)
+    prefix: Prefix = ()  # blocks of its prompt, where a choice may depend on them
 
 
 @dataclass(frozen=True, slots=True)
 class TextRead:
-    """The text of a dispatched request suggests an answer of `text_tokens` tokens. `teaches`: the text was read
-    whatever became of the request, so the router may compare the model's answers with their texts. A text read only
-    because its answer is long must not teach, or the router would expect every answer to be long."""
+    """The text suggests an answer of `text_tokens`. `teaches`: it was read whatever the outcome. A text read only
+    because its answer is long would teach the router to expect long ones."""
 
     ticket: int
     text_tokens: int
@@ -45,7 +43,7 @@ class TextRead:
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
     """The engine's answer is over, well or badly. `took_s` counts from dispatch; 0 leaves the means alone.
-    `cached_tokens`: of its prompt, those that the engine had in its KV cache, as it says; -1: it does not."""
+    `cached_tokens`: prompt tokens found in the engine's KV cache; -1: not reported."""
 
     ticket: int
     took_s: float = 0.0
@@ -55,22 +53,21 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The engine's answer has begun: the prompt has been read. Not needed where `tracks_tokens` is False."""
+    """The engine has read the prompt. Not needed where `tracks_tokens` is False."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDue:
-    """The client of a held stream is about to be answered 200, after which no other status can be sent. A request that
-    is not rejected now gets this head, and is held until it is dispatched or its time is over."""
+    """The client of a held stream is about to be answered 200: the last chance to reject it."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLeft:
-    """The client closed its connection, whether its request was held or running."""
+    """The client of a held or running request closed its connection."""
 
     ticket: int
 
@@ -86,9 +83,8 @@ class DispatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class StreamBroken:
-    """The engine of a stream that has begun sends no more: another instance is to continue after the `num_tokens` that
-    the client has. `is_lost` False: the instance is well, and the stream was taken from it. `is_reached`: the engine
-    reported its failure in the stream; it may concern this stream alone, so others are still sent there."""
+    """The engine of a begun stream sends no more: another instance continues after the client's `num_tokens`. `is_lost`
+    False: the instance is well. `is_reached`: the engine reported the failure, which may concern this stream alone."""
 
     ticket: int
     reason: str
@@ -99,8 +95,7 @@ class StreamBroken:
 
 @dataclass(frozen=True, slots=True)
 class StreamMoved:
-    """A MoveStream succeeded: the other instance has begun with the stream, or is to begin because the first one is
-    lost. The client has `num_tokens`."""
+    """A MoveStream succeeded: the other instance has begun with the stream, or takes over from a lost first one."""
 
     ticket: int
     num_tokens: int = 0
@@ -108,9 +103,8 @@ class StreamMoved:
 
 @dataclass(frozen=True, slots=True)
 class MoveFailed:
-    """A MoveStream failed, and the first instance still answers the stream. `is_refused`: no engine can continue the
-    stream; `is_asked`: the other instance was asked and did not take the stream; `is_unreachable`: the other instance
-    took no connection, or sleeps."""
+    """A MoveStream failed, and the first instance still answers. `is_refused`: no engine can continue the stream;
+    `is_asked`: the other instance was asked and declined; `is_unreachable`: it took no connection, or sleeps."""
 
     ticket: int
     is_refused: bool = False
@@ -120,7 +114,7 @@ class MoveFailed:
 
 @dataclass(frozen=True, slots=True)
 class DrainStarted:
-    """The router was asked to stop: it holds no new requests and finishes those it has."""
+    """The router was asked to stop: hold no new requests, and finish the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +126,7 @@ class BusRefuses:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the request to `instance` now. `cold`: a start was waited for; `held_s`: how long the request was held."""
+    """Send the request to `instance` now. `cold`: it waited for a start; `held_s`: time held."""
 
     ticket: int
     instance: Instance
@@ -142,12 +136,11 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Take a request back from an instance: its node has left or its engine was put to sleep (neither closes a
-    connection), or the request gives way to another one. Where not one byte of the answer has come, let go of the
-    request; outcome DispatchFailed. `ended`: no more comes of an answer that has begun; outcome StreamBroken where
-    another instance can continue it. `moved`: likewise, but a request stays whose answer no other instance can continue
-    or has not begun. `gives_way`: the instance is well. A stream that has begun leaves where its answer can be
-    continued (StreamBroken, not lost), and stays where it cannot (MoveFailed, refused)."""
+    """Take a request back: its node has left, its engine sleeps (neither closes a connection), or it gives way. Without
+    a byte of the answer, let go of it: DispatchFailed. `ended`: a begun answer gets no more bytes; StreamBroken where
+    another instance can continue it. `moved`: likewise, but a request stays whose answer has not begun or cannot be
+    continued. `gives_way`: the instance is well; a begun stream leaves where it can be continued (StreamBroken, not
+    lost), and stays where it cannot (MoveFailed, refused)."""
 
     ticket: int
     reason: str
@@ -158,8 +151,8 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class MoveStream:
-    """Ask `instance` to continue a stream, and leave the stream's present instance once the new one has begun. Outcome
-    StreamMoved or MoveFailed; none where the request ends before."""
+    """Ask `instance` to continue a stream, and leave the present one once it has begun. Outcome StreamMoved or
+    MoveFailed; none where the request ends before."""
 
     ticket: int
     instance: Instance
@@ -168,7 +161,7 @@ class MoveStream:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the request. `eta_s`: seconds until it should be sent on, from measured starts."""
+    """Keep the request. `eta_s`: expected seconds until dispatch, from measured starts."""
 
     ticket: int
     eta_s: float
@@ -176,7 +169,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer the request with this error. `retry_after_s` 0 means none to give."""
+    """Answer the request with this error. `retry_after_s` 0: none."""
 
     ticket: int
     status: int

@@ -1,14 +1,12 @@
-"""Estimates of waits: which held requests cannot be sent on in time, and when a refused client may ask again.
+"""Estimate waits: which held requests cannot be sent on in time, and when a refused client may ask again.
 
-The work of a queue is the time in which its model's slots serve it. While there is memory for all models, a request
-waits for what is left of a start and for the work before it, spread over the slots that its model may grow to. While
-memory is short (a model's requests wait and no instance of it runs or is starting), the models with memory share it
-with those that wait: as under fair sharing, each other model has as much work done meanwhile as this one, or all its
-work. The pace of all models together, starts and drains included, is measured as it goes by.
+A queue's work is the time its model's slots need to serve it. With memory for all models, a request waits for the rest
+of a start and for the work before it, over the slots that its model may grow to. While memory is short (requests wait
+and no instance of the model runs or starts), each other model has as much work done meanwhile as this one, or all its
+work, as under fair sharing. The pace of all models, starts and drains included, is measured.
 
-Answer times are measured: the router refuses nobody on a guess, except a stream at its last chance while memory is
-short, because such a stream needs some reserve. Retry-After asks a refused client to come back when the requests that
-wait, and those refused before it, will have been served.
+No request is refused on a guessed answer time, except a stream at its last chance while memory is short, which needs
+some reserve. By Retry-After, waiting and earlier refused requests will have been served.
 """
 
 import math
@@ -25,33 +23,31 @@ from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import Fleet
 
 _WITHOUT_S = 1.0  # a request waiting this long with no start under way lacks memory: starts show in milliseconds
-_PACE_OVER_S = 20.0  # time over which the pace is averaged; it begins as if only models with memory answered
+_PACE_OVER_S = 20.0  # averaging time of the pace; it begins as if only models with memory answered
 _LAST_CHANCE = 2 / 3  # factor on `ratio` while memory is short: the pace starts too high, without starts and drains
-_LEAST_PACE = 0.1  # assumed of a fleet that seems to do nothing: it may only be paused
-_MAX_LOOK_S = 1.0  # a longer gap between two looks means that the router paused, not the fleet
+_LEAST_PACE = 0.1  # assumed of an idle fleet: it may only be paused
+_MAX_LOOK_S = 1.0  # after a longer gap between looks the router was paused, not the fleet
 _MAX_ASKED_BACK = 10_000  # refused requests remembered per model
 _LONGEST_S = 600  # bound of every Retry-After
 
 
 def retry_after_s(seconds: float) -> float:
-    """Round `seconds` up to a Retry-After: whole, at least 1, at most `_LONGEST_S`."""
     return float(min(max(math.ceil(seconds), 1), _LONGEST_S))
 
 
 @dataclass(slots=True)
 class Estimates:
-    """Predicted seconds of a start (`starts`) and mean seconds of an answer (exponentially weighted), per model_key."""
+    """Predicted start seconds (`starts`) and mean answer seconds (exponentially weighted), per model_key."""
 
     starts: StartEstimates = field(default_factory=StartEstimates)
     default_service_s: float = 3.0
     weight: float = 0.3  # of the newest sample
     least_samples: int = 5  # answers of a model before its mean is a measurement
-    steady_weight: float = 0.05  # least weight of the newest sample in a mean that a refusal may rest on
+    steady_weight: float = 0.05  # least weight of the newest sample in a mean that supports refusals
     service_s: dict[str, float] = field(default_factory=dict)
     _steady_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # model_key -> samples, mean
 
     def learn_service(self, model_key: str, took_s: float) -> None:
-        """Take the seconds of one measured answer, dispatch to last byte."""
         if took_s > 0:
             old = self.service_s.get(model_key)
             self.service_s[model_key] = took_s if old is None else old + self.weight * (took_s - old)
@@ -60,32 +56,27 @@ class Estimates:
             self._steady_s[model_key] = (num + 1, mean + weight * (took_s - mean))
 
     def measured_service_s(self, model_key: str) -> float | None:
-        """Seconds that an answer takes, over its last twenty or so; None before enough of them have been seen."""
+        """Return mean seconds of the last twenty or so answers; None before `least_samples`."""
         num, mean = self._steady_s.get(model_key, (0, 0.0))
         return mean if num >= self.least_samples else None
 
     def queue_s(self, model_key: str, num_ahead: int, num_slots: int) -> float:
-        """Seconds until `num_ahead` requests have been taken by `num_slots` slots."""
         service_s = self.service_s.get(model_key, self.default_service_s)
         return math.ceil(num_ahead / max(num_slots, 1)) * service_s
 
     def forget(self, model_key: str) -> None:
-        """Drop what was learned of a model that was undeployed."""
         self.starts.times.forget(lambda key: key == model_key)
         self.service_s.pop(model_key, None)
         self._steady_s.pop(model_key, None)
 
 
 class _Works:
-    """The work of several queues, sorted, so that the sum over all but one is found without a look at each."""
-
     def __init__(self, works: Mapping[str, float] | None = None) -> None:
         self._works = works or {}
         self._sorted = sorted(self._works.values())
         self._sums = [0.0, *accumulate(self._sorted)]
 
     def beside(self, model_key: str, work_s: float) -> float:
-        """The work of all queues but that of `model_key` together, each counted up to `work_s`."""
         at = bisect_left(self._sorted, work_s)
         own_s = min(work_s, self._works.get(model_key, 0.0))
         return self._sums[at] + (len(self._sorted) - at) * work_s - own_s
@@ -93,24 +84,23 @@ class _Works:
 
 @dataclass(slots=True)
 class Overload:
-    """Detection of memory shortages and of late requests. `ratio`: refuse a request whose estimated wait is so many
-    times what it may still wait; 0: never."""
+    """Detection of memory shortages and late requests. `ratio`: refuse a request whose estimated wait exceeds its
+    remaining time by this factor; 0: never."""
 
     fleet: Fleet
     estimates: Estimates
     ratio: float
     is_short: bool = False  # models wait for memory
-    _held: _Works = field(default_factory=_Works)  # work of the waiting requests, by model
-    _owed: _Works = field(default_factory=_Works)  # ... and of those that were asked to come back
-    pace: float = 1.0  # work done in a second by all models together, while memory is short
-    _best: float = 0.0  # the highest pace of this shortage, once it is measured
-    _sustained: float = 0.0  # the highest pace of the last shortage; 0: not known
-    _short_at: float = 0.0  # when this shortage began
-    _dispatched: dict[str, int] = field(default_factory=dict)  # model_key -> requests dispatched by the last look
+    _held: _Works = field(default_factory=_Works)  # waiting requests
+    _owed: _Works = field(default_factory=_Works)  # ... and those asked to come back
+    pace: float = 1.0  # work done per second by all models together, while memory is short
+    _best: float = 0.0  # highest pace of this shortage
+    _sustained: float = 0.0  # highest pace of the last shortage; 0: unknown
+    _short_at: float = 0.0
+    _dispatched: dict[str, int] = field(default_factory=dict)
     _looked_at: float = 0.0
 
     def look(self, queues: Iterable[tuple[str, ModelQueue]], now_s: float) -> None:
-        """Count the models that have memory and that wait for it, and measure the work done since the last look."""
         num_there = num_without = 0
         done_s, held, owed = 0.0, dict[str, float](), dict[str, float]()
         for key, queue in queues:
@@ -144,18 +134,15 @@ class Overload:
         self.is_short = num_without > 0
 
     def forget(self, model_key: str) -> None:
-        """Drop the count of a model that was undeployed."""
         self._dispatched.pop(model_key, None)
 
     def _has_memory(self, model_key: str) -> bool:
-        """Return whether a serving instance of the model, or of an adapter's base, is ready, starting or draining."""
         if any(i.serves for i in self.fleet.of(model_key).values()):
             return True
         model = self.fleet.models.get(model_key)
         return model is not None and bool(model.base) and self._has_memory(model.base)
 
     def _unit_s(self, model_key: str) -> float:
-        """The work of one request; 0 where no answer was measured."""
         service_s = self.estimates.service_s.get(model_key, 0.0)
         return service_s / self._num_slots(model_key) if service_s else 0.0
 
@@ -165,12 +152,11 @@ class Overload:
         return sum(i.max_concurrency for i in ready) or (model.max_concurrency if model else 1)
 
     def _shared_s(self, model_key: str, work_s: float, works: _Works) -> float:
-        """Seconds until `work_s` of one queue is done, while memory is short."""
         return max(work_s, (work_s + works.beside(model_key, work_s)) / max(self.pace, _LEAST_PACE))
 
     def wait_s(self, model: Model, num_ahead: int, now_s: float, *, guess: bool = False) -> float | None:
-        """Least seconds that a request with `num_ahead` before it waits; None where no answer time is measured.
-        `guess`: while memory is short, take the default answer time instead of None."""
+        """Return the least wait in seconds behind `num_ahead` requests; None where no answer time is measured. `guess`:
+        while memory is short, take the default answer time instead of None."""
         service_s = self.estimates.measured_service_s(model.key)
         if service_s is None and guess and self.is_short:
             service_s = self.estimates.default_service_s
@@ -185,8 +171,8 @@ class Overload:
         return max(self.start_left_s(model.key, now_s), self._shared_s(model.key, work_s, self._held))
 
     def start_left_s(self, model_key: str, now_s: float) -> float:
-        """Seconds until an instance of the model is ready: 0 when one is. An adapter's start begins once an instance of
-        its base is ready."""
+        """Return seconds until an instance is ready: 0 when one is. An adapter's start begins once its base is
+        ready."""
         rows, model = self.fleet.of(model_key).values(), self.fleet.models.get(model_key)
         left_s = self.estimates.starts.left_s(model, rows, now_s)
         if model is not None and model.base and not any(row.serves for row in rows):
@@ -196,8 +182,8 @@ class Overload:
     def is_late(
         self, model: Model, num_ahead: int, waited_s: float, now_s: float, *, last_chance: bool = False
     ) -> bool:
-        """Return whether a request that has waited `waited_s`, with `num_ahead` before it, should be refused now.
-        `last_chance`: the request cannot be refused later."""
+        """Return whether to refuse a request after `waited_s` with `num_ahead` before it. `last_chance`: it cannot be
+        refused later."""
         if not self.ratio:
             return False
         wait_s = self.wait_s(model, num_ahead, now_s, guess=last_chance)
@@ -205,8 +191,7 @@ class Overload:
         return wait_s is not None and wait_s > ratio * max(0.0, model.max_wait_s - waited_s)
 
     def late(self, model: Model, queue: ModelQueue, now_s: float) -> list[Request]:
-        """The held requests of a queue to refuse now. A request stays that gave way to another one, or whose client was
-        already answered 200."""
+        """Return the held requests to refuse now. Those that gave way, or whose client has a 200, stay."""
         oldest = queue.oldest()
         if oldest is None or not self.is_late(model, len(queue.waiting) - 1, now_s - oldest.waits_since, now_s):
             return []  # even the last request would not be late with the least time left
@@ -221,7 +206,6 @@ class Overload:
         return found
 
     def error(self, model: Model, queue: ModelQueue, now_s: float) -> Contended:
-        """The error that answers a late request. `queue`: the model's queue without that request."""
         text = (
             f"`{model.name}` is overloaded: the request could not be taken within {model.max_wait_s:g} s. "
             f"{len(queue.waiting)} wait before it."
@@ -231,8 +215,8 @@ class Overload:
         return error
 
     def ask_back_s(self, model: Model, queue: ModelQueue, now_s: float) -> float:
-        """Return a Retry-After, by which the requests that wait or were asked back before will have been served, and
-        note when this client may come back."""
+        """Return a Retry-After and note it: by then the requests that wait or were asked back before will have been
+        served."""
         back = queue.asked_back
         while back and back[0] <= now_s:
             back.popleft()
@@ -244,8 +228,8 @@ class Overload:
         return after_s
 
     def eta_s(self, model_key: str, queue: ModelQueue | None, taken: Callable[[Instance], int], now_s: float) -> float:
-        """Seconds until the model serves a request that arrives now: 0 when it is hot and has a free slot. `taken`:
-        returns how many slots of an instance are taken."""
+        """Return seconds until the model serves a new request: 0 when it is hot and has a free slot. `taken`: taken
+        slots of an instance."""
         ready = self.fleet.ready(model_key)
         num_ahead = len(queue.waiting) if queue else 0
         if not ready:

@@ -1,4 +1,4 @@
-"""The tables, facts and telemetry that the router reads."""
+"""The inputs of the router."""
 
 from typing import Final, get_args
 
@@ -12,7 +12,7 @@ from glowplug.fleet.start_times import START_TIMES, StartRow
 
 READS: Final = Reads(
     service="router",
-    tables={  # in this order: no model is known before it is known whether calls need a key
+    tables={  # in this order: whether calls need a key is known before any model
         TENANTS: Tenant,
         KEYS: ApiKey,
         "models": Model,

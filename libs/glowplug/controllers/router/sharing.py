@@ -1,8 +1,8 @@
-"""A model that several tenants or classes ask for at once: who is dispatched next, and who is refused in its place.
+"""Several tenants or classes at one model: the next request to dispatch, and the one to refuse.
 
 While all requests of a model are of one tenant and class, its queue has no discipline: it goes in order of arrival, and
-the arriving request is refused where the queue is full. With the first request of another one a discipline is made by
-the fairness policy and learns of all requests that are there; it is dropped when one tenant and class is left.
+a full queue refuses the newcomer. The first request of another one makes the fairness policy's discipline, which learns
+of all present requests; it is dropped when one tenant and class is left.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,12 @@ MakeDiscipline = Callable[[], Discipline]
 
 
 class Sharing:
-    """The disciplines of the queues of one router."""
-
     def __init__(self, make: MakeDiscipline, fleet: Fleet, balances: Balances, requests: Mapping[int, Request]) -> None:
         self._make, self._fleet, self._balances, self._requests = make, fleet, balances, requests
 
     def meet(self, model_key: str, queue: ModelQueue, request: Request, now_s: float) -> None:
-        """Take note of a request by another tenant or class than the queue's own: that becomes the queue's own where
-        nothing else is there, else the queue gets a discipline."""
+        """Take a request of another tenant or class: an empty queue takes that one as its own, others get a
+        discipline."""
         if not queue.waiting and not queue.num_running:
             queue.tenant, queue.priority = request.tenant, request.priority
             return
@@ -40,7 +38,6 @@ class Sharing:
         self._count(model_key, queue)
 
     def look(self, model_key: str, queue: ModelQueue, now_s: float) -> None:
-        """Count the slots of a shared model, or drop its discipline where one tenant and class is left."""
         if queue.discipline is None:
             return
         if queue.discipline.is_shared(now_s):
@@ -52,7 +49,6 @@ class Sharing:
             queue.tenant, queue.priority = one.tenant, one.priority
 
     def next(self, model_key: str, queue: ModelQueue, now_s: float) -> Request | None:
-        """The held request to dispatch next; None where there is none, or none may have a slot now."""
         if queue.discipline is None or not queue.waiting:
             return queue.oldest()
         num_free = self._num_free(model_key, queue)
@@ -60,8 +56,7 @@ class Sharing:
         return None if ticket is None else queue.waiting[ticket]
 
     def recalls(self, model_key: str, queue: ModelQueue, now_s: float) -> list[Recall]:
-        """Recall a request that has to give way to another one, if there is such a request. The next one is asked for
-        when this one has left its instance, or stays."""
+        """Recall the request that has to give way to another one, if any; one at a time."""
         if queue.discipline is None:
             return []
         num_free = self._num_free(model_key, queue)
@@ -76,22 +71,21 @@ class Sharing:
         return [Recall(ticket, "the request gives way to one of a tenant with less", gives_way=True)]
 
     def gave_way(self, request: Request, num_tokens: int | None, now_s: float) -> None:
-        """Note that a recalled request has left its instance and waits again. `num_tokens`: those that its client has
-        of a stream that has begun; None: no part of this engine's answer came."""
+        """Hold a recalled request again. `num_tokens`: its client's, of a begun stream; None: no part of this engine's
+        answer came."""
         request.gives_way = False
         if num_tokens is not None:
             request.go_on_behind(num_tokens, now_s)
         request.gave_way_at = now_s
 
     def stays(self, queue: ModelQueue, request: Request) -> None:
-        """Note that a recalled request does not leave its instance, since no other could go on with its answer."""
         request.gives_way = False
         if queue.discipline is not None:
             queue.discipline.stays(request.ticket)
 
     def goes_at_once(self, request: Request, queue: ModelQueue, now_s: float) -> bool:
-        """Return whether nothing waits, more than half of the slots are free and no prompt stands against the request,
-        so that it need not be held even for a moment."""
+        """Return whether nothing waits, more than half of the slots are free and no prompt speaks against the
+        request."""
         if queue.waiting or self._num_free(request.model_key, queue) <= queue.num_slots // 2:
             return False
         assert queue.discipline is not None
@@ -103,9 +97,8 @@ class Sharing:
         return queue.num_slots - queue.num_running - self._balances.num_of_others(model_key)
 
     def refused(self, queue: ModelQueue, request: Request) -> Request:
-        """The held request to refuse where the queue is full: `request`, the one that arrived, unless others have more
-        than their share of the queue. One whose client was answered 200 is refused only if there is no other, and a
-        stream that goes on never."""
+        """Return the held request to refuse: `request`, the newcomer, unless others exceed their share of the queue.
+        One whose client has a 200 goes only if there is no other, a continued stream never."""
         assert queue.discipline is not None
         found = [queue.waiting[ticket] for ticket in queue.discipline.before(request.ticket)]
         unanswered = (other for other in found if not other.head_sent)

@@ -1,4 +1,4 @@
-"""Importance-aware caching: evict first what costs least to bring back, per byte and per second until it is asked for.
+"""Importance-aware caching: evict first the least cost to reload, per byte and per second until the next request.
 
 Paper: mCache section 4.3, Eq. 1-2 and Algorithm 1, with P the penalty of a miss (seconds), S the size, T the time until
 the next request, C the models cached:
@@ -7,24 +7,20 @@ the next request, C the models cached:
     rank_i  = log( sum over j != i of [u_i > u_j]  + b0 )      (2)
 
 Departures:
-- T is not known; it is one over the request rate, a moving average (errata E25, E27). The paper leaves its window open:
-  a short one forgets a model that is asked for rarely but for ever, a long one reacts late to one in demand now. Three
-  are averaged, with half-lives `half_life_s` over, as it is and times `spread`; `spread=1` is a single one. A model
-  asked for once has the rate of one request per half-life, so that it is worth something; it is always let in, since it
-  must be loaded to run.
-- The paper counts invocations, each of which looks into the cache. Here the cache is asked when an engine starts or is
-  prewarmed, so requests are counted beside it (`requested`), from what routers report of their arrivals. They count
-  from when the weights were first asked for on this node, which itself is worth one request until the first comes: so
-  weights that are fetched ahead of demand are worth something. With `counts=uses` each use counts as one request: the
-  paper's cache, which M1 and M2 of bench/papers have, and the rate of starts where a node does not read the reports.
-- The paper's cache is the memory of one GPU, and a miss is a load from a disk. Here there are two tiers, a node's host
-  memory and its disk: a miss of the first costs a read of the disk where the weights lie there, else a fetch, and a
-  miss of the second costs the difference between that fetch and that read. What stays on GPUs is decided by the kinds
-  "eviction" and "prewarming".
-- The rank is monotone in the utility, so it changes neither the order nor the victims; only ties, and scores that are
-  renewed every `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least important has rank 0, not minus
-  infinity. Victims leave by (rank, utility, last use).
-- Between two renewals the paper's queue is read-only and a shadow is built; here old scores are computed anew at once.
+- T is one over the request rate, a moving average (errata E25, E27). The paper leaves its window open: short ones
+  forget rare models, long ones react late. Three are averaged, with half-lives `half_life_s` over, as it is and times
+  `spread`; `spread=1` is a single one. A model requested once has one request per half-life, and is always let in.
+- The paper counts invocations. Here the cache is used at starts and prewarmings, so routers' reports of requests are
+  counted (`requested`), from the weights' first use on this node, itself worth one request until the first. With
+  `counts=uses` each use is one: the paper's cache, which M1 and M2 of bench/papers have, and the rate of starts where a
+  node does not read the reports.
+- The paper's cache is one GPU's memory above a disk. Here host memory and disk are two tiers: a miss of the first costs
+  a read of the disk, or else a fetch; a miss of the second the difference. GPUs belong to the kinds "eviction" and
+  "prewarming".
+- The rank is monotone in the utility, so it changes neither order nor victims; only ties, and scores renewed every
+  `renew_s`, tell the two apart (erratum E24). b0 is 1, so that the least rank is 0, not minus infinity. Victims leave
+  by (rank, utility, last use).
+- Between renewals the paper's queue is read-only and a shadow is built; here old scores are recomputed at once.
 """
 
 import math
@@ -37,22 +33,20 @@ from glowplug.policies.caching.ordering import Ordering, Resident
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateParams:
-    """Constants of the count of requests."""
-
     half_life_s: float = 300.0
     spread: float = 10.0
-    max_names: int = 4096  # names remembered; past that, the one asked for longest ago is forgotten
+    max_names: int = 4096  # beyond it, the least recently requested is forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceParams(RateParams):
-    renew_s: float = 0.0  # greatest age of a score; 0 computes scores at each use
-    counts: Literal["uses", "requests"] = "uses"  # what the rate is made of
+    renew_s: float = 0.0  # 0 computes scores at each use
+    counts: Literal["uses", "requests"] = "uses"  # events counted by the rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFacts:
-    """Facts about a cache for its ordering. `penalty_s` is P of mCache Eq. 1: (name, bytes) -> seconds of a miss."""
+    """`penalty_s` is P of mCache Eq. 1: (name, bytes) -> seconds of a miss."""
 
     penalty_s: Callable[[str, int], float]
     importance: ImportanceParams = field(default_factory=ImportanceParams)
@@ -60,15 +54,13 @@ class CacheFacts:
 
 @dataclass(slots=True)
 class _Rate:
-    """Exponentially decaying counts of requests, one for each half-life."""
-
     weights: tuple[float, ...]
     since_s: float
-    is_floor: bool = False  # the weights were asked for, but no request is counted yet
+    is_floor: bool = False  # no request is counted yet
 
 
 class Importance:
-    """mCache's order. `penalty_s`: (name, bytes) -> seconds that a miss costs, measured or modelled."""
+    """mCache's order. `penalty_s`: (name, bytes) -> seconds of a miss."""
 
     name = "least important"
     rule = "who costs least to bring back, by how often it is asked for, leaves first"
@@ -84,7 +76,7 @@ class Importance:
 
     @property
     def counts_requests(self) -> bool:
-        """Return whether the rate counts requests, of which `requested` has to be notified."""
+        """Whether `requested` has to be called."""
         return self._params.counts == "requests"
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
@@ -94,24 +86,23 @@ class Importance:
             self._count(name, 1, now_s, is_floor=True)
 
     def requested(self, name: str, num_requests: int, now_s: float) -> None:
-        """Count requests for models with these weights. Weights never asked for on this node are not counted: of many
-        nodes and models, most do not concern a node."""
+        """Count requests, except for weights never used on this node."""
         if name in self._rates:
             self._count(name, num_requests, now_s)
 
     def _count(self, name: str, num: int, now_s: float, *, is_floor: bool = False) -> None:
         rate = self._rates.pop(name, None)
-        is_new = rate is None or rate.is_floor  # the first request replaces the floor
+        is_new = rate is None or rate.is_floor
         decayed = (0.0,) * len(self._half_lives_s) if rate is None or is_new else self._decayed(rate, now_s)
         self._rates[name] = _Rate(tuple(weight + num for weight in decayed), now_s, is_floor)  # ordered by last use
         while len(self._rates) > self._params.max_names:
             del self._rates[next(iter(self._rates))]
 
     def left(self, name: str) -> None:
-        """Keep the history of evicted weights: it counts again when they come back."""
+        """Keep the history for the weights' return."""
 
     def rate_per_s(self, name: str, now_s: float) -> float:
-        """Remembered requests a second; 0 for a name never used."""
+        """Return remembered requests a second."""
         rate = self._rates.get(name)
         if rate is None:
             return 0.0
@@ -138,7 +129,7 @@ class Importance:
 
 
 def ranks(sorted_utilities: Sequence[float]) -> list[float]:
-    """Eq. 2, with a b0 of 1, for utilities in ascending order."""
+    """Eq. 2 with b0 = 1, for utilities in ascending order."""
     out: list[float] = []
     below = 0
     for at, utility in enumerate(sorted_utilities):
@@ -149,10 +140,9 @@ def ranks(sorted_utilities: Sequence[float]) -> list[float]:
 
 
 def request_counter(order: Ordering) -> Importance | None:
-    """Return `order` if it has to be notified of requests, else None."""
     return order if isinstance(order, Importance) and order.counts_requests else None
 
 
 def mcache(cache: CacheFacts) -> Ordering:
-    """Build the policy `mcache`. Its options are the fields of `ImportanceParams`; they override what `cache` says."""
+    """Options are the fields of `ImportanceParams`, which override `cache`."""
     return Importance(cache.penalty_s, cache.importance)

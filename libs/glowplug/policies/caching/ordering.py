@@ -1,9 +1,7 @@
-"""The order in which weights or engines are evicted: each algorithm is an `Ordering` with a small memory of its own.
+"""The order of evicting weights or engines, by algorithms with a small memory (`Ordering`).
 
-The caller reports every use and every departure; the ordering returns those present in the order of eviction. `evict`
-decides for all algorithms alike which of them may be evicted and how many, so that they differ in nothing else. mCache
-section 6.3 compares its own importance with others, of which LRU and LFU are policies here and the rest are in
-bench/papers.
+The caller reports uses and departures. `evict` applies the common rules of eligibility and number. mCache section 6.3
+compares its importance with others: LRU and LFU are policies here, the rest in bench/papers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,11 +21,9 @@ NOT_ENOUGH = "it might leave, and that would not be enough"
 class Resident:
     """A cached set of weights (`name` is its digest) or a running engine (`name` is its instance_id).
 
-    `num_bytes` is what evicting it would free; `last_used_at` is in epoch seconds; `held` says why it must stay ("3
-    requests in flight", "pinned", "used by i-7f2") and is "" when it may be evicted. A higher `priority` leaves later.
-    `num_waiting` requests wait for its model. `has_copy`: its bytes lie on a GPU of the same node as well. `saves_s`:
-    seconds of waiting that evicting it is expected to cost (`policies/worth.py`), where the caller knows.
-    """
+    `num_bytes` is freed by evicting it; `last_used_at` is in epoch seconds; `held` says why it must stay ("pinned"), or
+    is "". Higher `priority` leaves later. `has_copy`: also on a GPU of the node. `saves_s`: seconds of waiting that
+    evicting it costs (`policies/worth.py`), where known."""
 
     name: str
     num_bytes: int
@@ -40,29 +36,25 @@ class Resident:
 
 
 class Ordering(Protocol):
-    """The order of eviction by one algorithm, and what the algorithm remembers for it."""
+    """One algorithm's order of eviction, with its memory."""
 
     name: str
-    rule: str  # what is evicted first, as a sentence
-    unit: str  # unit of the scores: see Rival
+    rule: str
+    unit: str
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
-        """Note that `name` was asked for: it was present (`hit`), or has to be brought in now."""
+        """Note a use: present (`hit`), or to be loaded."""
 
     def left(self, name: str) -> None:
-        """Note that `name` is gone, whether evicted by this order or not."""
+        """Note that `name` is gone."""
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
-        """Return everything present with its score, the first to evict first. Ties break by name."""
+        """Return everything with its score, first to evict first. Ties break by name."""
 
 
 def evict(ordering: Ordering, residents: Iterable[Resident], need_bytes: int, now_s: float) -> EvictDecision:
-    """Choose what to evict so that at least `need_bytes` become free: the first in order that may be, until it is
-    enough.
-
-    All or nothing. Nothing `held` is chosen, and a lower `priority` leaves before a higher one. A victim that a later
-    and larger one made needless is spared, the last chosen first (erratum E26).
-    """
+    """Choose victims in order for at least `need_bytes`, or none. Never `held` ones; lower `priority` first. Victims
+    made needless by a later, larger one are spared, the last chosen first (erratum E26)."""
     everybody = list(residents)
     if need_bytes <= 0:
         return EvictDecision(reason="nothing has to be freed")
@@ -86,7 +78,7 @@ def evict(ordering: Ordering, residents: Iterable[Resident], need_bytes: int, no
 
 
 def first_enough(ordered: Sequence[Resident], need_bytes: int) -> list[Resident]:
-    """The shortest prefix of `ordered` that holds `need_bytes`."""
+    """Return the shortest sufficient prefix."""
     victims: list[Resident] = []
     freed = 0
     for resident in ordered:
@@ -98,7 +90,7 @@ def first_enough(ordered: Sequence[Resident], need_bytes: int) -> list[Resident]
 
 
 def without_needless(victims: Sequence[Resident], need_bytes: int) -> list[Resident]:
-    """The victims without those whose bytes are not needed; the last chosen are spared first."""
+    """Spare needless victims, the last chosen first."""
     surplus = sum(resident.num_bytes for resident in victims) - need_bytes
     kept: list[Resident] = []
     for resident in reversed(victims):

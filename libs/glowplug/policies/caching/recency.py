@@ -1,4 +1,4 @@
-"""Eviction by recency and by frequency: LRU and LFU, two baselines of mCache section 6.3."""
+"""LRU and LFU, two caching baselines of mCache section 6.3."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,24 @@ from glowplug.policies.caching.ordering import Ordering, Resident
 
 
 class Lru:
-    """Evict the least recently used first. Remembers nothing: each resident carries its `last_used_at`."""
+    """Evict the least recently used first. Stateless: residents carry their `last_used_at`."""
 
     name = "least recently used"
     rule = "who was used longest ago leaves first"
     unit = "at last use"
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
-        """Do nothing: each resident carries its last use."""
+        """Do nothing."""
 
     def left(self, name: str) -> None:
-        """Do nothing: no use is remembered."""
+        """Do nothing."""
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
         return sorted(((r.last_used_at, r) for r in present), key=lambda entry: (entry[0], entry[1].name))
 
 
 class Lfu:
-    """Evict the least often used first, of equals the least recently used. A resident's count ends when it leaves."""
+    """Evict the least often used first, then the least recently used. A count ends when its resident leaves."""
 
     name = "least frequently used"
     rule = "who was used least often leaves first"
@@ -44,10 +44,8 @@ class Lfu:
 
 
 def lru(_: object) -> Ordering:
-    """Build the policy `lru`, which asks nothing of the cache."""
     return Lru()
 
 
 def lfu(_: object) -> Ordering:
-    """Build the policy `lfu`, which asks nothing of the cache."""
     return Lfu()

@@ -1,10 +1,10 @@
-"""The choice of running engines to swap out so that another can be swapped in.
+"""Choose running engines to swap out so that another can be swapped in.
 
-Paper: SwapServeLLM section 3.5, demand-aware preemption: engines with the shortest queue of waiting requests go first,
-of equals the one accessed longest ago; one after the other until enough bytes are free.
+Paper: SwapServeLLM section 3.5, demand-aware preemption: shortest queue of waiting requests first, then least recently
+accessed, until enough bytes are free.
 
-Departures: an engine that is `held` (at work, too young, pinned) is never chosen, and a victim that a later and larger
-one made needless is spared (erratum E29, which names both as missing).
+Departures: a `held` engine (at work, too young, pinned) is never chosen, and a victim made needless by a later, larger
+one is spared (erratum E29, which names both as missing).
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,7 @@ from glowplug.policies.decisions import EvictDecision
 
 
 class ShortestQueue(Lru):
-    """Evict the engine with the shortest queue first. Remembers nothing: each resident carries its queue and last
-    use."""
+    """Evict the shortest queue first. Stateless: residents carry their queue and last use."""
 
     name = "shortest queue"
     rule = "who has the shortest queue leaves first, and of equals who was used longest ago"
@@ -30,13 +29,12 @@ class ShortestQueue(Lru):
 
 
 def evict(residents: Iterable[Resident], need_bytes: int) -> EvictDecision:
-    """Choose which engines are swapped out, in order; none when all that may be would not free `need_bytes`."""
+    """Choose the engines to swap out, in order; none if they cannot free `need_bytes`."""
     return evict_by(ShortestQueue(), residents, need_bytes)
 
 
 def evict_by(order: Lru, residents: Iterable[Resident], need_bytes: int) -> EvictDecision:
-    """Choose victims in that order. Those of the lowest priority are tried alone, then together with the next
-    priority's, and so on; the paper has no priorities."""
+    """Choose among the lowest priority, then with the next, and so on; the paper has no priorities."""
     residents, decision = list(residents), EvictDecision(reason="nothing has to be freed")
     for priority in sorted({resident.priority for resident in residents}):
         alike = [replace(r, priority=0) if r.priority else r for r in residents if r.priority <= priority]

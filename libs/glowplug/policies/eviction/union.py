@@ -1,10 +1,8 @@
-"""The union's victims among running engines: those whose eviction is expected to cost the least waiting per byte
-(`policies/worth.py`), one after the other until enough bytes are free.
+"""The union's victims among running engines: least expected waiting per byte (`policies/worth.py`) first.
 
-Each request that waits for an engine counts, so that the shortest queue goes first (SwapServeLLM section 3.5) where all
-take as long to come back. Of idle engines the one least likely to be asked for soon goes first, which is the one
-accessed longest ago where nothing is forecast. An engine on four GPUs, whose start takes longer, outstays one on a
-single GPU.
+Each waiting request counts, so the shortest queue goes first (SwapServeLLM section 3.5) at equal start times. Of idle
+engines the one least likely to be needed soon goes first: without forecasts, the one accessed longest ago. An engine on
+four GPUs, with a longer start, outstays one on a single GPU.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +14,7 @@ from glowplug.policies.eviction.swapserve import evict_by
 
 
 class LeastWorth(Lru):
-    """Evict the engine worth least per byte first. Remembers nothing: each resident carries what its eviction would
-    cost."""
+    """Evict the engine worth least per byte first. Stateless: residents carry their cost."""
 
     name = "least worth"
     rule = "what is expected to save the fewest seconds a byte leaves first, and of equals who was used longest ago"
@@ -29,5 +26,5 @@ class LeastWorth(Lru):
 
 
 def evict(residents: Iterable[Resident], need_bytes: int) -> EvictDecision:
-    """Choose which engines leave, in order; none when all that may leave would not free `need_bytes`."""
+    """Choose victims in order; none if they cannot free `need_bytes`."""
     return evict_by(LeastWorth(), residents, need_bytes)

@@ -1,4 +1,4 @@
-"""First come, first served, whoever asks: the baseline."""
+"""First come, first served: the baseline."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from glowplug.policies.fairness.port import Claim, Discipline
 
 
 class Fifo:
-    """Dispatch the oldest request, and refuse the one that arrives where the queue is full."""
+    """Dispatch the oldest request, and refuse the newest when full."""
 
     may_recall = False
 
@@ -57,5 +57,4 @@ class Fifo:
 
 
 def fifo() -> Discipline:
-    """Dispatch in order of arrival."""
     return Fifo()

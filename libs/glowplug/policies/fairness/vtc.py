@@ -1,59 +1,52 @@
 """Virtual token counters: Sheng, Cao, Li, Zhu, Li, Zhuo, Gonzalez, Stoica, "Fairness in Serving Large Language Models",
-OSDI 2024, section 4.1 (Algorithm 2), with weights (section 4.3) and a predicted length of answers (section 4.4).
+OSDI 2024, section 4.1 (Algorithm 2), with weights (section 4.3) and predicted answer lengths (section 4.4).
 
-Each tenant u has a counter c_u of the tokens that it was served:
+Each tenant u has a counter c_u of the tokens served to it:
 
     c_u += (w_p n_p + w_q n_q) / (weight_u x factor of the class)      n_p, n_q: tokens of prompt and answer
 
-The waiting request of the tenant with the smallest counter is dispatched next; within a tenant first come, first
-served, the more urgent class first. A tenant of which nothing waited has its counter lifted when a request of it
-arrives, so that absence earns no credit:
+The smallest counter with waiting requests is served next; within a tenant the more urgent class, then the oldest. An
+arrival at a tenant with none waiting lifts its counter, so that absence earns no credit:
 
     c_u <- max(c_u, min {c_v - p_v : v waits}),  or where nobody waits max(c_u, c_l - p_l), l the one dispatched last
 
-where p_v is what the running requests of v were charged.
+where p_v is the charge of v's running requests.
 
 Departures.
-- Requests are charged when they are dispatched, by the expected answer; the end of the answer corrects that (the paper
-  charges each token as it is made, so p_v is about what it has not charged yet). An answer that was not finished stays
-  charged as expected.
-- Of equal counters the tenant with fewer running requests per weight goes first (the paper leaves ties open), so that a
-  tenant that arrives beside a flood has the next slot.
-- A tenant is forgotten `active_s` after its last arrival, its counter with it.
-- The paper never takes a slot back, so that a tenant which sends little waits each time until an answer of the flood
-  ends: t / S seconds for answers of t seconds in S slots. Here a running request gives way (`recall`): the engine drops
-  it, it waits again, and its stream goes on where it ended. For the next request in order, of tenant u with fewer
-  running than its share of the slots, one of a tenant v of no more urgent class that keeps its share without it. Of
-  those that may give way, one of the tenant furthest above its share, then the one that gave way least often, then the
-  newest, whose work is least; each a limited number of times.
-- Prompts that engines have not read count too. A prompt above `unread_tokens` is sent while fewer are
-  unread than there are instances, and gives way, still unread, to a shorter one of a tenant that was served less.
-- A request with a long prompt that was read gives way once, since it is read again, then as said below, and only where
-  no other can. So a tenant leaves slots free for such requests while another one with a smaller counter was
-  active within `active_s`: k, the least number that requests of those tenants, Poisson with their rate, reach within
-  t / S seconds with a probability of at most `missed`; at least 1, at most `reserve` of S, and none of fewer than
-  `least_slots`, nor while nothing of it runs. So it does for all requests where most of those asked to give way could
-  not (no engine can go on with their answers). Otherwise the discipline is work-conserving.
+- Requests are charged at dispatch for the expected answer, corrected at its end (the paper charges each token as it is
+  made, so p_v is roughly the part it has not charged yet). An unfinished answer stays charged as expected.
+- Of equal counters the tenant with fewer running requests per weight goes first (the paper leaves ties open), so that
+  one arriving beside a flood gets the next slot.
+- A tenant and its counter are forgotten `active_s` after its last arrival.
+- The paper never takes a slot back, so a small tenant waits for an answer of the flood to end: t / S seconds for
+  answers of t seconds in S slots. Here a running request gives way (`recall`): it waits again, and its stream resumes
+  where it ended. The next request in order must be of a tenant below its share of the slots; the one that gives way, of
+  no more urgent class and a tenant that keeps its share without it: furthest above its share, then fewest recalls, then
+  newest; each a limited number of times.
+- Unread prompts count too. One above `unread_tokens` is sent while fewer are unread than there are instances, and while
+  unread gives way to a shorter one of a tenant served less.
+- A request with a long prompt already read gives way once, since it is read again, then as said below, and only if no
+  other can. So a tenant leaves slots free for such requests while another with a smaller counter was active within
+  `active_s`: k, the least number that requests of those tenants, Poisson with their rate, reach within t / S seconds
+  with a probability of at most `missed`; at least 1, at most `reserve` of S, none below `least_slots` or while the
+  tenant runs nothing. So it does for all requests where most asked to give way could not. Otherwise the discipline is
+  work-conserving.
 
-Classes. Interactive, standard and batch multiply the weight (4, 1, 1/4): a tenant's tokens of a more urgent class cost
-it less. Batch also gives way: it is not dispatched while a more urgent request of any tenant waits, and a running one
-gives its slot to that request. While more urgent requests came within `active_s`, none is sent while prompts are unread
-at every instance, and of 2 `least_slots` or more batch leaves one free; where it cannot give way, k by the rate of all
-more urgent requests, at most `batch_reserve` of S.
+Classes. Interactive, standard and batch multiply the weight (4, 1, 1/4). Batch also gives way: it is not dispatched
+while a more urgent request of any tenant waits, and a running one gives its slot to that. With more urgent arrivals
+within `active_s`, none is sent while prompts are unread at every instance, and of 2 `least_slots` or more batch leaves
+one free; where it cannot give way, k by the rate of all more urgent requests, at most `batch_reserve` of S.
 
-Bound. A batch request that has waited `patience_s` counts as standard and is the first of its tenant, if no other batch
-request of that tenant was dispatched for as long. It does not give way as batch. From then on no other tenant v is
-served more than weight_v x factor_v x (c_u - c_v) weighted tokens, and one request more, before it goes. The counter of
-a tenant that was served nothing meanwhile is among the smallest, since those of the others grow: it has the next slot
-that it need not leave free, whatever the others send. A request that has given way `most_recalls` times, or four times
-as often as batch, gives way once more for each `again_s` in which its answer was made, or, if that is longer, for five
-times what reading its prompt and answer anew costs all slots of an engine: at most a sixth of its time goes into that.
+Bound. A batch request that has waited `patience_s` without another dispatch of batch in its tenant counts as standard,
+goes first in its tenant and does not give way as batch. From then on no other tenant v is served more than weight_v x
+factor_v x (c_u - c_v) weighted tokens, plus one request, before it: the counter of a tenant served nothing is among the
+smallest, and gets the next slot that it need not leave free. A request that has given way `most_recalls` times, or four
+times as often as batch, does so once more per `again_s` of answer made, or, if longer, per five times the cost to all
+slots of an engine of reading its prompt and answer anew: at most a sixth of its time.
 
-Counters of a model live in one router and start anew with it. Where several routers serve a model, each is fair among
-the requests that it holds itself: a tenant that sends to more routers than another may have more in all, by at most the
-ratio of the routers that they use. Behind a balancer that spreads each tenant alike the shares hold.
-
-One choice costs a look at each tenant that waits, an arrival at most one sort of the queue.
+Counters live in one router and restart with it; each router is fair among its own requests. A tenant that uses more
+routers than another may get more, by at most the ratio of their numbers; behind a balancer that spreads each tenant
+alike the shares hold. A choice costs a look at each waiting tenant, an arrival at most one sort of the queue.
 """
 
 import math
@@ -65,20 +58,15 @@ from typing import NamedTuple
 from glowplug.domain.access import Priority
 from glowplug.policies.fairness.port import Claim, Discipline, FairnessParams
 
-_NEWEST_TIMES = 0.2  # weight of the newest prompt in the mean
-# The prompts that engines have not read yet, of one model: how much of them may be there at once.
+_NEWEST_TIMES = 0.2  # of the newest prompt
+# Unread prompts at the engines. An engine reads prompts in order and answers little meanwhile, so a free slot is of no
+# use behind three long prompts. A shared model's instance gets at most `unread_tokens` of one tenant's prompts, or one
+# longer prompt while fewer are unread than the model has instances; the rest would only wait inside the engine.
 #
-# An engine reads prompts in the order in which they came and answers nobody else meanwhile, or only between two
-# pieces of a prompt. A slot that is free is of no use to a short request behind three long prompts. So a router that
-# shares a model among tenants sends an instance at most `unread_tokens` of one tenant's prompts at once, or one
-# longer prompt, and that one only while fewer prompts of the model are unread than it has instances. Nothing is lost
-# by that: what is held back would only have waited inside the engine.
-#
-# A prompt is read when the first token of its answer comes. An answer that is not streamed shows no first token: its
-# prompt counts as read after twice the time that reading takes, as measured of other prompts of the model, or at its
-# end where none was. Engines differ a hundredfold in that time, so none is assumed before it is measured.
+# A prompt is read at its answer's first token. Unstreamed answers count after twice the measured reading time, or at
+# the end before any measurement: engines differ a hundredfold.
 
-_LEAST_TOKENS = 64  # of a prompt whose reading time is measured
+_LEAST_TOKENS = 64  # for a measurement
 _SLACK_S = 0.2
 
 
@@ -87,28 +75,26 @@ class _Prompt:
     tenant: str
     tokens: int
     sent_at: float
-    until: float  # it counts as read from then on
+    until: float
 
 
 class Reading:
-    """The unread prompts of one model by ticket, in the order in which they were sent. Times are seconds."""
+    """One model's unread prompts by ticket, in dispatch order. Times are seconds."""
 
     def __init__(self, unread_tokens: int) -> None:
         self.most = unread_tokens or math.inf
         self.prompts: OrderedDict[int, _Prompt] = OrderedDict()
         self._tokens = 0
-        self.num_long = 0  # of the unread prompts: more than one tenant may have unread
-        self._due_at = math.inf  # no prompt counts as read before
-        self._token_s = 0.0  # 0: not measured
+        self.num_long = 0  # unread prompts above one tenant's bound
+        self._due_at = math.inf  # earliest `until`
+        self._token_s = 0.0
         self._read_at = 0.0
 
     @property
     def token_s(self) -> float:
-        """Seconds in which an engine reads a token of a prompt; 0: not measured."""
         return self._token_s
 
     def sent(self, ticket: int, tenant: str, tokens: int, now_s: float) -> None:
-        """Add the prompt of a dispatched request. One of unknown length counts as read."""
         if not tokens:
             return
         unread = self._tokens = (self.tokens(now_s) if now_s >= self._due_at else self._tokens) + tokens
@@ -120,7 +106,6 @@ class Reading:
         self.prompts[ticket] = _Prompt(tenant, tokens, now_s, until)
 
     def read(self, ticket: int, now_s: float) -> None:
-        """Note that a prompt was read."""
         prompt = self._drop(ticket)
         if prompt is not None and prompt.tokens >= _LEAST_TOKENS and now_s < prompt.until:
             token_s = (now_s - max(prompt.sent_at, self._read_at)) / prompt.tokens
@@ -128,10 +113,10 @@ class Reading:
         self._read_at = now_s
 
     def left(self, ticket: int, now_s: float, *, is_over: bool) -> None:
-        """Forget the prompt of a request that has left its instance. `is_over`: with a whole answer."""
+        """Forget a prompt. `is_over`: with a whole answer."""
         prompt = self._drop(ticket)
         if is_over and prompt is not None and prompt.tokens >= _LEAST_TOKENS and not self._token_s:
-            self._token_s = (now_s - prompt.sent_at) / prompt.tokens  # at most
+            self._token_s = (now_s - prompt.sent_at) / prompt.tokens
 
     def _drop(self, ticket: int) -> _Prompt | None:
         prompt = self.prompts.pop(ticket, None)
@@ -142,7 +127,6 @@ class Reading:
         return prompt
 
     def tokens(self, now_s: float) -> int:
-        """The tokens of all unread prompts."""
         if now_s >= self._due_at:
             for ticket in [ticket for ticket, prompt in self.prompts.items() if prompt.until <= now_s]:
                 self._drop(ticket)
@@ -150,11 +134,10 @@ class Reading:
         return self._tokens
 
     def is_long(self, tokens: int) -> bool:
-        """Return whether a prompt alone is more than one tenant may have unread."""
+        """Whether a prompt alone exceeds one tenant's bound."""
         return tokens > self.most
 
     def is_full(self, tenant: str, tokens: int, num_instances: int, now_s: float) -> bool:
-        """Return whether a prompt of a tenant has to wait until others of the same tenant were read."""
         most = self.most * num_instances
         if self._tokens + tokens <= most or not self.tokens(now_s):
             return False
@@ -162,8 +145,7 @@ class Reading:
         return len(own) >= num_instances and sum(own) + tokens > most
 
     def is_young(self, ticket: int, now_s: float) -> bool:
-        """Return whether less than half of a prompt was read, if prompts are read one after the other, or it is not
-        known."""
+        """Return whether less than half was read, assuming sequential reading, or that is unknown."""
         began, ahead = math.inf, 0
         for other, prompt in self.prompts.items():
             began = min(began, prompt.sent_at)
@@ -174,24 +156,21 @@ class Reading:
         return not half_s or now_s - max(began, self._read_at) < half_s
 
     def tickets(self, now_s: float) -> list[int]:
-        """The requests whose prompts are unread, in the order in which they were sent."""
         self.tokens(now_s)
         return list(self.prompts)
 
 
 _STANDARD, _BATCH = Priority.STANDARD.rank, Priority.BATCH.rank
-_FADES_S = 30.0  # over which rates fade
+_FADES_S = 30.0
 _MOST = 1000
-_NEWEST = 0.05  # weight of the newest answer in the mean length
-_NEWEST_ASKED = 0.2  # ... and of the newest request asked to give way
+_NEWEST = 0.05
+_NEWEST_ASKED = 0.2  # of the newest request asked to give way
 _MOSTLY = 0.5
-_AS_BATCH = 4  # times as often as another request batch gives way
-_AS_READING = 5  # times what reading it again costs all slots an answer is made between two recalls, in the long run
+_AS_BATCH = 4  # times as many recalls
+_AS_READING = 5  # answer time between recalls over all slots' cost of reading again
 
 
 class _Recalls(NamedTuple):
-    """How often a request gave way, and for how long its answer was made until then."""
-
     num: int = 0
     made_s: float = 0.0
 
@@ -201,8 +180,6 @@ _NONE = _Recalls()
 
 @dataclass(slots=True)
 class _Rate:
-    """Arrivals a second, fading."""
-
     per_s: float = 0.0
     counted_at: float = 0.0
 
@@ -212,18 +189,17 @@ class _Rate:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A dispatched request. `rank`: its class, 1 for batch that had waited long enough."""
+    """`rank`: its class, 1 for batch that waited long enough."""
 
     tenant: "_Tenant"
     claim: Claim
-    expected: float  # tokens of its answer
+    expected: float
     charge: float
     sent_at: float
     rank: int
-    begun_at: float = math.inf  # its answer
+    begun_at: float = math.inf
 
     def made_s(self, now_s: float) -> float:
-        """For how long its answer has been made."""
         return max(0.0, now_s - self.begun_at)
 
 
@@ -234,7 +210,7 @@ class _Tenant:
     counter: float = 0.0  # c_u
     pending: float = 0.0  # p_u
     num_running: int = 0
-    rate: _Rate = field(default_factory=_Rate)  # of its urgent requests
+    rate: _Rate = field(default_factory=_Rate)
     num_waiting: int = 0
     batch_sent_at: float = -math.inf
     seen_at: list[float] = field(default_factory=lambda: [-math.inf] * len(Priority))  # last arrival, by class
@@ -250,8 +226,8 @@ class _Tenant:
         self.num_waiting += 1
 
     def head(self, long_ago: float) -> tuple[Claim, int]:
-        """The request of this tenant to dispatch next, and the rank of its class; batch that arrived by `long_ago`
-        counts as standard, if none of it was dispatched since. Something waits."""
+        """Return the next request and its class's rank; batch that arrived by `long_ago` counts as standard, if none
+        was dispatched since."""
         heads = [next(iter(line.values())) for line in self.lines if line]
         aged = [claim for claim in heads if self.is_aged(claim, long_ago)]
         if aged:
@@ -260,7 +236,7 @@ class _Tenant:
         return heads[0], heads[0].priority.rank
 
     def is_aged(self, claim: Claim, long_ago: float) -> bool:
-        """Return whether a request has waited since `long_ago` while nothing of its class went, if that is batch."""
+        """Return whether a request waits since `long_ago`, for batch without a dispatch of its class."""
         return claim.arrived_at <= long_ago and (claim.priority.rank < _BATCH or self.batch_sent_at <= long_ago)
 
 
@@ -272,25 +248,25 @@ class Vtc:
         self._factors = (params.interactive, params.standard, params.batch)
         self._tenants: dict[str, _Tenant] = {}
         self._waiting: dict[int, tuple[_Tenant, Claim]] = {}
-        self._first: dict[int, Claim] = {}  # streams that go on
-        self._backlog: dict[str, _Tenant] = {}  # tenants of which something waits
-        self._num_urgent = 0  # waiting requests of other classes than batch
+        self._first: dict[int, Claim] = {}
+        self._backlog: dict[str, _Tenant] = {}
+        self._num_urgent = 0
         self._running: dict[int, _Running] = {}
         self._reading = Reading(params.unread_tokens)
         self.may_recall = False
-        self._recalls: dict[int, _Recalls] = {}  # by ticket, of open requests that gave way
-        self._staying: set[int] = set()  # running requests that cannot give way
-        self._leaving: tuple[int, int] | None = None  # the request that is giving way, and the one that waits for it
-        self._promised = 0  # the waiting request that another one gave its slot to
-        self._stay_ratio = 0.0  # of the requests asked to give way of late
-        self._busy: dict[str, _Tenant] = {}  # tenants of which something runs
-        self._last: _Tenant | None = None  # dispatched last
-        self._seen: OrderedDict[str, float] = OrderedDict()  # tenant -> its last arrival, the longest ago first
-        self._urgent: OrderedDict[str, tuple[float, float]] = OrderedDict()  # likewise without batch, with the weight
-        self._urgent_weight = 0.0  # sum over `_urgent`
+        self._recalls: dict[int, _Recalls] = {}
+        self._staying: set[int] = set()  # cannot give way
+        self._leaving: tuple[int, int] | None = None  # (giving way, waiting for it)
+        self._promised = 0  # waiting, promised another's slot
+        self._stay_ratio = 0.0
+        self._busy: dict[str, _Tenant] = {}
+        self._last: _Tenant | None = None
+        self._seen: OrderedDict[str, float] = OrderedDict()  # by last arrival
+        self._urgent: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._urgent_weight = 0.0
         self._answer_tokens = float(params.default_tokens)
         self._answer_s = params.default_s
-        self._rate = _Rate()  # of all urgent requests
+        self._rate = _Rate()
 
     # the requests
 
@@ -393,13 +369,11 @@ class Vtc:
             self._answer_s += _NEWEST * (now_s - one.sent_at - self._answer_s)
 
     def _cost(self, claim: Claim, response_tokens: float) -> float:
-        """The charge of a request with so long an answer."""
         params = self._params
         tokens = params.input_weight * (claim.prompt_tokens or 1) + params.output_weight * response_tokens
         return tokens / (claim.weight * self._factors[claim.priority.rank])
 
     def _lift(self, tenant: _Tenant) -> None:
-        """Take from a tenant of which nothing waits the credit of its absence."""
         if self._backlog:
             least = min([other.counter - other.pending for other in self._backlog.values()])
         else:
@@ -410,7 +384,6 @@ class Vtc:
     # who is active
 
     def _tenant(self, claim: Claim, now_s: float) -> _Tenant:
-        """The tenant of a request, seen now."""
         name, rank = claim.tenant, claim.priority.rank
         tenant = self._tenants.get(name) or self._tenants.setdefault(name, _Tenant(name))
         tenant.weight = claim.weight
@@ -427,7 +400,6 @@ class Vtc:
         return tenant
 
     def _forget(self, now_s: float) -> None:
-        """Forget the tenants that were absent for `active_s`."""
         upto = now_s - self._params.active_s
         while self._urgent and (entry := next(iter(self._urgent.items())))[1][0] <= upto:
             del self._urgent[entry[0]]
@@ -463,8 +435,8 @@ class Vtc:
         return best.ticket if best is not None else None
 
     def _best(self, num_slots: int, num_free: int, now_s: float, num_instances: int) -> Claim | None:
-        """The waiting request of the least counter among those that may have a slot. While it is a long prompt that
-        waits until others were read, those with larger counters wait behind it."""
+        """Return the eligible request with the least counter. While that is a long prompt waiting for others, larger
+        counters wait behind it."""
         most = num_slots // 2 if num_slots >= self._params.least_slots else -1
         is_reading = len(self._reading.prompts) >= num_instances and bool(self._reading.tokens(now_s))
         batch_waits = self._num_urgent > 0 or (is_reading and bool(self._urgent) and self._params.unread_tokens > 0)
@@ -520,14 +492,12 @@ class Vtc:
         return recalls.num < most + (recalls.made_s + one.made_s(now_s)) // each_s
 
     def _is_read_again(self, ticket: int) -> bool:
-        """Return whether a long prompt was read, for nothing if its request gives way."""
         return ticket not in self._reading.prompts and self._reading.is_long(self._running[ticket].claim.prompt_tokens)
 
     def _before_long(self, num_slots: int, num_instances: int, now_s: float) -> tuple[int, int] | None:
-        """A long prompt that is read before a short one of a tenant which was served less."""
         self._reading.tokens(now_s)
         if self._reading.num_long < num_instances:
-            return None  # some instance reads no long one
+            return None
         unread = self._reading.tickets(now_s)
         for number, ticket in enumerate(unread):
             long = self._running[ticket]
@@ -549,7 +519,6 @@ class Vtc:
         return None
 
     def _for_slot(self, num_slots: int, num_instances: int, now_s: float) -> tuple[int, int] | None:
-        """A running request that gives its slot to the first of those that wait."""
         best = self._best(num_slots, num_slots, now_s, num_instances)
         if best is None:
             return None
@@ -572,13 +541,12 @@ class Vtc:
         return (-found[5], best.ticket) if found is not None else None
 
     def _slots_per_weight(self, tenant: _Tenant, num_slots: int) -> float:
-        """The slots that each unit of weight has, of the tenants that were active of late without batch."""
         own = self._urgent[tenant.name][1] if tenant.name in self._urgent else 0.0
         return num_slots / (self._urgent_weight - own + tenant.weight)
 
     def _num_left_free(self, tenant: _Tenant, rank: int, num_slots: int, is_long: bool, now_s: float) -> int:
-        """The slots that a tenant leaves free for others that were active of late; -1: none. As many as the others
-        send requests, but for a few, while one slot gets free; batch that can give way leaves one of many."""
+        """Return the slots left free for other recently active tenants; -1: none. Enough for their requests, except a
+        share `missed`, while one slot becomes free; batch that can give way leaves one of many."""
         keeps, per_s = self._stay_ratio > _MOSTLY or not self._params.most_recalls, self._rate.at(now_s)
         if rank == _BATCH:
             most = self._params.batch_reserve
@@ -592,13 +560,13 @@ class Vtc:
                 return -1
             above = [one for one in self._busy.values() if one.counter >= tenant.counter]
             if len(self._urgent) <= sum(one.name in self._urgent for one in above):
-                return -1  # nobody was served less
+                return -1
             per_s -= sum(one.rate.at(now_s) for one in above)
         return min(math.ceil(num_slots * most), _above(per_s * self._answer_s / num_slots, self._params.missed))
 
     def before(self, ticket: int) -> Iterator[int]:
-        """First those of the tenants with more of the queue than this request's, by weight; then its own tenant's that
-        are less urgent. The newest go first, and the less urgent ones before all."""
+        """Tenants with more of the queue by weight, then the tenant's own less urgent requests; less urgent and newest
+        first."""
         own, claim = self._waiting[ticket]
         most = {name: self._pressure(tenant) for name, tenant in self._backlog.items()}
         above = sorted((-most[name], name) for name in most if most[name] > most[own.name])
@@ -609,7 +577,6 @@ class Vtc:
             yield from reversed(line)
 
     def _pressure(self, tenant: _Tenant) -> float:
-        """The waiting requests of a tenant over its weight in each class."""
         waiting = zip(tenant.lines, self._factors, strict=True)
         return sum(len(line) / factor for line, factor in waiting) / tenant.weight
 
@@ -627,7 +594,7 @@ class Vtc:
 
 
 def _above(mean: float, missed: float) -> int:
-    """The least number, 1 or more, that a Poisson variable reaches with a probability of at most `missed`."""
+    """Return the least number, 1 or more, that a Poisson variable reaches with a probability of at most `missed`."""
     number, chance, below = 0, math.exp(-max(0.0, mean)), 0.0
     while below + chance < 1 - missed and number < _MOST:
         below += chance
@@ -637,5 +604,4 @@ def _above(mean: float, missed: float) -> int:
 
 
 def vtc(params: FairnessParams = FairnessParams()) -> Discipline:
-    """Dispatch by virtual token counters."""
     return Vtc(params)

@@ -1,1 +1,1 @@
-"""Limits: whether a request of a tenant is admitted now, by several routers that count together."""
+"""Limits: admission of a tenant's requests, by several routers together."""

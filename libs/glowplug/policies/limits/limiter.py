@@ -1,30 +1,22 @@
-"""Limits of requests and tokens, kept by several routers together.
+"""Enforce limits of requests and tokens across several routers.
 
-A minute's limits are token buckets: they fill without a break, and hold a minute's amount, which is what the `limit`,
-`remaining` and `reset` of OpenAI's rate limit headers describe. A request takes from a bucket when it is admitted, by
-its prompt and the answer that is expected; at its end the difference to what it really took is given back or taken, and
-a bucket that is below zero by that makes the next request wait longer. Tokens of a day and of a month (UTC) are counted
-when a request ends; what running requests have reserved counts against them at their own router.
+A minute's limits are token buckets, as OpenAI's `limit`, `remaining` and `reset` headers describe. A request takes its
+prompt and expected answer at admission, corrected at its end; a bucket below zero makes the next one wait longer.
+Tokens of a day and a month (UTC) are counted at the end; reservations of running requests count at their own router.
 
-Every router has a copy of every bucket. About twice a second each reports what it has admitted (`report`), and the
-others take that from their copies (`take`). So a limit is used up wherever its requests come, and nothing is refused
-while there is something left, however the traffic is split or moves. What several routers admit in the time that a
-report takes may be more than there was: the copies are below zero then, and the surplus is paid back before anything
-else is admitted, so that the rate over some seconds is the limit's. Counts of requests at once cannot be paid back;
-what arrives at several routers within that time may exceed them. So a router that has admitted much since its last
-report, or has its even share of the requests at once, or knows that all of them are running, reports that scope soon
-(`urgent`).
+Every router has a copy of every bucket. About twice a second each reports its admissions (`report`), and the others
+subtract them (`take`): nothing is refused while any of the limit is left, however traffic is split. Excess admissions
+within a report's delay are paid back first, so that the rate over some seconds is the limit's. Concurrent requests
+cannot be paid back and may exceed their limit within that delay, so a scope is reported soon (`urgent`) once a router
+has admitted much, runs its even share of them, or sees the limit reached.
 
-What a router admits cannot be seen once it has stopped reporting. A silent router keeps its share, by the demand that
-each router last reported, and the others use what remains; after `gone_s` the silent router is taken to be gone. A
-router that does not hear its own reports is cut off from the bus, and uses only its share for as long as that lasts.
+A silent router keeps its share, by last reported demand, and the others use the rest; after `gone_s` it is assumed
+gone. A router that does not hear its own reports is cut off from the bus, and uses only its share.
 
-Copies differ where a router has started anew or a report was lost. Each report says what its router knows to be left.
-A copy that has far more moves a part of the way there; copies that are close move towards each other, lest the router
-whose copy is a little ahead admits nearly all.
+Copies differ after a restart or a lost report. Reports contain the amount left: a copy with far more moves part of the
+way there; close copies move towards each other, lest the router slightly ahead admit nearly all.
 
-Ours, not a paper's. Memory is one small row for each scope that was used or reported in the last minutes, and for each
-one with tokens in this month.
+Ours, not a paper's. Memory: one small row per scope used or reported in the last minutes, or with tokens this month.
 """
 
 import math
@@ -38,20 +30,16 @@ from glowplug.domain.access import AccessLimits
 from glowplug.domain.limits import ScopeUse, WindowUse
 from glowplug.policies.limits.scope import FULL_S, Left, Limit, LimiterParams, Refusal, Reservation, Scope
 
-# The counts of one scope at one router: two buckets, the windows of day and month, and requests at once.
-#
-# A token bucket is kept in seconds of its limit: it fills by a second per second, up to a minute's amount. It may go
-# below zero. `part` is what this router may use of the limit; the bucket is filled, and its end lies, by that part.
+# One scope's counts at one router. A bucket is in seconds of its limit: it fills by a second per second, up to a
+# minute's amount, and may drop below zero. `part`, this router's part of the limit, scales both.
 
 DAY_S = 86_400
-TINY_S = 1e-9  # what sums of fractions may be off by
+TINY_S = 1e-9  # rounding error
 NOTHING_USED = WindowUse("")
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a router last reported of a scope."""
-
     asked_s: float
     num_running: int
     num_held: int
@@ -60,32 +48,32 @@ class Heard:
 
 @dataclass(slots=True, eq=False)
 class Count:
-    """One scope's counts. `asked_s` decays, as of `asked_at`; `asked_since_s` was asked for after that."""
+    """`asked_s` decays, as of `asked_at`; `asked_since_s` is the demand after that."""
 
-    router_id: str  # of the router that counts
-    at: float  # as of when the buckets are filled
+    router_id: str
+    at: float  # when the buckets were filled
     part: float = 1.0
     requests_left_s: float = FULL_S
     tokens_left_s: float = FULL_S
-    requests_s: float = 0.0  # taken by this router since its last report
+    requests_s: float = 0.0  # taken here since the last report
     tokens_s: float = 0.0
     num_running: int = 0
     num_held: int = 0
-    reserved: int = 0  # tokens of requests that have not ended
+    reserved: int = 0
     asked_s: float = 0.0
     asked_since_s: float = 0.0
     asked_at: float = 0.0
-    used_at: float = 0.0  # last request or report
-    own: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # this router's WindowUse: day to month_tokens
-    shown: WindowUse = NOTHING_USED  # this router's windows as of its last report
-    heard: dict[str, Heard] = field(default_factory=dict)  # by router, this one's among them
-    elsewhere: tuple[int, int] = (0, 0)  # (requests at once, held ones among them) at the other routers
-    _others: dict[str, WindowUse] = field(default_factory=dict)  # windows of the other routers
-    _others_now: tuple[int, int, int, int] = (-1, 0, 0, 0)  # their sums, as a WindowUse's
+    used_at: float = 0.0
+    own: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # WindowUse: day to month_tokens
+    shown: WindowUse = NOTHING_USED  # as last reported
+    heard: dict[str, Heard] = field(default_factory=dict)  # this router included
+    elsewhere: tuple[int, int] = (0, 0)  # (requests at once, held ones)
+    _others: dict[str, WindowUse] = field(default_factory=dict)
+    _others_now: tuple[int, int, int, int] = (-1, 0, 0, 0)
 
     def fill(self, part: float, now_s: float) -> None:
-        """Bring both buckets up to `now_s`. When the part shrinks, what is left shrinks with it, since the rest is
-        others'; when it grows, nothing comes of a sudden."""
+        """Fill both buckets. A shrinking part shrinks the rest, since the difference is others'; a growing part adds
+        nothing at once."""
         if part != self.part:
             if part < self.part:
                 self.requests_left_s *= part / self.part
@@ -102,24 +90,21 @@ class Count:
         self.tokens_left_s = left_s if left_s < full_s else full_s
 
     def wait_s(self, seconds: float, left_s: float) -> float:
-        """The seconds until that much can be taken of a bucket with `left_s`; what is more than the bucket holds needs
-        a full bucket."""
+        """Return seconds until that much is left; more than a bucket needs a full one."""
         lacking = min(seconds, FULL_S * self.part) - left_s
         return lacking / self.part if lacking > TINY_S else 0.0
 
     def is_full(self) -> bool:
-        """Return whether both buckets were full when they were filled last."""
         return min(self.requests_left_s, self.tokens_left_s) >= FULL_S * self.part
 
     def asked(self, now_s: float, over_s: float) -> float:
-        """Bring the demand up to `now_s` and return it."""
         since_s = max(now_s - self.asked_at, 0.0)
         self.asked_s = self.asked_s * math.exp(-since_s / over_s) + self.asked_since_s
         self.asked_since_s, self.asked_at = 0.0, now_s
         return self.asked_s
 
     def reported(self, now_s: float, over_s: float) -> float:
-        """Note that all of it has been reported, or that there is nobody to tell. Returns the demand."""
+        """Note that everything was reported, or has no recipient. Returns the demand."""
         self.requests_s = self.tokens_s = 0.0
         if (own := self.own_use()) is not None:
             self.shown = own
@@ -127,20 +112,19 @@ class Count:
 
     @property
     def has_windows(self) -> bool:
-        """Whether any router has counted tokens of a month that may not be over."""
+        """Whether any tokens of a month are counted that may not be over."""
         return bool(self._others or self.own[2])
 
     def windows(self) -> tuple[WindowUse, ...]:
-        """What each router has counted, by its id."""
         found = [*self._others.values(), *(() if (own := self.own_use()) is None else (own,))]
         return tuple(sorted(found, key=lambda use: use.router_id))
 
     def own_use(self) -> WindowUse | None:
-        """This router's windows; None before it has counted any."""
+        """This router's windows; None before any."""
         return WindowUse(self.router_id, *self.own) if self.own[2] else None
 
     def used(self, now_s: float) -> tuple[int, int]:
-        """(tokens of this UTC day, of this month) that ended requests took, at all routers as far as known."""
+        """Return (tokens of this UTC day, of this month) of ended requests, at all routers."""
         day = int(now_s // DAY_S)
         if self._others_now[0] != day:
             month, others = month_of(now_s), self._others.values()
@@ -154,14 +138,12 @@ class Count:
         return of_day, of_month + own[3] if own[2] == month else of_month
 
     def is_short(self, limits: AccessLimits, tokens: int, now_s: float) -> bool:
-        """Return whether less than `tokens` is left of a day or a month."""
         of_day, of_month = self.used(now_s)
         tokens += self.reserved
         day, month = limits.tokens_per_day, limits.tokens_per_month
         return bool((day and of_day + tokens > day) or (month and of_month + tokens > month))
 
     def use(self, tokens: int, now_s: float) -> None:
-        """Add the tokens of an ended request to this router's windows."""
         own, day = self.own, int(now_s // DAY_S)
         if own[0] == day:
             own[1] += tokens
@@ -171,7 +153,7 @@ class Count:
         self.own = [day, tokens, month, (own[3] if own[2] == month else 0) + tokens]
 
     def unshown(self, now_s: float) -> tuple[int, int]:
-        """(tokens of this day, of this month) that this router has counted and not reported yet."""
+        """Return (tokens of this day, of this month) not reported yet."""
         own, shown = self.own_use(), self.shown
         if own is None:
             return 0, 0
@@ -180,7 +162,7 @@ class Count:
         return of_day if own.day == day_of(now_s) else 0, of_month if own.month == month_of(now_s) else 0
 
     def merge(self, use: WindowUse) -> None:
-        """Take one router's windows as another one knows them. They only grow, so the larger count is the later."""
+        """Merge one router's windows; they only grow, so the larger count is the later."""
         is_own = use.router_id == self.router_id
         known = self.own_use() if is_own else self._others.get(use.router_id)
         if known is not None:
@@ -194,7 +176,6 @@ class Count:
             self._others_now = (-1, 0, 0, 0)
 
     def drop_past(self, now_s: float) -> None:
-        """Forget windows of months that are over."""
         month = month_of(now_s)
         for router_id in [r for r, use in self._others.items() if use.month < month]:
             del self._others[router_id]
@@ -229,20 +210,18 @@ def until_next_month_s(now_s: float) -> float:
     return following.timestamp() - now_s
 
 
-# The routers that share the limits, and each one's share of a limit while some are not heard.
-#
-# A router hears its own reports too: one that does not is cut off from the bus.
+# The routers that share the limits. A router hears its own reports too, unless it is cut off from the bus.
 
 
 class Peers:
-    """The routers that have reported, this one among them. `silent`: those that have not been heard for a while. While
-    this router is cut off, all others are silent, and none is taken to be gone."""
+    """The routers that have reported, this one included. `silent`: not heard for a while; all others, while this router
+    is cut off, and none is then assumed gone."""
 
     def __init__(self, router_id: str, params: LimiterParams) -> None:
         self.router_id, self._params = router_id, params
-        self._heard: dict[str, float] = {}  # by router: when last
-        self._numbers: dict[str, int] = {}  # by router: of its last report
-        self._met: tuple[str, ...] = ()  # known from before this router's start, until the first refresh
+        self._heard: dict[str, float] = {}
+        self._numbers: dict[str, int] = {}
+        self._met: tuple[str, ...] = ()  # before this start, until the first refresh
         self.silent: tuple[str, ...] = ()
         self.is_cut = False
 
@@ -253,26 +232,22 @@ class Peers:
         return len(self._heard)
 
     def others(self) -> list[str]:
-        """The other routers, sorted by id."""
         return sorted(router_id for router_id in self._heard if router_id != self.router_id)
 
     def met(self, router_ids: Iterable[str]) -> None:
-        """Add routers that this one knew before it was started anew."""
         self._met = tuple(router_ids)
 
     def hear(self, router_id: str, number: int, now_s: float) -> bool:
-        """Note a report. Returns whether it is newer than those before it; a router that starts anew counts on from a
-        larger number."""
+        """Return whether a report is news; a restarted router continues from a larger number."""
         if number <= self._numbers.get(router_id, -1) and now_s - self._heard[router_id] < self._params.silent_s:
             return False
-        if router_id == self.router_id and self.is_cut:  # nobody could be heard until now
+        if router_id == self.router_id and self.is_cut:  # none could be heard until now
             self._heard = dict.fromkeys(self._heard, now_s)
         self._numbers[router_id], self._heard[router_id] = number, now_s
         return True
 
     def refresh(self, now_s: float) -> bool:
-        """See who is silent and who is gone. Call it about as often as reports are made. Returns whether any router is
-        gone since."""
+        """Update silent and gone routers, about as often as reports are made. Returns whether any is newly gone."""
         params = self._params
         for router_id in (self.router_id, *self._met):
             self._heard.setdefault(router_id, now_s)
@@ -289,16 +264,15 @@ class Peers:
         return bool(gone)
 
     def part(self, heard: Mapping[str, Heard]) -> float:
-        """The part of a limit that this router may use: together with the others that are heard, or alone while it is
-        cut off. `heard`: what each router last reported of the scope."""
+        """Return this router's part of a limit: with the heard routers, or alone if cut off."""
         if not self.silent:
             return 1.0
         shares = self._shares(heard)
         return shares[self.router_id] if self.is_cut else 1.0 - sum(shares[router_id] for router_id in self.silent)
 
     def _shares(self, heard: Mapping[str, Heard]) -> dict[str, float]:
-        """The shares of all routers, by the demand that each last reported; their sum is 1. Every router reads the same
-        reports, its own among them, so that all find the same shares."""
+        """Return all shares, summing to 1, by last reported demand. Every router reads the same reports, so that all
+        agree."""
         asked = {r: _asked_s(heard.get(r), at, self._params.demand_s) for r, at in self._heard.items()}
         total, floor = sum(asked.values()), self._params.floor
         even = 1 / len(asked)
@@ -306,8 +280,7 @@ class Peers:
 
 
 def _asked_s(heard: Heard | None, at: float, over_s: float) -> float:
-    """The demand of a router as of its last report of any scope, in seconds of the limit; less than a hundredth of a
-    second is none."""
+    """Return demand in seconds of the limit; below 0.01 s it is 0."""
     if heard is None:
         return 0.0
     asked_s = heard.asked_s * math.exp(-max(at - heard.at, 0.0) / over_s)
@@ -315,23 +288,22 @@ def _asked_s(heard: Heard | None, at: float, over_s: float) -> float:
 
 
 def running_at(peers: Peers, heard: Mapping[str, Heard]) -> tuple[int, int]:
-    """(requests at once, held ones among them) at the other routers, as last reported."""
+    """Return (requests at once, held ones) at other routers."""
     known = [h for router_id, h in heard.items() if router_id in peers and router_id != peers.router_id]
     return sum(h.num_running for h in known), sum(h.num_held for h in known)
 
 
 class Limiter:
-    """The limits as one router keeps them. Times are epoch seconds of its own clock; others' clocks do not matter, but
-    for the windows, which each router begins by its own."""
+    """The limits at one router. Times are epoch seconds of its own clock; others' clocks matter only for windows."""
 
     def __init__(self, router_id: str, params: LimiterParams = LimiterParams()) -> None:
         self.router_id, self.params = router_id, params
         self.peers = Peers(router_id, params)
-        self._counts: dict[str, Count] = {}  # by scope id, the one reviewed longest ago first
-        self._changed: dict[str, Count] = {}  # by scope id: to be reported, in order
+        self._counts: dict[str, Count] = {}  # by scope id, longest unreviewed first
+        self._changed: dict[str, Count] = {}  # to be reported, in order
         self._number = 0
-        self._with_others_at, self._was_alone = 0.0, False  # when another router was known last, or this one started
-        self.urgent: dict[str, Count] = {}  # by scope id: to be reported soon
+        self._with_others_at, self._was_alone = 0.0, False
+        self.urgent: dict[str, Count] = {}
         self.on_urgent: Callable[[], None] | None = None  # called when a scope is to be reported soon
 
     def __len__(self) -> int:
@@ -340,8 +312,8 @@ class Limiter:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def admit(self, scopes: tuple[Scope, ...], tokens: int, now_s: float) -> Reservation | Refusal:
-        """Reserve one request with `tokens` expected of prompt and answer in all of its scopes, or in none. Returns the
-        refusal that lasts longest where several limits stand against it."""
+        """Reserve one request with `tokens` expected of prompt and answer in all scopes, or in none. Returns the
+        longest refusal."""
         refusal: Refusal | None = None
         counts, known, is_whole = [], self._counts, not self.peers.silent
         for scope in scopes:
@@ -378,20 +350,17 @@ class Limiter:
         return refusal if refusal is not None else Reservation(scopes, counts, tokens)
 
     def _is_near(self, scope: Scope, count: Count) -> bool:
-        """Return whether a change of the requests at once is news to the others: this router has its even share, or all
-        routers together have what there is."""
         running, most = count.num_running, scope.concurrent
         return running * len(self.peers) >= most or running + count.elsewhere[0] >= most
 
     def _hurry(self, scope_id: str, count: Count) -> None:
-        """Have the scope reported soon, where there are others who have to know."""
         if len(self.peers) > 1:
             self.urgent[scope_id] = count
             if self.on_urgent is not None:
                 self.on_urgent()
 
     def end(self, reservation: Reservation, tokens: int, now_s: float) -> None:
-        """End an admitted request that took `tokens` of prompt and answer in all."""
+        """End a request that took `tokens` of prompt and answer."""
         if reservation.is_over:
             return
         if reservation.is_held:
@@ -413,8 +382,8 @@ class Limiter:
             self._changed[scope.scope_id] = count
 
     def hold(self, reservation: Reservation) -> Refusal | None:
-        """Count an admitted request as held, or say why it may not be; `end` the request then. One that was sent on
-        before, and came back, is never refused."""
+        """Count a request as held, or return why not; the caller then has to `end` it. One that was sent on and
+        returned is never refused."""
         if reservation.is_held or reservation.is_over:
             return None
         for scope, count in zip(reservation.scopes, reservation.states, strict=True):
@@ -428,7 +397,6 @@ class Limiter:
         return None
 
     def release(self, reservation: Reservation) -> None:
-        """Count a request as held no longer: it was sent on, or is over."""
         reservation.was_sent = True
         if reservation.is_held:
             reservation.is_held = False
@@ -437,8 +405,7 @@ class Limiter:
                 self._changed[scope.scope_id] = count
 
     def left(self, scopes: tuple[Scope, ...], now_s: float) -> tuple[Left | None, Left | None]:
-        """What is left of (requests, tokens) a minute, of the scope with the least left of each; None without such a
-        limit."""
+        """Return (requests, tokens) left this minute, each in the scope with the least."""
         is_whole, part, fewest, least = not self.peers.silent, 1.0, math.inf, math.inf
         requests: Left | None = None
         tokens: Left | None = None
@@ -449,7 +416,7 @@ class Limiter:
             count = self._counts.get(scope.scope_id) or self._new(scope.scope_id, now_s)
             if not is_whole:
                 part = self.peers.part(count.heard)
-            if count.at != now_s or count.part != part:  # else `admit` has just filled it
+            if count.at != now_s or count.part != part:  # else just filled by `admit`
                 count.fill(part, now_s)
             if request_s and (num := count.requests_left_s / request_s) < fewest:
                 fewest, left_s = num, count.requests_left_s
@@ -460,8 +427,7 @@ class Limiter:
         return requests, tokens
 
     def _refusal(self, scope: Scope, count: Count, tokens: int, now_s: float) -> Refusal | None:
-        """Why the scope refuses the request: a window that is used up, else what lasts longer of a minute's limits,
-        else too many at once. Its buckets are filled."""
+        """Return the refusal: a used-up window, else the longer of the minute's limits, else too many at once."""
         limits = scope.limits
         worst: Refusal | None = None
         if scope.request_s and (wait_s := count.wait_s(scope.request_s, count.requests_left_s)):
@@ -481,7 +447,7 @@ class Limiter:
 
     def _of_windows(self, scope: Scope, count: Count, tokens: int, part: float, now_s: float) -> Refusal | None:
         of_day, of_month = count.used(now_s)
-        if self.peers.is_cut:  # the others are taken to use their share of what this router cannot see
+        if self.peers.is_cut:  # others may use their share of the use unseen here
             unseen = count.unshown(now_s)
             of_day += int(unseen[0] * (1 - part) / part)
             of_month += int(unseen[1] * (1 - part) / part)
@@ -493,8 +459,7 @@ class Limiter:
         return None
 
     def _has_too_many(self, most: int, count: Count, num_here: int, kind: int) -> bool:
-        """Return whether one more would be too many: with the others' as reported, or of this router's share while it
-        is cut off."""
+        """Whether one more exceeds the limit, or this router's share if cut off."""
         if self.peers.is_cut:
             return num_here >= max(int(most * self._part(count)), 1)
         return num_here + count.elsewhere[kind] >= most
@@ -509,10 +474,9 @@ class Limiter:
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def report(self, now_s: float) -> tuple[int, dict[str, ScopeUse]]:
-        """(number, use by scope id) to be sent to all routers, this one included; about twice a second. It names the
-        scopes with news, up to a bound, and repeats the windows of a few others, as far as known of all routers, for
-        those that have started anew. Once no other router has been known for `silent_s` it names none; the first report
-        after one was heard begins to name all of them."""
+        """Return (number, use by scope id), about twice a second. Names at most `most_rows` scopes with news, and
+        repeats a few windows for restarted routers. Names none once no other router is known for `silent_s`; the first
+        report after that begins to name all."""
         if self.peers.refresh(now_s):
             for count in self._counts.values():
                 count.elsewhere = running_at(self.peers, count.heard)
@@ -535,13 +499,12 @@ class Limiter:
             count = self._counts.pop(scope_id)
             if self._is_idle(count, now_s):
                 continue
-            self._counts[scope_id] = count  # behind the others
+            self._counts[scope_id] = count
             if count.has_windows and not is_alone and scope_id not in rows and len(rows) < self.params.most_rows:
                 rows[scope_id] = self._row(count, now_s, is_whole=True)
         return self._number, rows
 
     def report_urgent(self, now_s: float) -> tuple[int, dict[str, ScopeUse]]:
-        """As `report`, of what the other routers have to know soon alone."""
         self._number = max(self._number + 1, int(now_s * 1000))
         rows = {}
         for scope_id in list(islice(self.urgent, self.params.most_rows)):
@@ -568,7 +531,7 @@ class Limiter:
         return row
 
     def take(self, router_id: str, number: int, rows: Mapping[str, ScopeUse], now_s: float) -> None:
-        """Take the report of a router. One that is not newer than the last changes nothing."""
+        """Apply a router's report, unless it is older than the last."""
         if not self.peers.hear(router_id, number, now_s):
             return
         is_own = router_id == self.router_id
@@ -586,18 +549,17 @@ class Limiter:
                 continue
             count.elsewhere = running_at(self.peers, count.heard)
             count.used_at = now_s
-            for use in row.windows:  # those of this router are news where its copy on disk was lost
+            for use in row.windows:  # news if this router's copy on disk was lost
                 count.merge(use)
 
     def _followed(self, left_s: float, theirs_s: float) -> float:
-        """What is left here, moved towards what is left at another router."""
         surplus_s, slack_s = left_s - theirs_s, self.params.slack_s
         if surplus_s > slack_s:
             return left_s - (surplus_s - slack_s) * self.params.pull
         return left_s - surplus_s * self.params.nudge if surplus_s > -slack_s else left_s
 
     def _is_idle(self, count: Count, now_s: float) -> bool:
-        """Drop what is over of a scope. Returns whether nothing is left to be remembered."""
+        """Drop outdated parts; returns whether nothing is left to remember."""
         for router_id in [r for r in count.heard if r not in self.peers]:
             del count.heard[router_id]
         count.drop_past(now_s)
@@ -609,8 +571,8 @@ class Limiter:
     # -- a copy on disk ------------------------------------------------------------------------------------------------
 
     def copy(self, now_s: float) -> Iterator[tuple[str, ScopeUse | None]]:
-        """(scope id, use) of each scope that a router which starts anew has to know; None for the others. Windows of
-        all routers are in it, so that those of routers that are gone outlive this one. The caller may pause."""
+        """Yield (scope id, use) for a restarted router; use is None if not needed. Windows of all routers are included,
+        so that those of gone ones survive. The caller may pause."""
         for scope_id, count in list(self._counts.items()):
             count.fill(self._part(count), now_s)
             if not count.has_windows and count.is_full():
@@ -620,7 +582,6 @@ class Limiter:
             yield scope_id, ScopeUse(requests_left_s=left_s[0], tokens_left_s=left_s[1], windows=count.windows())
 
     def restore(self, others: Iterable[str], kept: Mapping[str, ScopeUse], copied_at: float, now_s: float) -> None:
-        """Begin with a copy that was made at `copied_at`, when this router knew these `others`."""
         self.peers.met(others)
         for scope_id, row in kept.items():
             count = self._new(scope_id, min(copied_at, now_s))

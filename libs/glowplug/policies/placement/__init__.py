@@ -1,1 +1,1 @@
-"""Placement: which GPU of which node an instance goes to, and how many bytes it is granted."""
+"""Placement: the node, GPUs and bytes of an instance."""

@@ -1,9 +1,7 @@
-"""Dormant copies in a placement: growing an instance from its model's copy, and dropping other models' replicas for
-bytes.
+"""Dormant copies in a placement: growing an instance from its model's copy, and dropping other models' replicas.
 
-A replica's bytes are free the moment it is dropped (WarmServe section 4.2, page remapping), so no start waits for bytes
-freed this way; evicting a running engine costs a drain. The replicas dropped are those whose lost scores add up to the
-least (WarmServe section 5.2, last paragraph).
+A dropped replica's bytes are free at once (WarmServe section 4.2, page remapping), while evicting a running engine
+costs a drain. The dropped replicas have the least sum of scores (WarmServe section 5.2, last paragraph).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,8 +24,7 @@ MAX_RIVALS = 32
 
 @dataclass(frozen=True, slots=True)
 class Clearing:
-    """One GPU once `drops` are dropped from it: the bytes free then, and what the dropped replicas were worth
-    together."""
+    """One GPU after `drops`: its free bytes, and the dropped replicas' worth."""
 
     gpu_id: str
     free: int
@@ -40,7 +37,7 @@ class Clearing:
 
 
 def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
-    """The model's dormant rows that an instance of it may grow from, by id; none of another revision."""
+    """Return dormant rows of the declared revision to grow from, by id."""
     model = request.model
     return sorted(
         (
@@ -55,9 +52,8 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
 
 
 def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
-    """Choose the dormant copy an instance grows from, among copies whose GPUs have the bytes or have them when other
-    replicas are dropped: one that is prewarmed, else asleep, else on its way; of equals the one that costs least. None
-    if there is no such copy."""
+    """Choose the dormant copy to grow from, dropping others if needed: prewarmed, else asleep, else being prewarmed;
+    then least cost."""
     copies = copies_of(request, view)
     if not copies:
         return None
@@ -86,8 +82,7 @@ def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
 
 
 def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
-    """Choose a place for a start without a copy, by dropping replicas there: the least sum of lost scores, then the
-    fewest drops, then the first node. None when that is not enough anywhere, or there is nothing to drop."""
+    """Choose a place without a copy by dropping replicas: least sum of scores, fewest drops, first node."""
     model = request.model
     nodes = view.fleet.among(view.fleet.dormant, bytes_per_gpu(model), model.num_gpus, model.engine)
     options = []
@@ -103,21 +98,18 @@ def with_drops(request: PlaceRequest, view: PlacementView) -> PlaceDecision | No
 
 
 def taking(node_id: str, cleared: Sequence[Clearing], model: Model, reason: str) -> PlaceDecision:
-    """A start on those cleared GPUs, with the replicas to drop for it."""
     gpu_ids = tuple(one.gpu_id for one in cleared)
     stage = StageDecision(node_id=node_id, gpu_ids=gpu_ids, bytes_per_gpu=bytes_per_gpu(model))
     return PlaceDecision(stages=(stage,), drops=dropped(cleared), reason=reason)
 
 
 def cheapest(known: NodeMemory, model: Model, view: PlacementView) -> list[Clearing]:
-    """The GPUs of one node where the model's bytes cost least; fewer than it needs if the model does not fit on the
-    node."""
+    """Return the cheapest GPUs; fewer than needed if the model does not fit."""
     options = (clear(gpu, bytes_per_gpu(model), known.rows, view) for gpu in known.node.gpus)
     return sorted((one for one in options if one is not None), key=lambda one: one.cost)[: model.num_gpus]
 
 
 def cheapest_on(nodes: Sequence[Node], model: Model, view: PlacementView) -> Iterator[tuple[Node, list[Clearing]]]:
-    """The nodes that can hold the model, each with its cheapest GPUs."""
     question = ("cheapest", bytes_per_gpu(model), model.num_gpus)
     found = view.fleet.answers(question, lambda known: cheapest(known, model, view), nodes)
     return ((node, one) for node, one in zip(nodes, found, strict=True) if len(one) == model.num_gpus)
@@ -126,8 +118,8 @@ def cheapest_on(nodes: Sequence[Node], model: Model, view: PlacementView) -> Ite
 def clear(
     gpu: Gpu, need: int, here: Sequence[Instance], view: PlacementView, *, keep: str = "", extra: int = 0
 ) -> Clearing | None:
-    """Clear `need` bytes on that GPU, least-worth replicas dropped first and none needlessly; None when dropping all of
-    them would not do. `keep` stays, and `extra` bytes of it count as free."""
+    """Clear `need` bytes on the GPU, least-worth replicas first and none needlessly, or return None. `keep` stays, and
+    its `extra` bytes count as free."""
     at_once = free = free_bytes(gpu, view.fleet.reserved) + extra
     if free >= need:
         return Clearing(gpu.gpu_id, free)
@@ -146,7 +138,7 @@ def clear(
         return None
     for row in sorted(dropped, key=lambda r: -view.fleet.scores.get(r.instance_id, 0.0)):
         without = at_once + gpu.freed_by([r.instance_id for r in dropped if r is not row])
-        if without >= need:  # a larger one dropped later is enough without this row
+        if without >= need:  # a larger one dropped later is enough
             free = without
             dropped.remove(row)
     lost = sum(view.fleet.scores.get(row.instance_id, 0.0) for row in dropped)
@@ -154,7 +146,7 @@ def clear(
 
 
 def gives_way(row: Instance) -> bool:
-    """Return whether the row can be dropped for its bytes: a replica can; an engine asleep holds none on the GPU."""
+    """Return whether dropping the row frees bytes; a sleeping engine holds none on the GPU."""
     return row.state is not InstanceState.SWAPPED_OUT
 
 
@@ -174,12 +166,10 @@ def _cleared(row: Instance, node: Node, request: PlaceRequest, view: PlacementVi
 
 
 def dropped(cleared: Iterable[Clearing]) -> tuple[str, ...]:
-    """The replicas dropped from those GPUs, each once: a replica may lie on several."""
     return tuple(dict.fromkeys(drop for one in cleared for drop in one.drops))
 
 
 def giving_way(num_lost: int) -> str:
-    """The end of a sentence that says how many other replicas are dropped; "" when none are."""
     verb = "gives" if num_lost == 1 else "give"
     return f", and {counted(num_lost, 'other replica')} {verb} way" if num_lost else ""
 

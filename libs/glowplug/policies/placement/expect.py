@@ -1,7 +1,7 @@
-"""Expected seconds of a start at the place chosen for it: stage by stage, and to its first token.
+"""Expected seconds of a start at its place: by stage, and to the first token.
 
-All policies get the same figures, from `start_times` and the links' ledgers: HydraServe weighs its layouts by them, and
-every placement passes them on to its decision, its agents and the waiting clients.
+All policies get the same figures, from `start_times` and the links' ledgers, for HydraServe's layouts, decisions,
+agents and waiting clients.
 """
 
 from collections.abc import Mapping
@@ -31,21 +31,21 @@ from glowplug.policies.placement.links import (
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.placement.shape import bytes_per_gpu
 
-STREAMS = "stream"  # ability of engines that load weights while they arrive, and import beside that
+STREAMS = "stream"  # of loading weights while they arrive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """One start as it is expected. `by_phase`: for each pipeline stage, phase -> seconds."""
+    """One expected start. `by_phase`: per stage, phase -> seconds."""
 
     kind: StartKind
     start_s: float  # from the command to READY
-    ttft_s: float  # ... to the first token of a request that waits for it
+    ttft_s: float  # ... to the first token of a waiting request
     by_phase: tuple[Mapping[str, float], ...]
 
 
 def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) -> Expected | None:
-    """Predict the start that a decision orders. None where it starts nothing on a node of the view."""
+    """Predict an ordered start; None if it is on no node of the view."""
     model = request.model
     nodes = {stage.node_id: node for stage in decision.stages if (node := view.fleet.node(stage.node_id)) is not None}
     if not decision.stages or any(stage.node_id not in nodes for stage in decision.stages):
@@ -70,7 +70,7 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
 
 
 def warm_seconds(model: Model, view: PlacementView) -> StageSeconds:
-    """Seconds of the model's warm inference: measured, else configured, else by its engine's prior."""
+    """Return warm inference: measured, else configured, else the engine's prior."""
     known = view.warm(model)
     if known is not None:
         return known
@@ -78,7 +78,7 @@ def warm_seconds(model: Model, view: PlacementView) -> StageSeconds:
 
 
 def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartKind) -> StageSeconds:
-    """The terms of Eq. 5 for a start on such GPUs. Container and CUDA context are not measured apart."""
+    """Return the terms of Eq. 5. Container and CUDA context are not measured apart."""
     took = view.times.predict(model, kind, gpu_kind)
     library_s = took.launch_s * view.times.library_share(model)
     return replace(
@@ -94,8 +94,7 @@ def stage_seconds(model: Model, gpu_kind: str, view: PlacementView, kind: StartK
 def offer_of(
     node: Node, model: Model, view: PlacementView, kind: StartKind, stages: StageSeconds | None = None
 ) -> ServerOffer:
-    """Return a node's offer to a start of that model and kind (`links.found_at`): its rates and its stages, without its
-    GPUs. `stages`: the seconds of a start on such GPUs, where they are known already."""
+    """Return a node's rates and stages for that kind of start, without GPUs. `stages`: if known already."""
     gpu_kind, num_bytes = gpu_kind_of(node), model.fetch_bytes
     if kind is StartKind.CACHED:
         look_s = view.times.predict(model, kind, gpu_kind).fetch_s

@@ -1,8 +1,7 @@
-"""First fit: the first node, and on it the first GPUs, whose free bytes hold the instance.
+"""First fit: the first node and GPUs whose free bytes hold the instance.
 
-The placement of "serverless vLLM", the baseline of HydraServe section 8.1. A model of several GPUs takes GPUs of one
-node. Where the model lies dormant on GPUs that have the bytes, the instance grows from there (SwapServeLLM section 4
-wakes an engine where it went to sleep); without dormant copies this is the baseline as it is.
+The placement of "serverless vLLM", the baseline of HydraServe section 8.1. A model of several GPUs takes one node's. A
+dormant copy on GPUs with the bytes is grown (SwapServeLLM section 4 wakes an engine where it went to sleep).
 """
 
 from dataclasses import dataclass
@@ -24,13 +23,11 @@ class FirstFitParams:
 
 
 def place(request: PlaceRequest, view: PlacementView, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
-    """Choose GPUs of one node for one instance. `possible` is False when no node of the view has GPUs large enough even
-    when empty, or none can run the engine."""
+    """Choose GPUs of one node. `possible` is False if none would do even empty."""
     return grow(request, view) or fit(request.model, view.fleet, params)
 
 
 def fit(model: Model, fleet: IndexedNodes, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:
-    """Choose the first GPUs by node (ids as text: node-10 before node-2) and index that have the bytes free."""
     need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
     chosen: StageDecision | None = None

@@ -1,19 +1,19 @@
-"""HydraServe: a cold start laid out over servers, as few stages as meet the objectives.
+"""HydraServe: a cold start in as few stages as meet the objectives.
 
 Paper: HydraServe section 4.1, Algorithm 1 over the links' ledgers (section 4.2, Eq. 3-4); section 8.3's cache option:
-where host memory has the weights there is nothing to fetch, and one worker there will do. Where a node's disk has the
-weights a stage reads its part there, at the disk's rate, and uses no network.
+where host memory has the weights one worker there is enough. Where a node's disk has them, a stage reads its part at
+the disk's rate, without the network.
 
 Departures:
-- An objective for TPOT that even one warm worker misses does not help to choose a layout, so it is raised to the TPOT
-  of that worker with the hops added (the paper falls back to one worker then, however late its first token).
+- A TPOT objective that one warm worker misses is raised to that worker's TPOT with the hops added (the paper then falls
+  back to one worker, however late its first token).
 - Where no scheme fits the request waits (erratum E19).
 - Pipelines use only nodes whose engine serves stages.
-- A stage lies on a GPU that could hold the whole model, where there is any, since consolidation makes it grow there.
-- A copy that is to sleep is one worker, since no pipeline sleeps.
-- A model of several GPUs starts whole, on the node that is ready soonest: the paper raises pipelining on top of tensor
-  parallelism for large models (section 7), but does not evaluate it. `allocation.pipeline_over_tensor` enables it:
-  stages of a tensor group each, all of its GPUs on one server.
+- A stage prefers a GPU that could hold the whole model, since consolidation makes it grow there.
+- A copy that will sleep is one worker, since no pipeline sleeps.
+- A model of several GPUs starts whole, on the node that is ready soonest: the paper raises pipelining over tensor
+  parallelism (section 7) but does not evaluate it. `allocation.pipeline_over_tensor` enables it: each stage is a tensor
+  group on one server.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -51,13 +51,12 @@ class HydraserveParams:
 
 @reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = HydraserveParams()) -> PlaceDecision:
-    """Choose one stage or several, each with the bytes it fetches first. No stages when nothing fits now."""
+    """Choose one or several stages; none when nothing fits now."""
     return grow(request, view) or lay_out(request, view, params)
 
 
 def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
-    """Lay out a start that grows from no copy. Bytes come before time: a start that fits nowhere is refused as such,
-    however late it would be."""
+    """Lay out a start without a copy. One that fits nowhere is refused as such, however late it would be."""
     if request.is_to_sleep:
         params = replace(params, allocation=replace(params.allocation, max_stages=1))
     model, fleet, allocation = request.model, view.fleet, params.allocation
@@ -86,7 +85,7 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
 def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
     model = request.model
     first = next((n for n in view.fleet if not n.draining and model.engine in n.engines), None)
-    gpu_kind = gpu_kind_of(first) if first else ""  # where nodes differ, each offer carries its own seconds
+    gpu_kind = gpu_kind_of(first) if first else ""  # per offer where nodes differ
     stages = stage_seconds(model, gpu_kind, view, StartKind.COLD)
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
@@ -116,7 +115,6 @@ def _spread(
     view: PlacementView,
     params: HydraserveParams,
 ) -> Layout | None:
-    """Choose one worker where that meets the objectives (the smallest s); else stages, on the `staged` nodes."""
     single = allocate(start, offers, view.now_s, replace(params.allocation, max_stages=1))
     by_time = seeks_soonest(start, params.allocation)
     if single is not None and single.meets_slo and start.num_required <= 1 and not by_time:
@@ -126,27 +124,25 @@ def _spread(
     pipeline = allocate(start, [o for o in offers if o.node_id in staged], view.now_s, params.allocation)
     is_choice = by_time and start.num_required <= 1
     if is_choice and single is not None and pipeline is not None and single.ttft_s <= AS_SOON * pipeline.ttft_s:
-        return single  # about as soon; the single worker may be on a node that serves no stages
+        return single
     return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
 
 
 def _fits_as_stages(request: PlaceRequest, free: Sequence[int], params: HydraserveParams) -> bool:
-    """Return whether some number of equal stages fits, each on a server of its own, in time or not. `free`: bytes on
-    the GPUs of each server that serves stages."""
+    """Return whether some number of equal stages fits, one per server, in time or not."""
     free, most = sorted(free, reverse=True), min(params.allocation.max_stages, len(free))
     return any(free[num - 1] * num >= bytes_per_gpu(request.model) for num in range(2, most + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The GPUs of one node with enough bytes for a stage: gpu_id, bytes free once copies are dropped."""
+    """One node's GPUs with enough bytes for a stage after drops (gpu_id, bytes)."""
 
     gpus: tuple[tuple[str, int], ...]
-    lost: Mapping[str, float]  # gpu_id -> worth of those copies
+    lost: Mapping[str, float]
 
 
 def _nth_free(open_gpus: _Open, num_gpus: int) -> int:
-    """Bytes free on each of the `num_gpus` emptiest GPUs."""
     return sorted((free for _, free in open_gpus.gpus), reverse=True)[num_gpus - 1]
 
 
@@ -158,7 +154,6 @@ def _able(
     *,
     only: Set[str] | None = None,
 ) -> list[tuple[Node, _Open]]:
-    """Nodes that may be among the first that `allocate` ranks (of `only`, when given), by id."""
     model, fleet, allocation = request.model, view.fleet, params.allocation
     num_ranked = max(2 * allocation.max_stages, allocation.max_rivals)  # all that a layout or its rivals may name
     drops = "bare" if params.clear else ""

@@ -1,4 +1,4 @@
-"""The layout of a cold start: how many pipeline stages, how many of them with all the memory, on which servers.
+"""The layout of a cold start: pipeline stages, full-memory ones among them, and servers.
 
 Paper: HydraServe sections 4.1 and 5.2, Algorithm 1. With s stages of which w are full-memory workers, model bytes M,
 and for each server q the network share b_q and the PCIe rate p_q:
@@ -8,29 +8,27 @@ and for each server q the network share b_q and the PCIe rate p_q:
     TPOT    = t_d (s - w + w/s) + t_n s    (t_n only where s > 1)                          (2)
 
 Departures:
-- What an engine does once its weights are loaded (t_w: graphs, first token) has no term in the paper, and overlaps with
-  nothing. Eq. 5 is for engines that load weights while they arrive (`ServerOffer.streams`); the process of any other
-  starts beside the fetch, and the load waits for both: max(t_cc + t_cu + t_l, M/(s b_q)) + M/(s p_q).
+- An engine's work after loading (t_w: graphs, first token) has no term in the paper and overlaps with nothing. Eq. 5 is
+  for engines that load while weights arrive (`ServerOffer.streams`); others start beside the fetch, then load: max(t_cc
+  + t_cu + t_l, M/(s b_q)) + M/(s p_q).
 - Algorithm 1 still names Eq. 1 (`overlap=False`: t_c + M/s max(1/b + 1/p), then the same), which section 5 replaces by
-  Eq. 5 (erratum E14); Eq. 5 hides loading entirely behind fetching, so the last chunk's transfer over PCIe is added
-  (E15), or what the engine was measured to do after the last byte (`StageSeconds.tail_s`).
+  Eq. 5 (erratum E14); Eq. 5 hides loading behind fetching, so the last chunk's PCIe transfer is added (E15), or the
+  measured `StageSeconds.tail_s`.
 - A token returns to the first stage: s hops per token, none for a single worker, s - 1 for the first (E13).
-- b_q is what a fetch would get beside those under way, B/(N+1), not B (E16), and the newcomer is checked too (E17).
-- "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20).
-  A group prefers as many full-memory workers as instances it is to become (section 6.2), which those can hold.
+- b_q is a new fetch's share, B/(N+1), not B (E16), and the newcomer is checked too (E17).
+- "The scheme that incurs minimal GPU sharing" is the smallest s, then the smallest w, then the most free GPUs (E20). A
+  group prefers as many full-memory workers as instances wanted (section 6.2).
 - Where no scheme meets the objectives the paper takes one worker on i_1. Here it is the first server that holds the
-  model and where no other fetch becomes late, else the first that holds it, and the reason says that one does; if none
-  holds it there is no layout and the request waits (E19).
-- Stages are never equal: where the sizes of the layers are known each is taken with its own bytes (`ColdStart.parts`),
-  else the largest as 1/0.9 of the mean, as in the published code. A server is admitted for the largest.
-- Without an objective for the first token every scheme meets it, and the smallest is one worker. Where a request waits
-  for the start, `soonest=True` takes the smallest of the layouts whose first token comes within a tenth of the soonest;
-  of equally many stages, the layout of which most can grow to the whole model. A layout of which no stage can grow is
-  taken only where there is no other.
+  model without making another fetch late, else the first that holds it, as the reason says; else the request waits
+  (E19).
+- Stages are never equal: each has its own bytes where layer sizes are known (`ColdStart.parts`), else the largest is
+  1/0.9 of the mean, as in the published code. A server is admitted for the largest.
+- Without a TTFT objective the smallest scheme is one worker. Where a request waits, `soonest=True` takes the smallest
+  layout within a tenth of the soonest first token, then the one where most stages can grow to the whole model; none
+  growing is a last resort.
 - Section 7 raises pipelining on top of tensor parallelism for large models, and does not evaluate it. Here a worker of
-  `ColdStart.num_gpus` > 1 is a tensor group: that many GPUs of one server. They share one fetch of the stage's bytes
-  over the server's card, so that Eq. 3-4 see one fetch per server, and load side by side, M/(s g p_q) each; t_p and t_d
-  are the group's.
+  `ColdStart.num_gpus` > 1 is a tensor group on one server, with one fetch over its card (for Eq. 3-4) and loads side by
+  side, M/(s g p_q) each; t_p and t_d are the group's.
 """
 
 import itertools
@@ -42,12 +40,12 @@ from typing import Final
 from glowplug.domain.decision import Rival
 from glowplug.policies.placement.links import LinkLedger, admits, settle
 
-AS_SOON: Final = 1.1  # times the soonest first token: within it, fewer stages are preferred
+AS_SOON: Final = 1.1  # times the soonest: fewer stages are preferred
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """Measured stages of a model's starts, and of its warm inference."""
+    """Measured stages of starts and of warm inference."""
 
     container_s: float = 0.0  # t_cc
     cuda_s: float = 0.0  # t_cu
@@ -56,27 +54,27 @@ class StageSeconds:
     prefill_s: float = 0.0  # t_p
     decode_s: float = 0.0  # t_d
     warmup_s: float = 0.0  # t_w
-    tail_s: float = 0.0  # of a streamed load after the last byte, where measured; 0: the last chunk's transfer
+    tail_s: float = 0.0  # of a streamed load after the last byte; 0: the last chunk's transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOffer:
-    """One server: its link, the PCIe rate of each GPU, and what is free on each (`gpus`: gpu_id -> bytes)."""
+    """One server: its link, PCIe rate per GPU, and free bytes (`gpus`: gpu_id -> bytes)."""
 
     node_id: str
     link: LinkLedger
     pcie_bytes_per_s: float
     gpus: tuple[tuple[str, int], ...] = ()
-    empty_gpus: frozenset[str] = frozenset()  # GPUs on which nothing is held
+    empty_gpus: frozenset[str] = frozenset()
     lost: Mapping[str, float] = field(default_factory=dict)  # gpu_id -> worth of the replicas dropped there
-    stages: StageSeconds | None = None  # of a start on this server, where its GPUs differ
-    streams: bool = True  # weights go to the GPU while they arrive, and imports run beside that (Eq. 5)
+    stages: StageSeconds | None = None  # where its GPUs differ
+    streams: bool = True  # weights load while they arrive (Eq. 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdStart:
-    """A start to lay out, and its objectives. `waited_s` has passed already; `num_required` workers are wanted in the
-    end, each on `num_gpus` GPUs of one server. Bytes are of the whole model, over all of its GPUs."""
+    """A start and its objectives. `waited_s` has passed already; `num_required` workers are wanted in the end, each on
+    `num_gpus` GPUs of one server. Bytes are the whole model's."""
 
     weight_bytes: int
     kv_bytes: int
@@ -88,14 +86,14 @@ class ColdStart:
     is_awaited: bool = False  # a request waits for the start
     num_gpus: int = 1
     file_bytes: int = 0  # of the weights as fetched; 0: `weight_bytes`
-    parts: Mapping[int, Sequence[int]] = field(default_factory=dict)  # number of stages -> what each of them fetches
+    parts: Mapping[int, Sequence[int]] = field(default_factory=dict)  # number of stages -> bytes fetched by each
 
     @property
     def memory_bytes(self) -> int:
         return self.weight_bytes + self.kv_bytes
 
     def bytes_per_gpu(self, num_stages: int = 1) -> int:
-        """Bytes on each GPU of a worker that has an even part of the model; of the whole model at 1."""
+        """Return bytes per GPU for an even part of the model."""
         return -(-self.memory_bytes // (num_stages * self.num_gpus))
 
 
@@ -106,27 +104,27 @@ class AllocationParams:
     skew: float = 0.9
     chunk_bytes: float = 16e6
     check_contention: bool = True
-    check_newcomer: bool = True  # False: Eq. 3 as printed, which checks only the fetches under way
+    check_newcomer: bool = True  # False: Eq. 3 as printed
     max_rivals: int = 8
-    pipeline_over_tensor: bool = False  # allow stages of tensor groups; else a model of several GPUs starts whole
-    soonest: bool = False  # choose the soonest first token where a request waits without an objective
+    pipeline_over_tensor: bool = False  # stages of tensor groups
+    soonest: bool = False  # first token, where a request waits without an objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """One worker of a layout: one GPU, or a tensor group on one server. `num_bytes` on each, `fetch_bytes` for all."""
+    """One GPU, or a tensor group on one server. `num_bytes` on each, `fetch_bytes` for all."""
 
     node_id: str
     gpu_ids: tuple[str, ...]
     num_bytes: int
     fetch_bytes: float
     is_full: bool
-    is_shared: bool = False  # another holder has bytes on one of its GPUs
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One cold start as laid out: its workers in the order of their stages, and what is expected of it."""
+    """A laid-out start: its workers by stage, and expected latency."""
 
     workers: tuple[StagePlace, ...]
     ttft_s: float
@@ -174,7 +172,7 @@ def allocate(
             soonest_s = min(found.ttft_s for _, found in fitting)
             fitting = [(order, found) for order, found in fitting if found.ttft_s <= AS_SOON * soonest_s]
         return _with_rivals(min(fitting, key=lambda entry: entry[0])[1], rivals, params)
-    # no scheme meets the objectives: one worker where no other start becomes late, else anywhere; the reason says so
+    # no scheme meets the objectives: one worker where no other start becomes late, else anywhere
     for checks in (replace(params, check_newcomer=False), replace(params, check_contention=False)):
         single = _scheme(start, ordered, now_s, checks, 1, 1)
         if single is not None:
@@ -185,13 +183,10 @@ def allocate(
 
 
 def seeks_soonest(start: ColdStart, params: AllocationParams) -> bool:
-    """Return whether the layout with the soonest first token is chosen: a request waits for the start, and no objective
-    says how soon is enough."""
     return params.soonest and start.is_awaited and math.isinf(start.slo_ttft_s)
 
 
 def _alone(start: ColdStart, ordered: Sequence[ServerOffer], now_s: float, params: AllocationParams) -> Iterator[Rival]:
-    """One worker on each of the servers that could hold it, late on all of them, as rivals."""
     anywhere = replace(params, check_contention=False)
     found = ((s.node_id, _scheme(start, [s], now_s, anywhere, 1, 1)) for s in ordered)
     able = (_rival(f"one worker on {node_id}", layout) for node_id, layout in found if layout is not None)
@@ -215,8 +210,6 @@ def _scheme(
     num_stages: int,
     num_full: int,
 ) -> Layout | None:
-    """Lay the start out in one way over `ordered` servers (fastest first, links as of now). None where it does not
-    fit."""
     parts, loads = _parts(start, params, num_stages)
     part, loaded = max(parts), max(loads)
     whole, low = start.bytes_per_gpu(), start.bytes_per_gpu(num_stages)
@@ -273,7 +266,6 @@ def _scheme(
 
 
 def _parts(start: ColdStart, params: AllocationParams, num_stages: int) -> tuple[list[float], list[float]]:
-    """Bytes that each stage fetches, and bytes that it loads onto its GPUs."""
     file_bytes = start.file_bytes or start.weight_bytes
     if known := start.parts.get(num_stages):
         return [float(part) for part in known], [start.weight_bytes * part / file_bytes for part in known]
@@ -296,7 +288,6 @@ def _rival(name: str, layout: Layout) -> Rival:
 
 
 def _per_token(tpot_s: float) -> str:
-    """The expected TPOT in words; "" where no request has shown it yet."""
     return f" and each further one {tpot_s:.3f} s later" if tpot_s else ""
 
 
@@ -308,9 +299,9 @@ def ready_s(
     num_gpus: int = 1,
     loaded_bytes: float | None = None,
 ) -> float:
-    """Seconds until one worker is warm with its part of the model on its GPUs: Eq. 5's first term, or Eq. 1's, or
-    without streaming the slower of process and fetch, then the load. `stages`: for a server that has none of its own;
-    `loaded_bytes`: bytes loaded onto its GPUs, where they differ from the `part_bytes` that are fetched."""
+    """Return seconds until a worker is warm: Eq. 5's first term, or Eq. 1's, or without streaming the slower of process
+    and fetch, then the load. `stages`: for a server without its own; `loaded_bytes`: if unlike the fetched
+    `part_bytes`."""
     loaded_bytes = part_bytes if loaded_bytes is None else loaded_bytes
     stages = server.stages or stages
     fetch_s, load_s = part_bytes / server.link.share(), loaded_bytes / num_gpus / server.pcie_bytes_per_s
@@ -324,24 +315,22 @@ def ready_s(
 
 
 def after_fetch_s(stages: StageSeconds, part_bytes: float, server: ServerOffer) -> float:
-    """Seconds on a server between the last byte of `part_bytes` for each GPU and a warm engine (erratum E17)."""
+    """Return seconds between the last byte and a warm engine (erratum E17)."""
     return stages.warmup_s + (stages.tail_s if server.streams else part_bytes / server.pcie_bytes_per_s)
 
 
 def _slowdown(num_stages: int, num_full: int) -> float:
-    """Slowdown of a pipeline's compute: a full-memory worker adds 1/s of it, a low-memory one, which shares its GPU,
-    adds 1."""
+    """A full-memory worker adds 1/s, a low-memory one, which shares its GPU, adds 1."""
     return num_stages - num_full + num_full / num_stages
 
 
 def besides_s(stages: StageSeconds, num_stages: int, num_full: int) -> float:
-    """Seconds of TTFT after the workers are ready: a fetch is due that long before the objective (E17)."""
+    """Return seconds of TTFT after the workers are ready: fetches are due that long before the objective (E17)."""
     return stages.prefill_s * _slowdown(num_stages, num_full) + stages.hop_s * (num_stages - 1)
 
 
 def _gpus(server: ServerOffer, num_bytes: int, num_gpus: int) -> tuple[str, ...]:
-    """Choose GPUs with that many bytes free each: where least is lost, empty ones before shared ones, then the fullest
-    that fit. In order of their ids; () when there are too few."""
+    """Choose GPUs: least lost, empty before shared, then the fullest that fit; () for too few."""
     lost, empty = server.lost, server.empty_gpus
     fits = [
         (lost.get(gpu_id, 0.0), gpu_id not in empty, free, gpu_id) for gpu_id, free in server.gpus if free >= num_bytes

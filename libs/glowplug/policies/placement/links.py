@@ -1,6 +1,4 @@
-"""A node's links: their rates, the fetches over its network card, and whether one more fetch would make another late.
-
-A link's rate is the one declared or measured by the node's prefetcher, else the one that past starts show.
+"""A node's links: their rates, fetches over the network card, and whether one more would make another late.
 
 Paper: HydraServe section 4.2. B is the link's bandwidth, N the fetches on it, T the time, T' the last change; S_i the
 bytes fetch i still wants and D_i the moment it must have them:
@@ -9,11 +7,10 @@ bytes fetch i still wants and D_i the moment it must have them:
     S_i' = S_i - B / N (T - T')      at every start and end; below 0 it is done       (4)
 
 Departures: Eq. 3 checks the fetches under way; here the newcomer must be in time too (erratum E17, `check_newcomer`).
-Eq. 4 shares the link equally up to the next change it is notified of; the simulator's links are fluid and compute when
-a fetch really ends (erratum E18). A fetch that no request waits for (`is_background`: the rest of a pipeline's model)
-uses what the others leave, and delays none: prefetchers let the more urgent bytes pass first. PCIe is not accounted
-for, as in the paper, nor is a node's disk: weights that are read there (docs/adr/0019) load no link, and are in no
-ledger.
+Eq. 4 shares the link equally up to the next notified change; the simulator's fluid links compute real ends (erratum
+E18). A fetch without a waiting request (`is_background`: the rest of a pipeline's model) uses the others' rest and
+delays none: prefetchers let urgent bytes pass first. PCIe is not accounted for, as in the paper, nor are nodes' disks
+(docs/adr/0019).
 """
 
 from dataclasses import dataclass, replace
@@ -22,13 +19,11 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
 from glowplug.fleet.start_times import StartKind, StartTimes
 
-_LEAST_S = 1e-6  # divisor for a stage that took no time, since a rate is bytes over seconds
+_LEAST_S = 1e-6  # least divisor of a rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """The bytes that one cold start fetches over one link."""
-
     fetch_id: str
     left_bytes: float
     deadline_at: float  # seconds on the clock of `now_s`
@@ -44,17 +39,16 @@ class LinkLedger:
     fetches: tuple[Fetch, ...] = ()
 
     def share(self) -> float:
-        """Bytes a second that one more fetch would get (erratum E16)."""
+        """Return bytes a second for one more fetch (erratum E16)."""
         return self.bytes_per_s / (len(self.urgent) + 1)
 
     @property
     def urgent(self) -> tuple[Fetch, ...]:
-        """The fetches that requests wait for."""
         return tuple(fetch for fetch in self.fetches if not fetch.is_background)
 
 
 def settle(ledger: LinkLedger, now_s: float) -> LinkLedger:
-    """Return the ledger as of `now_s` (Eq. 4). Time that runs backwards changes nothing."""
+    """Advance to `now_s` (Eq. 4); never backwards."""
     elapsed = now_s - ledger.since_s
     if elapsed == 0:
         return ledger
@@ -73,7 +67,7 @@ def settle(ledger: LinkLedger, now_s: float) -> LinkLedger:
 def admits(
     ledger: LinkLedger, num_bytes: float, deadline_at: float, now_s: float, *, check_newcomer: bool = True
 ) -> bool:
-    """Return whether a fetch of `num_bytes` due at `deadline_at` may join without making any fetch late (Eq. 3)."""
+    """Return whether a fetch of `num_bytes` due at `deadline_at` may join without making any late (Eq. 3)."""
     ledger = settle(ledger, now_s)
     share = ledger.share()
     if any(f.left_bytes > share * (f.deadline_at - now_s) for f in ledger.urgent):
@@ -82,20 +76,17 @@ def admits(
 
 
 def begin(ledger: LinkLedger, fetch: Fetch, now_s: float) -> LinkLedger:
-    """Return the ledger with one more fetch."""
     ledger = settle(ledger, now_s)
     return replace(ledger, fetches=(*(f for f in ledger.fetches if f.fetch_id != fetch.fetch_id), fetch))
 
 
 def finish(ledger: LinkLedger, fetch_id: str, now_s: float) -> LinkLedger:
-    """Return the ledger without that fetch, whether it succeeded or failed."""
     ledger = settle(ledger, now_s)
     return replace(ledger, fetches=tuple(f for f in ledger.fetches if f.fetch_id != fetch_id))
 
 
 def network_rate(node: Node, model: Model, times: StartTimes) -> float:
-    """Bytes a second of the node's network card: declared or measured, else as past starts fetched weights like this
-    model's."""
+    """Return bytes a second: declared or measured, else from past fetches."""
     if declared := _declared(node, "/nic"):
         return declared
     fetch_s = times.predict(model, StartKind.COLD, gpu_kind_of(node)).fetch_s
@@ -103,8 +94,7 @@ def network_rate(node: Node, model: Model, times: StartTimes) -> float:
 
 
 def disk_rate(node: Node, model: Model, times: StartTimes) -> float:
-    """Bytes a second of the node's disk: as its prefetcher has measured, else as starts from disk have read weights
-    like this model's."""
+    """Return bytes a second: measured by the prefetcher, else from past starts."""
     if node.disk_bytes_per_s:
         return node.disk_bytes_per_s
     fetch_s = times.predict(model, StartKind.DISK, gpu_kind_of(node)).fetch_s
@@ -112,24 +102,22 @@ def disk_rate(node: Node, model: Model, times: StartTimes) -> float:
 
 
 def pcie_rate(node: Node, model: Model, times: StartTimes) -> float:
-    """Bytes a second from host memory to each GPU: as past starts have loaded weights, else declared, else by the
-    prior."""
+    """Return bytes a second to each GPU: from past starts, else declared, else the prior."""
     took = times.predict(model, StartKind.CACHED, gpu_kind_of(node), declared_pcie(node))
     return model.weights_bytes / model.num_gpus / max(took.load_s, _LEAST_S)
 
 
 def declared_pcie(node: Node) -> float:
-    """The PCIe rate the node declares; 0 where it declares none, as on a live node without a limit."""
+    """Return the declared PCIe rate; 0 if none, as on an unlimited live node."""
     return _declared(node, "/pcie")
 
 
 def gpu_kind_of(node: Node) -> str:
-    """The kind of the node's GPUs, which are all alike; "" without GPUs."""
+    """Return the kind of the node's GPUs, all alike; "" without any."""
     return node.gpus[0].kind if node.gpus else ""
 
 
 def link_of(node: Node, model: Model, times: StartTimes, known: LinkLedger | None, now_s: float) -> LinkLedger:
-    """The ledger of the node's network card at the rate for that model: `known`, where something is being fetched."""
     rate = network_rate(node, model, times)
     if known is None:
         return LinkLedger(bytes_per_s=rate, since_s=now_s)
@@ -141,21 +129,18 @@ def _declared(node: Node, kind: str) -> float:
 
 
 def has_weights(node: Node, model: Model) -> bool:
-    """Return whether the model's weights are in the node's host memory, or there are none to fetch. Models of the same
-    weights share a copy."""
+    """Return whether host memory has the weights (shared by models), or none are to be fetched."""
     digest = model.weights.digest
     return not model.weights.uri or any(one.digest == digest or model.key in one.model_keys for one in node.cached)
 
 
 def has_copy_on_disk(node: Node, model: Model) -> bool:
-    """Return whether the node's disk has a whole copy of the weights, which a fetch reads instead of their source. A
-    copy of the model's former weights does not count."""
+    """Return whether the disk has a whole copy of the current weights."""
     digest = model.weights.digest
     return bool(model.weights.uri) and any(one.digest == digest for one in node.on_disk)
 
 
 def found_at(node: Node, model: Model) -> StartKind:
-    """The kind of start from nothing that the model would make on that node."""
     if has_weights(node, model):
         return StartKind.CACHED
     return StartKind.DISK if has_copy_on_disk(node, model) else StartKind.COLD

@@ -1,4 +1,4 @@
-"""The shape of every placement policy: what it is asked and what it may read.
+"""The shape of every placement policy, and its view.
 
 place(request: PlaceRequest, view: PlacementView) -> PlaceDecision
 """
@@ -20,51 +20,44 @@ _Place = TypeVar("_Place", bound=Callable[..., Any])
 
 
 def reads_seconds(place: _Place) -> _Place:
-    """Mark a policy as reading its view's `seconds`, so that the placer learns from every start and warm request for
-    it."""
+    """Mark a policy as reading `seconds`, so that the placer learns them."""
     setattr(place, _READS_SECONDS, True)
     return place
 
 
 def wants_seconds(place: Callable[..., Any]) -> bool:
-    """Return whether that policy is marked by `reads_seconds`."""
     return bool(getattr(place, _READS_SECONDS, False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRequest:
-    """One instance that needs a place."""
-
     instance_id: str
     model: Model
     waited_s: float = 0.0
-    num_required: int = 1  # instances that the model should have in the end
-    is_to_sleep: bool = False  # after its start; so it is one worker, since no pipeline sleeps
-    is_awaited: bool = False  # a request waits for the instance
+    num_required: int = 1  # instances wanted in the end
+    is_to_sleep: bool = False  # after its start: one worker, since no pipeline sleeps
+    is_awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementView(FleetView):
-    """The fleet as a placement sees it."""
-
-    links: Mapping[str, LinkLedger] = field(default_factory=dict)  # node_id -> fetches under way on its network card
+    links: Mapping[str, LinkLedger] = field(default_factory=dict)  # node_id -> fetches on its network card
     times: StartTimes = field(default_factory=lambda: StartTimes(priors={}))  # durations of starts; read-only
     seconds: Mapping[str, StageSeconds] = field(default_factory=dict)  # model_key -> measured warm inference
     first_token_s: Mapping[str, float] = field(default_factory=dict)  # model_key -> measured s from READY to the first
     # token of a request that waited for the start
     stage_bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # digest -> CachedWeights.stage_bytes
-    start_stages: StageSeconds = NO_STAGES  # warm inference of models that have not served yet
+    start_stages: StageSeconds = NO_STAGES  # of models that have not served yet
 
     def warm(self, model: Model) -> StageSeconds | None:
-        """The model's measured warm inference; None where no request has shown it."""
+        """Return measured warm inference, if any."""
         return self.seconds.get(model.key)
 
     def parts(self, model: Model, num_stages: int) -> tuple[int, ...]:
-        """Bytes that each stage of a pipeline of `num_stages` fetches; () where no node has reported how the layers are
-        cut."""
+        """Return bytes fetched by each of `num_stages` stages, or () if unknown."""
         known = self.stage_bytes.get(model.weights.digest, ()) if self.stage_bytes else ()
         return parts_of(known, num_stages)
 
     def first_tokens(self, model: Model, otherwise_s: float) -> float:
-        """Seconds from READY to the first token of a request that waited for the start."""
+        """Return seconds from READY to a waiting request's first token."""
         return self.first_token_s.get(model.key, otherwise_s)

@@ -1,11 +1,11 @@
-"""ServerlessLLM: the server where the model is ready soonest, given the weights that are near it already.
+"""ServerlessLLM: the server where the model is ready soonest, given nearby weights.
 
 The baseline of HydraServe section 8.1 (host memory as a cache, containers ready) and, with copies kept on the GPUs
 (`keep_last`, a prewarming policy), SLLM-GPU of WarmServe section 7.1: a dormant copy first, then the fewest estimated
-seconds to load: over the network unless host memory or the disk has the weights, then over PCIe. Idle replicas of other
+seconds to load, over the network unless host memory or disk has the weights, then over PCIe. Idle replicas of other
 models are dropped before a request has to wait.
 
-Departure: ServerlessLLM moves running models aside to free a good server (live migration); here such a server is full.
+Departure: ServerlessLLM moves running models aside to free a good server (live migration); here it counts as full.
 """
 
 from functools import partial
@@ -32,7 +32,7 @@ _WHERE: Final = {
 
 
 def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Choose GPUs of the node that is ready soonest. Ties: least lost, then the first node and GPUs."""
+    """Choose the node ready soonest. Ties: least lost, then the first node and GPUs."""
     if grown := grow(request, view):
         return grown
     options = [(estimate_s(request, node, view), node, cleared) for node, cleared in _with_memory(request, view)]
@@ -51,7 +51,6 @@ def place(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
 
 
 def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
-    """Seconds until the weights are on that node's GPUs."""
     model = request.model
     offer = offer_of(node, model, view, found_at(node, model))
     load_s = model.weights_bytes / model.num_gpus / offer.pcie_bytes_per_s
@@ -59,8 +58,6 @@ def estimate_s(request: PlaceRequest, node: Node, view: PlacementView) -> float:
 
 
 def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node, list[Clearing]]]:
-    """Nodes that may rank first and have the bytes free, or have them once replicas are dropped; on each, the GPUs
-    where least is lost. Nodes that have the weights in host memory or on disk are ranked one by one."""
     model, need, fleet = request.model, bytes_per_gpu(request.model), view.fleet
     num_gpus = model.num_gpus
 

@@ -1,14 +1,12 @@
 """The papers joined: a dormant copy if there is one, as in WarmServe; else HydraServe's layout of a cold start.
 
-WarmServe decides which replicas there are and which are dropped; HydraServe decides how a start without one is laid
-out. Where several GPUs serve the layout alike, the one whose replicas are worth least is taken (WarmServe section 5.2's
-scores). An engine asleep on a GPU is a copy too (SwapServeLLM section 4).
+WarmServe decides which replicas exist and are dropped. Of GPUs that serve a layout alike, those with the least worth of
+replicas are taken (WarmServe section 5.2's scores). A sleeping engine is a copy too (SwapServeLLM section 4).
 
-Departures: WarmServe gives an instance its GPUs for itself; here bytes decide, and no more replicas go than needed.
+Departures: WarmServe gives an instance whole GPUs; here bytes decide, and no more replicas go than needed.
 
-HydraServe takes as few stages as meet the objectives. Without an objective for the first token any layout meets them,
-and one worker fetches over one link while the others are idle. Where a request waits for such a start the layout with
-the soonest first token is taken (`allocation.soonest`); a start that no request waits for stays one worker.
+Without a TTFT objective HydraServe's smallest layout is one worker on one link while others idle. Where a request waits
+the soonest first token is taken instead (`allocation.soonest`).
 """
 
 from glowplug.policies.decisions import PlaceDecision

@@ -1,10 +1,10 @@
-"""Evict-aware placement of prewarmed replicas.
+"""Place prewarmed replicas with regard to the ones they would displace.
 
-Paper: WarmServe section 5.2, Algorithm 1. A replica needs D GPUs of one server with S/D free bytes each; the sets of
-two models are nested or disjoint. Among the groups whose replicas all score less than the newcomer, the one with the
-least sum of scores is taken; if there is none, the one with the least sum at all.
+Paper: WarmServe section 5.2, Algorithm 1. A replica needs D GPUs of one server with S/D free bytes each; the GPU sets
+of two models are nested or disjoint. Among the groups whose replicas all score less than the newcomer, the one with the
+least sum of scores is taken; if there is none, the one with the least sum of all.
 
-Departures, all as the published code or needed by it (errata E9, E10):
+Departures, all as in the published code or needed by it (errata E9, E10):
 - Existing replicas take the first of their model's scores, in order of their ids; extras score 0.
 - A GPU never holds two replicas of one model.
 - Replicas that score 0 are dropped when a wish fits nowhere, an extension that the code leaves as a TODO.
@@ -24,40 +24,35 @@ from glowplug.domain.model import Model
 from glowplug.fleet.node_index import IndexedNodes, NodeMemory
 from glowplug.policies.placement.shape import free_bytes
 
-# Nodes in the terms of WarmServe's algorithms: which GPUs (bits of one node's) are free of running instances, and the
-# replicas on them.
+# Nodes in WarmServe's terms; GPU sets are bits of one node's.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prewarmed:
-    """One replica that lies on GPUs of one node, or is being loaded there."""
-
     replica_id: str
     model_key: str
     gpu_ids: tuple[str, ...]
     score: float = 0.0
     is_ready: bool = True
-    counts: bool = True  # whether it fulfils a wish; False: no start could use it there
-    bytes_per_gpu: int = 0  # bytes it holds; 0: as many as any replica of its model
-    may_go: bool = True  # a plan may drop it; False for what drains or is only planned
+    counts: bool = True  # for a wish; False: no start could use it there
+    bytes_per_gpu: int = 0  # 0: as any replica of its model
+    may_go: bool = True  # False if it drains or is only planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmNode:
-    """One node's GPUs that may hold prewarmed weights: idle and universal ones, and dedicated ones that drain.
-
-    `free_bytes` are the bytes each could take, in the order of `gpu_ids`; `draining` names the GPUs that still serve.
-    """
+    """One node's GPUs for prewarmed weights: idle and universal ones, and dedicated ones that drain. `free_bytes`
+    follows `gpu_ids`; `draining` GPUs still serve."""
 
     node_id: str
     gpu_ids: tuple[str, ...]
     free_bytes: tuple[int, ...]
     draining: frozenset[str] = frozenset()
     replicas: tuple[Prewarmed, ...] = ()
-    engines: frozenset[str] | None = None  # engines whose replicas the node can hold; None: any
+    engines: frozenset[str] | None = None  # None: any
 
     def bits(self, gpu_ids: Sequence[str]) -> int:
-        """A set of this node's GPUs as bits. GPUs that are not candidates count as bits past the last."""
+        """Return a set of GPUs as bits; unknown ones become bits past the last."""
         place = {gpu_id: at for at, gpu_id in enumerate(self.gpu_ids)}
         beyond = len(self.gpu_ids)
         return sum(1 << place.get(gpu_id, beyond + at) for at, gpu_id in enumerate(gpu_ids))
@@ -65,18 +60,16 @@ class PrewarmNode:
 
 @lru_cache(maxsize=256)
 def groups_of(num_gpus: int, size: int) -> tuple[int, ...]:
-    """Every set of `size` out of `num_gpus` GPUs, as bits, lowest GPUs first."""
+    """Return every set of `size` GPUs, as bits, lowest first."""
     return tuple(sum(1 << at for at in chosen) for chosen in combinations(range(num_gpus), size))
 
 
 def is_nested_or_disjoint(one: int, other: int) -> bool:
-    """Return whether two GPU sets share nothing, or one contains the other (WarmServe's first guideline)."""
     common = one & other
     return common in (0, one, other)
 
 
 def members(bits: int) -> Iterator[int]:
-    """Positions of the set bits."""
     at = 0
     while bits:
         if bits & 1:
@@ -88,8 +81,8 @@ def members(bits: int) -> Iterator[int]:
 def serving_gpus(
     node: Node, here: Sequence[Instance], reserved: Mapping[str, int], besides: Collection[str] = ()
 ) -> frozenset[str]:
-    """GPUs of one node on which bytes are held by or promised to anything but the replicas `here`. Holders in `besides`
-    (instances that drain) do not count."""
+    """Return the node's GPUs with bytes held by or promised to others than the replicas `here` and `besides` (draining
+    instances)."""
     copies = {row.instance_id: row for row in here}
     return frozenset(gpu.gpu_id for gpu in node.gpus if _serves(gpu, copies, reserved, besides))
 
@@ -109,8 +102,7 @@ def _serves(gpu: Gpu, copies: Mapping[str, Instance], reserved: Mapping[str, int
 
 
 def _that_may_go(node: Node, replicas: tuple[Prewarmed, ...]) -> tuple[Prewarmed, ...]:
-    """The replicas, with `may_go` False for those whose weights others on the GPU read too: dropping such a one frees
-    nothing."""
+    """Keep replicas whose weights others on the GPU share: dropping them frees nothing."""
     shared = [weights for gpu in node.gpus for weights in gpu.shared if weights.counts]
     kept = {holder for weights in shared for holder in weights.holders}
     return (
@@ -119,7 +111,7 @@ def _that_may_go(node: Node, replicas: tuple[Prewarmed, ...]) -> tuple[Prewarmed
 
 
 def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[Prewarmed, ...]:
-    """Replicas with weights on GPUs, or being loaded there; engines asleep are none."""
+    """Return replicas on GPUs, or being loaded there, without sleeping engines."""
     return tuple(
         Prewarmed(
             replica_id=row.instance_id,
@@ -134,8 +126,7 @@ def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[
 
 
 def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[PrewarmNode]:
-    """Nodes where an instance may start, by id: GPUs that serve, or could never hold `need` bytes, are marked as
-    `draining`."""
+    """Yield nodes for a start, by id; GPUs that serve, or are smaller than `need` bytes, count as `draining`."""
     key, engine, num_gpus = model.key, model.engine, model.num_gpus
 
     def serving(known: NodeMemory) -> tuple[Node, frozenset[str]]:
@@ -159,8 +150,8 @@ def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[Prewar
 
 
 def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: bool) -> Iterator[PrewarmNode]:
-    """Nodes where replicas may be prewarmed: idle and universal GPUs, and, when planning ahead, those whose instances
-    all drain (section 4.1)."""
+    """Yield nodes with idle and universal GPUs, and, when planning ahead, those whose instances all drain (section
+    4.1)."""
 
     def seen(known: NodeMemory) -> PrewarmNode | None:
         node, here, besides = known.node, known.rows, draining if is_ahead else ()
@@ -168,7 +159,7 @@ def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: b
             return None
         closed = serving_gpus(node, here, fleet.reserved, besides)
         gpus = [gpu for gpu in node.gpus if gpu.gpu_id not in closed]
-        if not gpus and not here:  # a node with a replica counts without free GPUs
+        if not gpus and not here:
             return None
         return PrewarmNode(
             node_id=node.node_id,
@@ -184,8 +175,8 @@ def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: b
 
 # The number of replicas of each model to prewarm, and the worth of each.
 #
-# Paper: WarmServe section 5.2, Eq. 5-8, with L_A and L_P the predicted average and peak concurrency, B the batch
-# size, K the active instances, T_c the seconds to load the weights, i the rank of a replica in its class:
+# Paper: WarmServe section 5.2, Eq. 5-8, with L_A and L_P the predicted average and peak concurrency, B the batch size,
+# K the active instances, T_c the seconds to load the weights, i the rank of a replica in its class:
 #
 #     N_basic = max(ceil(L_A / B) - K, 0)                                            (5)
 #     N_burst = max(ceil(L_P / B) - N_basic - K, 0)                                  (6)
@@ -195,8 +186,8 @@ def prewarm_nodes(fleet: IndexedNodes, draining: Collection[str], *, is_ahead: b
 # Departures:
 # - Eq. 8 divides by zero for a model that sleeps on average: L_A is floored at `min_average` (erratum E4). The
 #   published code multiplies by L_P / L_A; `burst="ratio"` does that.
-# - The factor (L_P - L_A) / L_A has no bound in the paper. Here it is at most `max_burst_factor`, so that one model
-#   that sleeps on average and bursts does not outweigh the bursts of all others together.
+# - The factor (L_P - L_A) / L_A, unbounded in the paper, is at most `max_burst_factor`, so that one model that sleeps
+#   on average and bursts does not outweigh the bursts of all others together.
 # - "Basic replicas always have higher priorities than burst replicas": the order is (class, -score), where the
 #   published code sorts by score alone (erratum E5; `class_first=False`).
 
@@ -210,7 +201,7 @@ class ReplicaClass(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmDemand:
-    """One model's coming window: predicted concurrency, and what it runs now."""
+    """One model's next window, and its current instances."""
 
     model_key: str
     concurrency_mean: float  # L_A
@@ -220,18 +211,16 @@ class PrewarmDemand:
     load_s: float  # T_c
 
 
-SCORE_UNIT = "s of loading that it is expected to save"  # unit of Eq. 7-8: T_c times a weight
-LOST_UNIT = "s of loading expected for what gives way"  # the same, of dropped replicas
-MAX_REPLICAS = 1024  # per class and model, more than any fleet can hold: bounds absurd forecasts
+SCORE_UNIT = "s of loading that it is expected to save"  # Eq. 7-8: T_c times a weight
+LOST_UNIT = "s of loading expected for what gives way"  # of dropped replicas
+MAX_REPLICAS = 1024  # per class and model: bounds absurd forecasts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaWish:
-    """One replica worth prewarming."""
-
     model_key: str
     kind: ReplicaClass
-    rank: int  # within its class
+    rank: int
     score: float
 
 
@@ -244,16 +233,15 @@ class ScoreParams:
 
 
 def replicas(demands: Iterable[PrewarmDemand], params: ScoreParams = ScoreParams()) -> list[ReplicaWish]:
-    """Every replica worth prewarming, the most valuable first; ties go by model key and rank."""
+    """Return every replica worth prewarming, most valuable first; ties go by model key and rank."""
     ranked = sorted(chain.from_iterable(_of(demand, params) for demand in demands))
     return [wish for *_, wish in ranked]
 
 
-# A wish after its sort key, which is unique.
 _Ranked = tuple[int, float, str, int, int, ReplicaWish]
 
 
-@lru_cache(maxsize=16384)  # most models want the same in successive plans
+@lru_cache(maxsize=16384)
 def _of(demand: PrewarmDemand, params: ScoreParams) -> tuple[_Ranked, ...]:
     average, peak = max(0.0, demand.concurrency_mean), max(0.0, demand.concurrency_peak)
     batch = max(1, demand.max_concurrency)
@@ -274,7 +262,7 @@ def _of(demand: PrewarmDemand, params: ScoreParams) -> tuple[_Ranked, ...]:
 
 
 def burst_factor(average: float, peak: float, params: ScoreParams) -> float:
-    """The height of the peak above the average, relative to it and bounded (the last factor of Eq. 8)."""
+    """Return the bounded last factor of Eq. 8."""
     floor = max(average, params.min_average)
     factor = peak / floor if params.burst == "ratio" else (peak - average) / floor
     return min(max(factor, 0.0), params.max_burst_factor)
@@ -282,24 +270,20 @@ def burst_factor(average: float, peak: float, params: ScoreParams) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaShape:
-    """The size of one replica of a model: GPUs of one node, and bytes on each."""
-
     num_gpus: int
     bytes_per_gpu: int
-    engine: str = ""  # the engine that can hold the replica; empty: any
+    engine: str = ""  # empty: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmStep:
-    """Prewarm one replica on these GPUs, after dropping replicas that are no longer wanted."""
-
     model_key: str
     node_id: str
     gpu_ids: tuple[str, ...]
     score: float
-    drop: tuple[str, ...] = ()  # replica ids
+    drop: tuple[str, ...] = ()
     reason: str = ""
-    bytes_per_gpu: int = 0  # bytes of the replica on each GPU; 0: all of its weights
+    bytes_per_gpu: int = 0  # 0: all weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,14 +291,12 @@ class EvictAwareParams:
     max_steps: int = 1000
 
 
-LESS_RATIO: Final = 0.5  # victims' worth over the newcomer's: a copy there serves at once, a new one has to load
+LESS_RATIO: Final = 0.5  # victims' worth over the newcomer's, which has to load
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """GPUs with enough free memory, and the replicas they would be shared with."""
-
-    lost: float  # sum of the replicas' scores
+    lost: float
     bits: int
     highest: float
     models: frozenset[str]
@@ -322,11 +304,11 @@ class _Group:
 
 @dataclass(slots=True)
 class _Node:
-    """One node while a plan is made. `groups`: shape -> groups found for it since the node's last step."""
+    """`groups`: found per shape since the node's last step."""
 
     view: PrewarmNode
     free: list[int]
-    held: list[tuple[int, Prewarmed]]  # bits, replica
+    held: list[tuple[int, Prewarmed]]
     groups: dict[ReplicaShape, Sequence[_Group]] = field(default_factory=dict)
 
     @classmethod
@@ -336,12 +318,10 @@ class _Node:
         return cls(view, list(view.free_bytes), [(view.bits(r.gpu_ids), r) for r in scored])
 
     def has_stale(self, most: float) -> bool:
-        """Return whether a copy on the node is worth at most `most` and may be dropped."""
         return any(replica.score <= most and replica.may_go for _, replica in self.held)
 
     def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
-        """Groups with enough free memory that are nested with, or disjoint from, each replica there; least worth
-        first."""
+        """Return groups with enough memory, nested with or disjoint from each replica; least worth first."""
         known = self.groups.get(shape)
         if known is None:
             has_bytes = sum(1 << at for at, free in enumerate(self.free) if free >= shape.bytes_per_gpu)
@@ -352,7 +332,7 @@ class _Node:
 
 @lru_cache(maxsize=8192)
 def _groups(num_gpus: int, size: int, has_bytes: int, held: tuple[tuple[int, float, str], ...]) -> tuple[_Group, ...]:
-    """Groups of `size` among the GPUs with enough free memory (bits), given the replicas there: bits, score, model."""
+    """`held`: bits, score, model of each replica."""
     found = []
     for bits in groups_of(num_gpus, size):
         if bits & has_bytes != bits:
@@ -362,21 +342,21 @@ def _groups(num_gpus: int, size: int, has_bytes: int, held: tuple[tuple[int, flo
             common = other & bits
             if common:
                 if common != other and common != bits:
-                    break  # neither nested nor disjoint
+                    break
                 lost += score
                 highest = max(score, highest)
                 models.append(model_key)
         else:
             found.append(_Group(lost, bits, highest, frozenset(models)))
             if not held:
-                break  # without replicas all groups are alike: the first one is enough
+                break  # groups are alike without replicas
     return tuple(sorted(found, key=lambda g: (g.lost, g.bits)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
     beaten: bool  # every replica on the same GPUs scores less
-    lost: float  # sum of those replicas' scores
+    lost: float
     node_id: str
     bits: int
     drop: tuple[str, ...] = ()
@@ -393,11 +373,9 @@ def plan(
     params: EvictAwareParams = EvictAwareParams(),
     worths: Mapping[str, float] | None = None,
 ) -> list[PrewarmStep]:
-    """Plan what to prewarm where, the most valuable first. `wishes` come sorted (`warmserve_scores.replicas`).
-
-    A wish whose model has no shape, or that fits nowhere, is skipped. With `worths` existing replicas take their scores
-    from it, and a wish that fits nowhere replaces replicas that together score less than half of it.
-    """
+    """Plan replicas and their places. `wishes` are sorted (`replicas`); one without a shape or a place
+    is skipped. With `worths`, existing replicas take their scores from it, and a wish that fits nowhere replaces
+    replicas that together score less than half of it."""
     views = sorted(nodes, key=lambda n: n.node_id)
     scores, new = share_out(wishes, views)
     scores, ratio = (scores, 0.0) if worths is None else (dict(worths), LESS_RATIO)
@@ -413,7 +391,7 @@ def plan(
 
     sizes = {key: shape.bytes_per_gpu for key, shape in shapes.items()}
     steps: list[PrewarmStep] = []
-    full: set[ReplicaShape] = set()  # shapes for which no group has the free memory
+    full: set[ReplicaShape] = set()
     for wish in new:
         shape = shapes.get(wish.model_key)
         if shape is None:
@@ -437,14 +415,13 @@ def plan(
 def share_out(
     wishes: Sequence[ReplicaWish], nodes: Sequence[PrewarmNode]
 ) -> tuple[dict[str, float], list[ReplicaWish]]:
-    """Scores of the existing replicas (replica_id -> score), and the wishes that none of them fulfils."""
     there: dict[str, list[str]] = {}
     for node in nodes:
         for replica in node.replicas:
             if replica.counts:
                 there.setdefault(replica.model_key, []).append(replica.replica_id)
     for ids in there.values():
-        ids.sort(reverse=True)  # taken from the end
+        ids.sort(reverse=True)
     scores: dict[str, float] = {}
     still_open: list[ReplicaWish] = []
     for wish in wishes:
@@ -456,10 +433,9 @@ def share_out(
 
 
 def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fit | None:
-    """The best group with enough free memory. Nodes come by id: the first that loses nothing ends the search."""
     best: _Fit | None = None
     for node in nodes:
-        tried = False  # tried a group with a higher replica: a node's first such group is its best
+        tried = False  # a node's first group with a higher replica is its best
         for group in node.groups_for(shape):
             if best is not None and best.beaten and group.lost >= best.lost:
                 break
@@ -480,7 +456,6 @@ def _best(nodes: Iterable[_Node], wish: ReplicaWish, shape: ReplicaShape) -> _Fi
 def _best_stale(
     node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[str, int], most: float
 ) -> _Fit | None:
-    """The best group of one node once replicas worth at most `most` together are dropped for it, or None."""
     fits = (_fit(node, wish, shape, bits, sizes, most) for bits in groups_of(len(node.free), shape.num_gpus))
     return min((fit for fit in fits if fit), key=lambda fit: fit.order, default=None)
 
@@ -512,7 +487,6 @@ def _fit(
 def _take(
     node: _Node, wish: ReplicaWish, shape: ReplicaShape, shapes: Mapping[str, ReplicaShape], fit: _Fit
 ) -> PrewarmStep:
-    """Apply the step to the working copy of the node."""
     node.groups.clear()
     gone = set(fit.drop)
     for other, replica in node.held:

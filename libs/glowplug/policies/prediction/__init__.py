@@ -1,1 +1,1 @@
-"""Prediction: what demand to expect of each model in the windows to come."""
+"""Prediction: the demand to expect of each model in coming windows."""

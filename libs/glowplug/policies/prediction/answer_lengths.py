@@ -1,15 +1,13 @@
 """Actual against expected lengths of answers, learned for one model.
 
-PreServe (section 4.3.1) takes the expected length for the length, and a fifth more each time an answer outlives it. An
-expected length is a median, so half of the answers outlive it, many by far: taken for the lengths themselves, such
-medians say that caches empty which go on filling (row P3e of docs/papers). Ours, not a paper's: a life table. The ratio
-of actual over expected length is cut into bands, and each band has the share of the answers ending in it among those
-that reached it (the actuarial estimate of Kaplan and Meier, 1958), by how long the answer was expected to be. Bands
-with few answers lean on those of all the model's answers, and these on the paper's reading: every answer ends where it
-was expected to.
+PreServe (section 4.3.1) takes the expected length for the length, plus a fifth each time an answer outlives it. An
+expected length is a median, so half of the answers outlive it, and caches seem to empty while they fill (row P3e of
+docs/papers). Ours, not a paper's: a life table. Per band of the ratio actual / expected, it has the share of answers
+ending there among those reaching it (the actuarial estimate of Kaplan and Meier, 1958), by expected length. Bands with
+few answers lean on the model's, and these on the paper's reading: answers end as expected.
 
-A length is drawn by a share s: of all answers with that expected length that have come as far, the share s is shorter.
-Shares spread evenly over the requests of an instance make the sum of the drawn lengths the expected sum.
+A length is drawn by a share s, the part of such answers that is shorter. Shares spread evenly over an instance's
+requests make the drawn sum the expected one.
 """
 
 from bisect import bisect_right
@@ -21,27 +19,25 @@ _EDGES: Final = (
     *(0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.98, 1.02, 1.1, 1.25, 1.5, 1.8, 2.2, 2.8, 3.6, 5.0, 7.0, 10.0),
     *(15.0, 25.0, 50.0, 100.0),
 )
-"""Bands of the ratio: from one edge to the next; beyond the last one an answer is taken to double."""
+"""Edges of the bands of the ratio; beyond the last, answers are assumed to double."""
 _NUM_BANDS: Final = len(_EDGES) - 1
 _AS_EXPECTED: Final = _EDGES.index(0.98)  # the band of answers as long as expected
 _BEFORE: Final = tuple(float(at == _AS_EXPECTED or at > _AS_EXPECTED + 1) for at in range(_NUM_BANDS))
-"""Of each band before any answer: the share of those reaching it that end in it. Who goes on beyond what was expected
-ends about a fifth later, as in the paper."""
-_NUM_TO_TRUST: Final = 5.0  # answers in a band at which its own share counts half
-_LEAST: Final = 1e-6  # least share of the answers reaching a band that outlives it
-_GROWTH: Final = 1.02  # growth in answers after which a curve is computed anew
-_MOST: Final = 4000.0  # answers at which all counts are halved
-_BOUND: Final = 1 << 20  # most tokens drawn, unless more are there already
+"""Prior share of answers ending in each band reached: as expected, or about a fifth later, as in the paper."""
+_NUM_TO_TRUST: Final = 5.0  # answers for a half weight
+_LEAST: Final = 1e-6  # outliving a band
+_GROWTH: Final = 1.02  # in answers, until a curve is recomputed
+_MOST: Final = 4000.0  # answers, until all counts are halved
+_BOUND: Final = 1 << 20  # most tokens drawn
 
 
 @dataclass(slots=True)
 class _LifeTable:
-    """A table by band of the answers that ended in it, and of the answers last seen in it. `curve`: minus the share of
-    the answers longer than each edge, computed anew once enough answers have come to change it."""
+    """Answers ended in, and last seen in, each band. `curve`: minus the share longer than each edge."""
 
     ended: list[float] = field(default_factory=lambda: [0.0] * _NUM_BANDS)
     left: list[float] = field(default_factory=lambda: [0.0] * _NUM_BANDS)
-    num: float = 0.0  # answers that count
+    num: float = 0.0
     curve: list[float] = field(default_factory=list)
     curve_until: float = 0.0  # `num` up to which the curve holds
 
@@ -54,7 +50,7 @@ class _LifeTable:
             self.num, self.curve_until = self.num / 2, 0.0
 
     def ending(self, lean_on: Sequence[float]) -> list[float]:
-        """Shares of the answers ending in each band, among those that reach it and were not last seen there."""
+        """Return the shares ending in each band, of those reaching it and not last seen there."""
         shares, reached = [0.0] * _NUM_BANDS, _NUM_TO_TRUST
         for band in range(_NUM_BANDS - 1, -1, -1):
             reached += self.ended[band]
@@ -63,7 +59,6 @@ class _LifeTable:
         return shares
 
     def drawn_from(self, every: "_LifeTable") -> list[float]:
-        """The curve of these answers; bands with few of them lean on `every`."""
         if self.num >= self.curve_until:
             ending = every.ending(_BEFORE)
             left, self.curve = 1.0, [-1.0]
@@ -75,14 +70,12 @@ class _LifeTable:
 
 
 class AnswerLengths:
-    """Lengths of one model's answers. Memory is one small row per power of two of expected tokens."""
-
     def __init__(self) -> None:
         self._all = _LifeTable()
         self._tables: dict[int, _LifeTable] = {}
 
     def learn(self, expected_tokens: int, tokens: int, *, has_ended: bool = True) -> None:
-        """Learn one answer's tokens beside the expected number: all of them, or those up to when its client left."""
+        """Learn one answer's tokens, whole or up to its client's leaving."""
         expected = max(1, expected_tokens)
         band = min(_NUM_BANDS - 1, bisect_right(_EDGES, max(0, tokens) / expected) - 1)
         self._all.learn(band, has_ended)
@@ -92,8 +85,7 @@ class AnswerLengths:
         table.learn(band, has_ended)
 
     def draw(self, expected_tokens: int, share: float, reached_tokens: int = 0) -> int:
-        """Draw the tokens of an answer that is longer than `reached_tokens`, so that `share` (0 to 1) of all such
-        answers are shorter. More than `reached_tokens`."""
+        """Draw the length of an answer beyond `reached_tokens` with `share` (0 to 1) of such answers shorter."""
         expected, least = max(1, expected_tokens), reached_tokens + 1
         curve = self._tables.get(expected.bit_length(), self._all).drawn_from(self._all)
         ratio = reached_tokens / expected
@@ -101,7 +93,6 @@ class AnswerLengths:
         if band >= _NUM_BANDS:
             return max(least, min(_BOUND, 2 * reached_tokens))
         low, high = _EDGES[band], _EDGES[band + 1]
-        # Within a band, answers end evenly.
         longer = curve[band] + (curve[band + 1] - curve[band]) * (ratio - low) / (high - low)
         wanted = longer * (1.0 - share)
         band = bisect_right(curve, wanted, band + 1) - 1

@@ -1,4 +1,4 @@
-"""No forecast, with which every other service works."""
+"""No forecast."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from glowplug.policies.prediction.port import WindowTotals
 
 @dataclass(slots=True)
 class Nothing:
-    """Forecast nothing; every other service works without forecasts."""
+    """Forecast nothing."""
 
     WINDOW_S: ClassVar[float] = 60.0
     window_s: float = 60.0
@@ -18,5 +18,4 @@ class Nothing:
         """Keep nothing."""
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Return no forecast."""
         return ()

@@ -1,22 +1,20 @@
-"""A combination of cheap forecasts, weighted by their recent losses: for one model, kind of load and horizon.
+"""A combination of cheap forecasts, weighted by their recent losses, per model, kind of load and horizon.
 
 Not from a paper: the five name one forecaster each (WarmServe 5.1 a corrected season, PreServe 4.1 a learned sequence),
-and no single one is best on every load. The rule is that of exponential weights with a fixed share (Herbster and
-Warmuth 1998, "Tracking the best expert"). It needs no training: experts that
-know too little yet are left out.
+and none is best on every load. The rule: exponential weights with a fixed share (Herbster and Warmuth 1998, "Tracking
+the best expert"), without training; experts that know too little are left out.
 
     loss_i(t)  = min(3, |forecast_i - load| / max(load, scale / 10))        of the forecast made h windows before
     w_i        from discounted losses, under rules that remember hours to days
     mixture    = exp(sum_i w_i log(forecast_i + unit)) - unit
     forecast   = of the mixture and of it leaning to days like this one (there too), weighed likewise
 
-Bands: the 10 % and 90 % quantiles of the log error follow the errors, by a step of the pinball loss for each window
-(Gibbs and Candes 2021, "Adaptive conformal inference"), so that they hold four of five windows in the long run,
-whatever the load is like. Far ahead they aim a little further out, since the errors they learn from are hours old.
+Bands: the 10 % and 90 % quantiles of the log error follow it by a pinball-loss step per window (Gibbs and Candes 2021,
+"Adaptive conformal inference"), and cover four of five windows in the long run on any load. Far ahead they aim further
+out, since errors are hours old.
 
-Bad measurements are bounded. A window that is missing, NaN or negative counts as its forecast and teaches nothing. One
-above `spike_ratio` times the highest load kept counts as that much; where the next one falls back, the spike is taken
-out of the past as well. `Forecast.anomaly` reports each.
+A missing, NaN or negative window counts as its forecast and teaches nothing. A load above `spike_ratio` times the
+highest kept is cut; if the next falls back, the spike leaves the past too. `Forecast.anomaly` reports each.
 """
 
 import math
@@ -32,34 +30,33 @@ from glowplug.fleet.forecasts import Reading
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import WindowTotals, forecast_of, reading_of
 
-# The experts that `combined` weighs: cheap forecasts of one model, each right about some loads at some horizons.
+# The experts of `combined`: cheap forecasts of one model, each right about some loads at some horizons.
 #
-# All of them work on z = log(load + unit), so that an error is a ratio, and learn window by window. Shapes: K kinds of
-# load (the fields of `Reading`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
+# All use z = log(load + unit), so that an error is a ratio, and learn window by window. Shapes: K kinds of load (fields
+# of `Reading`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
 #
 #     level      the last window; means of the last ones, of z and of the load itself; damped trends (Holt)
 #     day, week  S_k(h) + rho^h r_k                   S_k: z smoothed over some windows, k seasons before the target
 #     profile    mean over k of S_k(h) + rho^h r_k           r_k: recent mean of z - S_k (rate alpha)
 #     analog     the same, weighted by 1 / variance^2 of z - S_k: the days that this one resembles count most
 #     wide       the same three over 13 windows instead of three: chance features of a single day count less
-#     csp        WarmServe section 5.1, Eq. 2-4 (`warmserve_csp.py` has the departures)
+#     csp        WarmServe section 5.1, Eq. 2-4 (glowplug_lab/policies/warmserve_csp.py has the departures)
 #     ridge      change = features x weights, least squares that forget, for each horizon
 #     peers      the last window, and how the load of other models changed at that time of the day
 #
-# `NAMES` lists them in the order of the last axis. Holt (1957) as damped by Gardner and McKenzie (1985).
+# `NAMES` follows the last axis. Holt (1957) as damped by Gardner and McKenzie (1985).
 
 Array = NDArray[np.float64]
 
-MEANS: Final = (0.5, 0.25, 0.1)  # rates, of z
-LOAD_MEANS: Final = (0.2,)  # rates, of the load itself
-HOLTS: Final = ((0.8, 0.3, 0.9), (0.5, 0.2, 0.8))  # rates of level and trend, damping
+MEANS: Final = (0.5, 0.25, 0.1)
+LOAD_MEANS: Final = (0.2,)
+HOLTS: Final = ((0.8, 0.3, 0.9), (0.5, 0.2, 0.8))  # level, trend, damping
 RATES: Final = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)  # of r_k
 MEMORIES: Final = (0.8, 0.93, 0.97)  # of the variance of z - S_k, per window
 
 
 class Kinds(NamedTuple):
-    """The experts of one smoothing: (alpha, rho) each; of analogs (with the level or by the shape alone, index into
-    MEMORIES, alpha, rho)."""
+    """(alpha, rho) each; for analogs (level or shape, index into MEMORIES, alpha, rho)."""
 
     num_sides: int  # windows on either side of one in its smoothed mean
     days: tuple[tuple[float, float], ...]
@@ -91,8 +88,8 @@ WIDE: Final = Kinds(
 NUM_DAYS: Final = 7
 CSP_ERRORS: Final = 10
 NUM_FEATURES: Final = 6
-RIDGE: Final = 0.3  # weight of the prior of the least squares
-FORGET: Final = 0.995  # of the least squares, per window
+RIDGE: Final = 0.3
+FORGET: Final = 0.995
 
 
 def _names(kinds: Kinds, before: str) -> list[str]:
@@ -119,34 +116,32 @@ MEANS_UNTIL: Final = 1 + len(MEANS)
 HOLT_FROM: Final = MEANS_UNTIL + len(LOAD_MEANS)
 RIDGE_AT: Final = NAMES.index("ridge")
 SEASONAL_FROM: Final = NAMES.index("day naive")
-DAYS_ALIKE: Final = NAMES.index("wide analog level 0.8 0.97")  # the one towards which new weights lean
+DAYS_ALIKE: Final = NAMES.index("wide analog level 0.8 0.97")  # the one to lean towards
 
 
 class Experts:
-    """The experts of one model. `add` takes windows without gaps; `ahead` returns what each expert says after the last
-    one."""
+    """`add` takes windows without gaps; `ahead` forecasts from the last."""
 
     def __init__(self, num_kinds: int, per_day: int, units: Array, num_ahead: int, max_windows: int) -> None:
         self.per_day, self.num_ahead, self.units = per_day, num_ahead, units
         self.num_days = max(1, min(NUM_DAYS, max_windows // per_day))
-        self.count = 0  # windows added
+        self.count = 0
         kept = self.num_days * per_day + 2
         self._past = np.zeros((num_kinds, kept), np.float32)  # z, by window number modulo `kept`
         self._means = np.zeros((len(MEANS), num_kinds))
         self._load_means = np.zeros((len(LOAD_MEANS), num_kinds))
-        self._holts = np.zeros((len(HOLTS), 2, num_kinds))  # level and trend
+        self._holts = np.zeros((len(HOLTS), 2, num_kinds))
         self._csp_sums = np.zeros((num_kinds, per_day), np.float32)
-        self._csp_last = np.zeros((2, CSP_ERRORS, num_kinds))  # loads and errors of the last windows, newest first
+        self._csp_last = np.zeros((2, CSP_ERRORS, num_kinds))  # loads and errors, newest first
         self._ridge = Ridge(num_kinds, num_ahead)
         steps = np.arange(1, num_ahead + 1)
-        within = (steps - 1) % per_day + 1  # step within its season, since the horizon may be longer than a season
+        within = (steps - 1) % per_day + 1  # the horizon may exceed a season
         offsets = within - np.arange(1, self.num_days + 1)[:, None] * per_day  # (k, H)
         self._seasons = [Season(kinds, num_kinds, per_day, kept, offsets, steps) for kinds in (NARROW, WIDE)]
-        self._offsets, self._naive = offsets[0], np.empty(0)  # (K, H): z a season before each target
+        self._offsets, self._naive = offsets[0], np.empty(0)  # (K, H): z a season before
         self._trends = np.stack([np.cumsum(damping**steps) for _, _, damping in HOLTS])
 
     def add(self, load: Array) -> None:
-        """Add the next window: K loads, none negative or NaN."""
         z, at = np.log(load + self.units), self.count
         if at == 0:
             self._means[:], self._load_means[:] = z, load
@@ -173,24 +168,22 @@ class Experts:
         self._ridge.see(self._features(z, before), z)
 
     def replace_last(self, load: Array) -> None:
-        """Correct the load of the last window: in the past alone, not in the means that already include it."""
+        """Correct the last window in the past only; means keep the old load."""
         z, at = np.log(load + self.units), self.count - 1
         slot, where = at % self.per_day, at % self._past.shape[1]
         self._csp_sums[:, slot] += load - (np.exp(self._past[:, where]) - self.units)
         self._keep(z, at)
 
     def last(self) -> Array:
-        """The load of the last window, by kind."""
         return np.exp(self._at(self.count - 1)) - self.units
 
     def most(self) -> Array:
-        """The highest load kept, by kind."""
         kept = min(self.count, self._past.shape[1])
         found: Array = np.exp(self._past[:, :kept].max(axis=1).astype(float)) - self.units
         return found
 
     def ahead(self, peers: Array | None = None) -> Array:
-        """(K, H, N) of z; NaN for experts that know too little yet. `peers`: (H,), how z of other models changes."""
+        """Return z as (K, H, N); NaN for unready experts. `peers`: (H,), change of other models' z."""
         found = np.full((len(self.units), self.num_ahead, len(NAMES)), np.nan)
         z = self._at(self.count - 1)
         found[:, :, 0] = z[:, None]
@@ -215,12 +208,10 @@ class Experts:
 
     @property
     def distances(self) -> Array:
-        """(K,): mean square of z's recent distance from the days alike, as `ahead` weighs them; 0 in the first
-        season."""
+        """(K,): mean square of z's distance from the days alike; 0 in the first season."""
         return self._seasons[-1].distances
 
     def _keep(self, z: Array, at: int) -> None:
-        """Store z of a window, and update the means that contain it."""
         self._past[:, at % self._past.shape[1]] = z
         for season in self._seasons:
             numbers = np.maximum(at - np.arange(2 * season.num_sides + 1), 0)
@@ -244,13 +235,13 @@ class Experts:
         return found
 
     def _features(self, z: Array, before: tuple[Array, Array]) -> Array:
-        """(K, H, 6): changes over one and three windows, distance from the mean; and what followed a season before: the
-        change from there to each target, z's distance from that day, and the mean of that change over all days."""
+        """Return (K, H, 6): changes over one and three windows, distance from the mean; and from the season before: the
+        change to each target, z's distance from that day, and the mean change over all days."""
         found = np.zeros((len(z), self.num_ahead, NUM_FEATURES))
         found[:, :, :3] = np.stack((z - before[0], z - before[1], z - self._means[1]), axis=1)[:, None, :]
         season = self._seasons[0]
         if season.known:
-            here = season.above[0, : season.known]  # z - S_k now
+            here = season.above[0, : season.known]
             found[:, :, 3] = self._naive + (here[0] - z)[:, None]
             found[:, :, 4] = here[0][:, None]
             found[:, :, 5] = season.profile + (here.mean(axis=0) - z)[:, None]
@@ -261,17 +252,17 @@ class Experts:
 
 
 class Season:
-    """Forecasts from the days before, smoothed over some windows, and this day's distance from each of them."""
+    """Forecasts from the smoothed days before, and distances from them."""
 
     def __init__(
         self, kinds: Kinds, num_kinds: int, per_day: int, kept: int, offsets: NDArray[np.int_], steps: NDArray[np.int_]
     ) -> None:
         self.num_sides, self.num = kinds.num_sides, sum(len(of) for of in kinds[1:])
         self.known, self.before = 0, np.empty(0)  # number of seasons back; (k, K, H): S_k
-        self.profile = np.empty(0)  # (K, H): mean of S_k
+        self.profile = np.empty(0)
         num_days = len(offsets)
-        self.above = np.zeros((len(RATES), num_days, num_kinds))  # r_k
-        # Mean square of z - S_k over the days, weighted as by the `level` analog with the shortest memory.
+        self.above = np.zeros((len(RATES), num_days, num_kinds))
+        # Mean square of z - S_k over the days, weighted as by the shortest-memory `level` analog.
         self.distances = np.zeros(num_kinds)
         self._per_day, self._offsets, self._kinds = per_day, offsets, kinds
         self._smooth = np.zeros((num_kinds, kept), np.float32)  # by window number modulo `kept`
@@ -287,16 +278,14 @@ class Season:
         self._nearest = sorts.index(("level", 0))  # the analog whose weights `distances` uses
 
     def smooth(self, newest_first: Array, at: int) -> None:
-        """Update the means that contain window `at`, from z of the last windows (K, 2 sides + 1); the newest means are
-        of the windows known so far."""
+        """Update the means that contain window `at`, from z of the last windows (K, 2 sides + 1)."""
         num = min(self.num_sides, at, self._smooth.shape[1] - 1) + 1
         back = np.arange(num)
-        over = np.minimum(back + self.num_sides, at) + 1  # windows in each mean
+        over = np.minimum(back + self.num_sides, at) + 1
         sums = np.cumsum(newest_first, axis=1)
         self._smooth[:, (at - back) % self._smooth.shape[1]] = sums[:, over - 1] / over
 
     def learn(self, z: Array, at: int) -> None:
-        """Learn how far window `at` lies above the same window of each day before."""
         known = min(len(self._offsets), at // self._per_day)
         if known == 0:
             return
@@ -313,7 +302,7 @@ class Season:
         moments[:, 2] += error * error
 
     def look_back(self, at: int) -> None:
-        """Look up S_k of every target after window `at`; none in the first season."""
+        """Look up S_k of every target after window `at`."""
         self.known = min(len(self._offsets), at // self._per_day)
         if self.known:
             where = (at + self._offsets[: self.known]) % self._smooth.shape[1]
@@ -321,7 +310,6 @@ class Season:
             self.profile = self.before.mean(axis=0)
 
     def ahead(self, found: Array) -> None:
-        """Write what the season's experts expect into `found` (K, H, num). NaN stays where they know too little."""
         if not self.known:
             return
         above, at = self.above[:, : self.known], 0
@@ -333,7 +321,7 @@ class Season:
         found[:, :, at:until] = self.profile[..., None] + level[rates].T[:, None, :] * fades
         (rates, fades), at = self._analogs, until
         shares = self._likeness()
-        levels = (shares * above[rates]).sum(axis=1)  # (n, K)
+        levels = (shares * above[rates]).sum(axis=1)
         until = at + len(self._kinds.analogs)
         found[:, :, at:until] = np.einsum("ndk,dkh->khn", shares, self.before) + levels.T[:, None, :] * fades
         if self.known == NUM_DAYS:
@@ -341,7 +329,7 @@ class Season:
             found[:, :, until:] = self.before[-1][..., None] + above[rates, -1].T[:, None, :] * fades
 
     def _likeness(self) -> Array:
-        """(n, k, K), of sum 1 over k: how much this day is like each of those before, for each analog."""
+        """Return (n, k, K), summing to 1 over k: likeness of this day to those before, per analog."""
         weight, first, second = self._moments[:, :, : self.known].swapaxes(0, 1)
         squares, mean = second / weight, first / weight
         variance = np.maximum(squares[self._memories] - self._are_shapes * mean[self._memories] ** 2, 0.0)
@@ -352,8 +340,8 @@ class Season:
 
 
 class Ridge:
-    """Least squares of z(t + h) - z(t) on features, one for each kind and horizon, that forgets at rate FORGET towards
-    a prior: 0.7 of the mean change on the days before."""
+    """Least squares of z(t + h) - z(t), per kind and horizon, forgetting towards a prior: 0.7 of the mean change on the
+    days before."""
 
     def __init__(self, num_kinds: int, num_ahead: int) -> None:
         shape = (num_kinds, num_ahead, NUM_FEATURES)
@@ -361,17 +349,15 @@ class Ridge:
         self._squares = np.broadcast_to(RIDGE * np.eye(NUM_FEATURES), (*shape, NUM_FEATURES)).copy()
         self._products = np.broadcast_to(RIDGE * self._prior, shape).copy()
         self._seen = np.zeros((num_ahead, *shape), np.float32)  # features, by window number modulo H
-        self._was = np.zeros((num_ahead, num_kinds))  # z, likewise
+        self._was = np.zeros((num_ahead, num_kinds))
         self._num = 0
 
     def see(self, features: Array, z: Array) -> None:
-        """Store the features known after a window of `z`."""
         at = self._num % len(self._seen)
         self._seen[at], self._was[at] = features, z
         self._num += 1
 
     def learn(self, z: Array) -> None:
-        """Learn that the window after those seen brought `z`."""
         ahead = min(self._num, len(self._seen))
         if not ahead:
             return
@@ -386,7 +372,6 @@ class Ridge:
         products += features * change[..., None] + (1 - FORGET) * RIDGE * self._prior
 
     def ahead(self, z: Array) -> Array:
-        """Expected z, (K, H)."""
         features = self._seen[(self._num - 1) % len(self._seen)]
         weights = np.linalg.solve(self._squares, self._products[..., None])[..., 0]
         found: Array = z[:, None] + (features * weights).sum(axis=2)
@@ -394,35 +379,29 @@ class Ridge:
 
 
 def weighted(newest_first: Array) -> Array:
-    """WarmServe Eq. 3 as intended (erratum E1): the mean of the rows, with weights that halve from each row to the next
-    older one; zeros if there is no row."""
+    """Mean of rows with weights halving by age: WarmServe Eq. 3 as intended (erratum E1); zeros without rows."""
     weights = 0.5 ** np.arange(len(newest_first))
     found: Array = weights @ newest_first / max(float(weights.sum()), 1.0)
     return found
 
 
 def _fades(pairs: Sequence[tuple[float, float]], steps: NDArray[np.int_]) -> tuple[NDArray[np.int_], Array]:
-    """The index of each alpha in RATES, and rho^h as (H, n)."""
     rates = np.array([RATES.index(alpha) for alpha, _ in pairs])
     return rates, np.array([rho for _, rho in pairs]) ** steps[:, None]
 
 
-# Weights of the parts of `combined`: exponential weights under several rules, weights of these rules, and how far the
-# mixture leans towards days like this one.
+# Weights of `combined`: exponential weights under several rules, weights of the rules, and the lean to days alike.
 #
 #     L_i     = discounted mean of loss_i and of `prior_windows` x sqrt(h) of prior_i times the least: losses h windows
 #               ahead overlap, and say the less
 #     w_i     ~ exp(-eta (L_i / min L - 1)), then a share is given to all alike
 #
-# A rule that forgets within hours is right after a change; one that remembers days is right where nothing changes.
-# RULES has both kinds: each makes a forecast, and the forecasts are weighted by the same formula, by their losses
-# (ACROSS). Herbster and Warmuth 1998, "Tracking the best expert"; weights of several learning rates as in van Erven
-# and Koolen 2016, "MetaGrad".
+# A rule that forgets within hours is right after a change, one that remembers days on a steady load. Each of RULES
+# makes a forecast; these are weighted by the same formula (ACROSS). Herbster and Warmuth 1998, "Tracking the best
+# expert"; weights of several learning rates as in van Erven and Koolen 2016, "MetaGrad".
 #
-# Twelve windows ahead the losses that weights follow are known twelve windows late, and those of a day overlap so
-# much that they say little of each other. But the load's distance from the days before is known at each window. So
-# the mixture leans towards the expert of days alike (`DAYS_ALIKE`) by the current distance
-# (`Changes`):
+# Twelve windows ahead, losses are known twelve windows late and overlap, but the load's distance from the days before
+# is known at each window. So the mixture leans by it towards the expert of days alike (`DAYS_ALIKE`, `Changes`):
 #
 #     d      weighted mean over these days of the recent mean square of z - S_k
 #     v_h    mean square of z's change within h windows
@@ -437,8 +416,8 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of exponential weights. `memory`: of losses, per window. `eta`: how sharply weights fall with the loss,
-    over the least one. `prior_windows`: how many windows the prior counts for, one window ahead."""
+    """`memory`: of losses, per window. `eta`: sharpness of the weights' fall with the loss. `prior_windows`: the
+    prior's weight, one window ahead."""
 
     memory: float
     eta: float
@@ -452,7 +431,7 @@ RULES: Final = (
     Rule(memory=0.99, eta=25.0, prior_windows=5.0),
 )
 ACROSS: Final = Rule(memory=0.99, eta=20.0, prior_windows=5.0)
-LIKENED: Final = Rule(memory=0.99, eta=40.0, prior_windows=5.0)  # weighs leaning to days alike
+LIKENED: Final = Rule(memory=0.99, eta=40.0, prior_windows=5.0)
 PRIOR: Final = {
     "last": (1.00, 1.37),
     "mean 0.5": (1.16, 1.41),
@@ -494,13 +473,12 @@ PRIOR: Final = {
     "wide week 0.5 1.0": (1.41, 1.46),
     "wide week 0.3 0.9": (1.83, 1.63),
 }
-"""What is known of each expert before a load is: its mean loss over the best one's, 1 and 12 windows ahead, as measured
-on the days and clients that `bench/forecast` calls tuned (`python -m bench.forecast priors`)."""
+"""Prior loss over the best expert's, 1 and 12 windows ahead, as measured on the days and clients that `bench/forecast`
+calls tuned (`python -m bench.forecast priors`).
+"""
 
 
 class Weights:
-    """Weights of N forecasts, under each of M rules, by kind and horizon."""
-
     def __init__(self, rules: Sequence[Rule], num_kinds: int, prior: Array) -> None:
         num_ahead, num = prior.shape
         self._memory, self._eta, windows, self._share = (
@@ -509,12 +487,11 @@ class Weights:
         )
         self._for_prior = windows * np.sqrt(np.arange(1, num_ahead + 1, dtype=np.float32))[:, None]
         self._priors = prior.astype(np.float32) * self._for_prior
-        self._losses = np.zeros((len(rules), num_kinds, num_ahead, num), np.float32)  # discounted sums
+        self._losses = np.zeros((len(rules), num_kinds, num_ahead, num), np.float32)
         self._counts = np.zeros_like(self._losses)
 
     def learn(self, losses: Array, is_known: Mask) -> None:
-        """Learn what each forecast of a window lost (K, up to H, N), NaN where it said nothing; windows of an unknown
-        kind do not count."""
+        """Learn losses (K, up to H, N), NaN for none; skip kinds with an unknown load."""
         ahead, counted = losses.shape[1], np.isfinite(losses) & is_known[:, None, None]
         sums, counts = self._losses[:, :, :ahead], self._counts[:, :, :ahead]
         keep = np.where(is_known[:, None, None], self._memory, np.float32(1.0))
@@ -524,7 +501,7 @@ class Weights:
         counts += counted
 
     def of(self, there: Mask) -> Array:
-        """Weights (M, K, H, N), of sum 1 over N, of the forecasts that say something now (`there`: K, H, N)."""
+        """Return weights (M, K, H, N), summing to 1 over N, of forecasts `there` (K, H, N)."""
         silent = np.where(there, np.float32(0.0), np.float32(np.inf))
         means = np.full_like(self._losses, np.inf)
         np.divide(self._losses, self._counts, out=means, where=self._counts > 0)
@@ -546,20 +523,19 @@ class Weights:
 
 
 def prior_of(num_ahead: int) -> Array:
-    """Prior losses (H, N), interpolated by the logarithm of the horizon; the 12th counts for all after it."""
     along = np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)[:, None]
     near, far = np.array([PRIOR[name] for name in NAMES]).T
     found: Array = (1.0 - along) * near + along * far
     return found
 
 
-NEAR: Final = 0.4  # d over v_h - v_1 at which mixture and days alike weigh the same
-MEMORY: Final = 0.99  # of v_h, per window
-LARGEST: Final = 2.0  # bound of a change of z
+NEAR: Final = 0.4  # d over v_h - v_1 for equal weights
+MEMORY: Final = 0.99
+LARGEST: Final = 2.0
 
 
 class Changes:
-    """v_h of each kind of load: mean square of z's change within 1..H windows."""
+    """v_h: mean square of z's change within 1..H windows."""
 
     def __init__(self, num_kinds: int, num_ahead: int) -> None:
         self._past = np.full((num_kinds, num_ahead), np.nan)  # z of the last H windows, newest first
@@ -567,7 +543,6 @@ class Changes:
         self._weights = np.zeros((num_kinds, num_ahead))
 
     def learn(self, z: Array) -> None:
-        """Add z of the next window (K)."""
         changes = np.minimum(np.abs(z[:, None] - self._past), LARGEST)
         known = np.isfinite(changes)
         self._sums = self._sums * MEMORY + np.where(known, changes, 0.0) ** 2
@@ -576,7 +551,7 @@ class Changes:
         self._past[:, 0] = z
 
     def trust(self, distances: Array) -> Array:
-        """g_h, (K, H), where the load lay d (K) from the days alike; 0 for the first window ahead."""
+        """Return g_h, (K, H), for distances d (K); 0 one window ahead."""
         squares = self._sums / np.maximum(self._weights, 1.0)
         explained = np.maximum(squares - squares[:, :1], 0.0)
         found: Array = NEAR * explained / (NEAR * explained + distances[:, None] + 1e-9)
@@ -585,30 +560,28 @@ class Changes:
 
 NAME: Final = "combined"
 UNITS: Final = np.array(Reading(1.0, 100.0, 100.0, 0.05, 0.5))
-"""What is small beside one request, by kind: it bounds ratios where load is nothing."""
+"""Small amounts beside one request: they bound ratios at zero load."""
 MAX_LOSS: Final = 3.0
 NUM_EXPERTS: Final = len(NAMES)
 NUM_MIXED: Final = NUM_EXPERTS + len(RULES)
-NUM_SAID: Final = NUM_MIXED + 2  # experts, each rule's mean, the mixture, and the mixture leaning to days alike
+NUM_SAID: Final = NUM_MIXED + 2  # experts, rules' means, mixture, and its lean to days alike
 QUANTILES: Final = (0.1, 0.9)
-LATE: Final = 0.02  # share that bands aim further out 12 windows ahead, where errors are known late and grow
-BAND_STEP: Final = 0.04  # rate of the quantiles, in spreads per window
-SPREAD_RATE: Final = 0.06  # rate of the mean error, per window
-MOST_CHANGES: Final = 50  # changes in the mean of one window of the day: older ones fade
+LATE: Final = 0.02  # widening of bands 12 windows ahead
+BAND_STEP: Final = 0.04  # in spreads per window
+SPREAD_RATE: Final = 0.06  # per window
+MOST_CHANGES: Final = 50
 LEAST_REQUESTS: Final = 5.0  # in both windows, for a change to count
-LARGEST_CHANGE: Final = 1.0  # bound of a change of the logarithm
+LARGEST_CHANGE: Final = 1.0
 
 
 class Alike:
-    """Mean change of log requests from each window of the day to the next, over all models that share this object: the
-    expectation for a model without a past."""
+    """Mean change of log requests between windows of the day, over all models that share this object."""
 
     def __init__(self, per_day: int) -> None:
         self._means = np.zeros(per_day)
         self._nums = np.zeros(per_day)
 
     def learn(self, number: int, before: float, after: float) -> None:
-        """Learn the requests of window `number`, counted from any midnight, and of the one before it."""
         if min(before, after) < LEAST_REQUESTS:
             return
         slot = number % len(self._means)
@@ -617,7 +590,7 @@ class Alike:
         self._means[slot] += (change - self._means[slot]) / self._nums[slot]
 
     def ahead(self, number: int, num_ahead: int) -> Array | None:
-        """Changes from window `number` to each of those after it; None where some window on the way was never seen."""
+        """Return changes from window `number`; None if any between was never seen."""
         slots = (number + np.arange(1, num_ahead + 1)) % len(self._means)
         if not self._nums[slots].all():
             return None
@@ -626,8 +599,6 @@ class Alike:
 
 
 class Combined:
-    """One model's forecaster. The same windows give the same forecasts."""
-
     WINDOW_S: ClassVar[float] = 300.0
 
     def __init__(
@@ -635,16 +606,16 @@ class Combined:
     ) -> None:
         self.window_s, self.params = window_s, params
         self._alike = alike
-        self._before = -1, 0.0  # number and requests of the last window that had any
+        self._before = -1, 0.0
         self._per_day = max(1, round(params.season_s / window_s))
         self._ended_at: float | None = None
         self._anomaly = ""
-        self._mixture: Mixture | None = None  # None before the first load
+        self._mixture: Mixture | None = None
         self._num_idle = 0
 
     def closed(self, window: WindowTotals) -> None:
-        """Add the newest window. Windows skipped since the last one count as missing; the past begins anew after more
-        than a season of them, or after `max_windows` without load."""
+        """Add a window; skipped ones count as missing. The past restarts after more than a season of them, or
+        `max_windows` without load."""
         num_missing = 0
         if self._ended_at is not None:
             num_missing = max(0, round((window.started_at - self._ended_at) / self.window_s))
@@ -668,7 +639,7 @@ class Combined:
             self._anomaly = "missing"
 
     def _peers(self, window: WindowTotals, num_requests: float) -> Array | None:
-        """Changes of other models' load after this window, from which those models learn too."""
+        """Return other models' expected changes, and teach them this one's."""
         if self._alike is None:
             return None
         number = round(window.started_at / self.window_s)
@@ -679,7 +650,7 @@ class Combined:
         return self._alike.ahead(number, self.params.num_horizons)
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Forecast each window ahead with its band; windows after the last weighted horizon repeat it."""
+        """Forecast with bands; windows after the last weighted horizon repeat it."""
         if self._ended_at is None:
             return ()
         made, expected_by_step = [], self._expected()
@@ -699,8 +670,8 @@ class Combined:
         return tuple(made)
 
     def experts(self, kind: str = "num_requests") -> dict[str, list[tuple[float, float]]]:
-        """The load of one kind (a field of `Reading`) that each expert expects and the expert's weight in the
-        combination, for each horizon; NaN and 0 where the expert knows too little. Empty before the first load."""
+        """Return each expert's forecast of one kind (a field of `Reading`) and weight, per horizon; NaN and 0 if
+        unready."""
         if self._mixture is None:
             return {}
         row = Reading._fields.index(kind)
@@ -709,15 +680,13 @@ class Combined:
         return {name: list(zip(*pair, strict=True)) for name, pair in zip(NAMES, pairs, strict=True)}
 
     def _expected(self) -> list[list[list[float]]]:
-        """(expected, low, high) of each window ahead, each by kind."""
         if self._mixture is None:
             return np.zeros((1, 3, len(UNITS))).tolist()
         return self._mixture.loads.transpose(2, 0, 1).tolist()
 
 
 class Mixture:
-    """The experts of one model, their weights and the bands, as arrays by kind, horizon and expert. Each kind of load
-    is computed independently of the others; `units` is a small amount of each."""
+    """Experts, weights and bands of one model, by kind, horizon and expert; `units` is a small amount of each kind."""
 
     def __init__(self, per_day: int, params: CombinedParams, units: Array = UNITS) -> None:
         self.params, self._units = params, units
@@ -727,17 +696,17 @@ class Mixture:
         self._across = Weights((ACROSS,), num_kinds, np.ones((num_ahead, len(RULES))))
         self._likened = Weights((LIKENED,), num_kinds, np.ones((num_ahead, 2)))
         self._changes = Changes(num_kinds, num_ahead)
-        self._leans = np.zeros((num_kinds, num_ahead))  # weight of the expert of days alike in the forecast
+        self._leans = np.zeros((num_kinds, num_ahead))
         self._said = np.zeros((num_ahead, num_kinds, num_ahead, NUM_SAID), np.float32)  # by window number modulo H
         self._together = np.zeros((num_ahead, num_kinds, num_ahead))  # log of the final forecast, likewise
-        self._scale = np.zeros(num_kinds)  # mean load of a window
+        self._scale = np.zeros(num_kinds)
         self._bands = Bands(num_kinds, num_ahead)
         self.loads = np.zeros((3, num_kinds, num_ahead))  # expected, low and high of each window ahead
-        self._spike: tuple[Mask, Array] | None = None  # kinds bounded in the last window, their forecasts
+        self._spike: tuple[Mask, Array] | None = None  # kinds bounded last, their forecasts
 
     def close(self, load: Array, peers: Array | None) -> str:
-        """Add the next window, NaN where unknown, and how other models' log load changes after it (H). Returns "spike",
-        "missing" or ""."""
+        """Add a window, NaN where unknown; `peers` (H): change of other models' log load. Returns "spike", "missing" or
+        ""."""
         is_known = np.isfinite(load)
         expected = self.at(0)[0]
         load = np.where(is_known, load, expected)
@@ -751,18 +720,17 @@ class Mixture:
         return "spike" if bounded.any() else "" if is_known.all() else "missing"
 
     def at(self, step: int) -> tuple[Array, Array, Array]:
-        """(expected, low, high) of the window `step` windows after the next, by kind."""
         middle, low, high = self.loads[:, :, step]
         return middle, low, high
 
     @property
     def latest(self) -> Array:
-        """(K, H, N and more): the log load that each expert expects, NaN where it knows too little."""
+        """(K, H, N and more): log load by expert, NaN if unready."""
         found: Array = self._said[(self._experts.count - 1) % len(self._said)]
         return found
 
     def said(self, row: int) -> tuple[Array, Array]:
-        """(H, N) of one kind of load: what experts expect, and their weights."""
+        """Return the experts' forecasts of one kind and their weights, (H, N) each."""
         z = self.latest
         loads: Array = np.maximum(np.exp(z[row, :, :NUM_EXPERTS].astype(float)) - self._units[row], 0.0)
         there = np.isfinite(z)
@@ -773,8 +741,6 @@ class Mixture:
         return loads, shared
 
     def _bounded(self, load: Array, expected: Array) -> tuple[Array, Mask]:
-        """The load with spikes cut, and where it was cut. A spike of one window is removed from the past when the next
-        is known."""
         none = np.zeros(len(load), bool)
         if self._experts.count == 0:
             return load, none
@@ -789,7 +755,6 @@ class Mixture:
         return np.minimum(load, limit), bounded
 
     def _judge(self, load: Array, is_known: Mask) -> None:
-        """Score what each expert and rule forecast of this window, at every horizon, and update the bands."""
         ahead = min(self._experts.count, len(self._said))
         if not ahead:
             return
@@ -807,7 +772,6 @@ class Mixture:
         self._bands.learn(np.log(load + self._units)[:, None] - self._together[rows, :, back].T, is_known)
 
     def _expect(self, peers: Array | None) -> None:
-        """Weigh the experts under each rule, weigh the rules, combine the forecasts, and lean towards days alike."""
         at = (self._experts.count - 1) % len(self._said)
         said = self._said[at]
         said[..., :NUM_EXPERTS] = alone = self._experts.ahead(peers)
@@ -828,17 +792,17 @@ class Mixture:
 
 
 class Bands:
-    """Quantiles of log(load) - log(forecast), by kind and horizon, in units of its recent mean absolute value."""
+    """Quantiles of log(load) - log(forecast), in units of its recent mean absolute value."""
 
     def __init__(self, num_kinds: int, num_ahead: int) -> None:
         self._spread = np.full((num_kinds, num_ahead), 0.2)
-        self._quantiles = np.stack([np.full((num_kinds, num_ahead), sign * 1.6) for sign in (-1.0, 1.0)])  # of a normal
+        self._quantiles = np.stack([np.full((num_kinds, num_ahead), sign * 1.6) for sign in (-1.0, 1.0)])
         self._num = np.zeros((num_kinds, num_ahead))
         outside = LATE * np.minimum(np.log(np.arange(1, num_ahead + 1)) / np.log(12.0), 1.0)
-        self._shares = QUANTILES[0] - outside, QUANTILES[1] + outside  # target shares, by horizon
+        self._shares = QUANTILES[0] - outside, QUANTILES[1] + outside
 
     def learn(self, errors: Array, is_known: Mask) -> None:
-        """Learn the errors of forecasts made 1, 2, ... windows before (K, up to H)."""
+        """Learn errors of forecasts made 1, 2, ... windows before (K, up to H)."""
         ahead, known = errors.shape[1], is_known[:, None].astype(float)
         self._num[:, :ahead] += known
         spread = self._spread[:, :ahead]
@@ -849,6 +813,5 @@ class Bands:
         spread += np.maximum(SPREAD_RATE, 1.0 / (self._num[:, :ahead] + 3.0)) * known * (np.abs(errors) - spread)
 
     def around(self, middle: Array) -> tuple[Array, Array]:
-        """(low, high) of log loads, on either side of the middle."""
         low, high = self._quantiles * self._spread
         return middle + np.minimum(low, 0.0), middle + np.maximum(high, 0.0)

@@ -1,4 +1,4 @@
-"""The factory of `combined`, which needs numpy: without the extra `predictor`, making one raises BadRequest."""
+"""The factory of `combined`, which needs numpy: without the extra `predictor` it raises BadRequest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,24 +12,23 @@ from glowplug.policies.prediction.port import Forecaster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedParams:
-    num_horizons: int = 12  # windows ahead that have weights of their own
-    spike_ratio: float = 10.0  # times the highest load kept, above which a window is cut
-    max_windows: int = 4032  # most windows kept: 7 days, or less where windows are shorter than 150 s
+    num_horizons: int = 12  # with weights of their own
+    spike_ratio: float = 10.0  # times the highest load kept, cutting a window
+    max_windows: int = 4032  # 7 days, or less where windows are shorter than 150 s
     season_s: float = DAY_S  # a day; less for traces squeezed in time
 
 
 def _alike(window_s: float, season_s: float) -> Any:
-    """Build the shared object that learns how models change over the day."""
     return _module("combined").Alike(max(1, round((season_s or DAY_S) / window_s)))
 
 
 @dataclass(frozen=True)
 class MakeCombined:
-    """The factory of `combined` for the port. Raises BadRequest where numpy is missing."""
+    """The factory of `combined`. Raises BadRequest without numpy."""
 
     WINDOW_S: float = 300.0
     FOLLOWS_STARTS: bool = True
-    alike: Callable[[float, float], Any] = _alike  # builds what the forecasters of several models share
+    alike: Callable[[float, float], Any] = _alike  # builds the state shared by the forecasters of several models
 
     def __call__(
         self, window_s: float, *, season_s: float = 0.0, alike: Any = None, params: CombinedParams = CombinedParams()

@@ -1,8 +1,7 @@
-"""The length of an answer from the text of its conversation: hashed words weighed by ridge regression, then trees.
+"""The length of an answer from its conversation's text: ridge regression on hashed words, then trees.
 
-Paper: PreServe section 4.2, a response's length from its prompt, by a small encoder. Departure: no encoder. On the same
-conversations one costs seventy times as much and predicts no better than the words (docs/policies.md, response
-lengths).
+Paper: PreServe section 4.2, a response's length from its prompt, by a small encoder. Departure: no encoder, which costs
+seventy times as much and predicts no better (docs/policies.md, response lengths).
 
     heads    for the logarithm of the length, and for its being beyond each of some lengths: a weight for each hashed
              word, in eight bits; the words of the text to be answered, and those of the texts before, are averaged by
@@ -11,7 +10,7 @@ lengths).
     ratios   of the actual length over that median: its 10th and 90th percentile, by how long it is expected and
              whether the conversation has answers already
 
-Needs only numpy. bench/fit/lengths.py makes the file; a file of another version is refused.
+Needs only numpy. bench/fit/lengths.py makes the file; other versions are refused.
 """
 
 import math
@@ -28,12 +27,12 @@ from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, D
 
 VERSION: Final = 2
 SHIPPED: Final = Path(__file__).with_name("length_model.npz")
-MAX_LOG: Final = 12.0  # no answer is expected to be longer than 160,000 tokens
+MAX_LOG: Final = 12.0
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Response tokens: the median, and the bounds between which four of five answers lie."""
+    """Response tokens: the median, and bounds of four of five answers."""
 
     tokens: int
     low: int
@@ -41,8 +40,7 @@ class Length:
 
 
 class LengthModel:
-    """The trained model. `parts`: the arrays of a file, by name. Raises BadRequest for another version or other
-    shapes."""
+    """The trained model. Raises BadRequest for another version or shape."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
         missing = {"version", "weights", "scale", "bias", "feature", "limit", "left", "right", "value", "roots"}
@@ -54,7 +52,7 @@ class LengthModel:
         self._weights, self._scale, self._bias = parts["weights"], parts["scale"], parts["bias"]
         if self._weights.shape != (NUM_BUCKETS, len(self._bias)):
             raise BadRequest(f"the weights have the shape {self._weights.shape}", param="length_model")
-        # A leaf is its own successor, so that all trees take the same number of steps.
+        # A leaf is its own successor, so that all trees take equally many steps.
         self._feature, self._limit = parts["feature"].astype(np.intp), parts["limit"]
         self._next = np.stack([parts["left"], parts["right"]], axis=1).astype(np.intp).ravel()
         self._value, self._roots = parts["value"], parts["roots"].astype(np.intp)
@@ -72,8 +70,7 @@ class LengthModel:
         return len(self._roots)
 
     def tables(self) -> list[tuple[str, Any, Any]]:
-        """(name, type, array) of what a faster reader needs (length_native.py): rows of weights, and the nodes of all
-        trees, each with its two successors side by side."""
+        """Return (name, type, array) for length_native.py; a node's two successors are side by side."""
         floats = [("scale", self._scale), ("bias", self._bias), ("limit", self._limit), ("value", self._value)]
         tables: list[tuple[str, Any, Any]] = [(name, np.float32, array) for name, array in floats]
         tables += [("next", np.int32, self._next), ("roots", np.int32, self._roots)]
@@ -81,7 +78,7 @@ class LengthModel:
 
     @classmethod
     def read(cls, path: Path = SHIPPED) -> "LengthModel":
-        """Read a model from a file. Raises BadRequest if the file is not one."""
+        """Raises BadRequest if the file is no model."""
         try:
             with np.load(path, allow_pickle=False) as parts:
                 return cls(dict(parts))
@@ -89,15 +86,13 @@ class LengthModel:
             raise BadRequest(f"{path.name}: {error}", param="length_model") from error
 
     def of(self, turns: Sequence[Turn]) -> Length:
-        """Predict the answer to a conversation's last turn; nothing is learned here. Raises ValueError for one without
-        turns."""
+        """Predict the answer to the last turn. Raises ValueError without turns."""
         return self.expect(describe(turns))
 
     def expect(self, described: Described) -> Length:
         return self.length(self._log(described), described.has_answers)
 
     def length(self, log: float, has_answers: bool) -> Length:
-        """The length for the sum `log` of the trees."""
         log = min(MAX_LOG, max(0.0, log))
         at = bisect_left(self._edges, log)
         kind = int(has_answers)
@@ -118,8 +113,7 @@ class LengthModel:
         return float(self._value[at].sum(dtype=np.float64))
 
     def _sum(self, words: set[int]) -> Any:
-        """Sum of the words' weights for each head, over the root of their number."""
         places = np.fromiter(words, dtype=np.intp, count=len(words))
         rows = self._weights.take(places, axis=0)
-        total = np.einsum("ij->j", rows, dtype=np.int32)  # two thirds of the time that rows.sum(0) takes
+        total = np.einsum("ij->j", rows, dtype=np.int32)  # two thirds of rows.sum(0)'s time
         return total / math.sqrt(max(1, len(words)))

@@ -1,7 +1,7 @@
-"""length_model.py for texts of ASCII, its inner loops in C (length_native.c): a tenth of the time.
+"""length_model.py for ASCII texts, with inner loops in C (length_native.c): a tenth of the time.
 
-The library is compiled when Glowplug is installed, where there is a C compiler (hatch_build.py). Without one, and for
-any other text, the Python model predicts; both give the same lengths.
+Compiled at installation where there is a C compiler (hatch_build.py). Otherwise, and for other texts, the Python model
+predicts the same lengths.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from glowplug.policies.prediction.length_model import Length, LengthModel
 from glowplug.policies.prediction.length_text import BUCKET, NUM_KINDS, NUM_NUMBERS, Counted, Read, Signs, Turn
 
 LIBRARY: Final = Path(__file__).with_name("_length_native.so")
-_SET_SIZE: Final = 8192  # as in the C file, like the next one
+_SET_SIZE: Final = 8192
 _MAX_HEADS: Final = 16
 _POINTER, _INT, _WORD = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
 
@@ -42,7 +42,7 @@ class _Scanned(ctypes.Structure):
 
 
 class NativeLengths:
-    """A `LengthModel` in C, for one thread. Raises OSError where the library was not built."""
+    """A `LengthModel` in C, for one thread. Raises OSError if not built."""
 
     def __init__(self, model: LengthModel, path: Path = LIBRARY) -> None:
         library = ctypes.CDLL(str(path))
@@ -96,5 +96,4 @@ class NativeLengths:
 
 
 def _packed(words: Iterable[bytes]) -> list[tuple[int, bytes]]:
-    """Each word with its number, whose lowest byte is the first letter; in order of the numbers."""
     return sorted((int.from_bytes(word, "little"), word) for word in words)

@@ -1,8 +1,8 @@
-"""Features of a conversation that predict the length of its next answer: numbers, and hashes of words.
+"""Features of a conversation that predict its next answer's length: numbers, and hashes of words.
 
-PreServe (section 4.2) has a language model read the prompt. A conversation shows more: how long its answers have been
-so far, which most requests contain, and a few words ("continue", "in one sentence", "500 words"). Both cost some tens
-of microseconds, whatever the text's length: long texts are read at their two ends.
+PreServe (section 4.2) has a language model read the prompt. A conversation also has the lengths of earlier answers and
+a few telling words ("continue", "in one sentence", "500 words"). Both cost some tens of microseconds at any length:
+long texts are read at their two ends.
 
 No text can be recovered from these features; do not log them all the same.
 """
@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from zlib import crc32
 
-CHARS_PER_TOKEN: Final = 4.3  # in English, on average
+CHARS_PER_TOKEN: Final = 4.3
 NUM_BUCKETS: Final = 1 << 20  # of hashed words; a power of two
-FIRST_CHARS, LAST_CHARS = 900, 400  # read of the text to be answered
+FIRST_CHARS, LAST_CHARS = 900, 400  # of the text to be answered
 EARLIER_CHARS: Final = 250  # ... of the one before, and of the first
 EDGE_CHARS: Final = 100  # ... of each end of the last answer
 NUM_EARLIER: Final = 16  # earlier turns considered
@@ -25,7 +25,7 @@ NUM_ALIKE: Final = 6  # earlier texts compared with this one's beginning
 MAX_TURNS: Final = 64  # most turns that count
 _ASCII_WORD: Final = re.compile(rb"[a-z0-9]+(?:'[a-z]+)?|[^\w\s]")
 _WORD: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\W_]+(?:'[a-z]+)?|[^\w\s]")
-# The lookbehind follows the first digit: a search for a pattern that begins with a digit is twice as fast.
+# The lookbehind follows the first digit: twice as fast.
 _AMOUNT: Final = re.compile(r"(\d(?<!\w\d)[\d,]{0,6})[ -]*(k\b)?[ -]*(word|char|para|page|sentence|line|min)?")
 _TOKENS_OF: Final = {
     "word": 1.3,
@@ -40,8 +40,8 @@ SPELLED: Final = {
     b"one": 1, b"two": 2, b"three": 3, b"four": 4, b"five": 5, b"six": 6, b"seven": 7, b"eight": 8, b"nine": 9,
     b"ten": 10, b"twelve": 12, b"fifteen": 15, b"twenty": 20, b"thirty": 30, b"fifty": 50, b"hundred": 100,
 }  # fmt: skip
-STEM: Final = 5  # first letters of a word that determine its kinds
-EDGE_WORDS: Final = 90  # words of each end of a text whose kinds count
+STEM: Final = 5  # letters that determine a word's kinds
+EDGE_WORDS: Final = 90  # at each end
 _KINDS: Final = tuple(
     frozenset(word[:STEM].encode() for word in words.split())
     for words in (
@@ -77,15 +77,15 @@ KINDS_OF: Final = {
 }
 NUM_KINDS: Final = len(_KINDS)
 NUM_NUMBERS: Final = 37 + NUM_KINDS
-_NONE: Final = -1.0  # value of a feature that a conversation does not have yet
+_NONE: Final = -1.0  # a feature that a conversation lacks
 TEXT, BEGIN, END, _SCRIPT = (crc32(place) for place in (b"text", b"begin", b"end", b"script"))
 _BEFORE, _AT_FIRST, _ANSWER, _ANSWERED = (crc32(place) for place in (b"before", b"first", b"answer", b"answered"))
-BUCKET: Final = NUM_BUCKETS - 1  # the bits of a hash that count
-FIRST: Final = 0x5BD1E995 & BUCKET  # mixed into second hashes of the words of a conversation's first text
+BUCKET: Final = NUM_BUCKETS - 1
+FIRST: Final = 0x5BD1E995 & BUCKET
 
 
 class Turn(NamedTuple):
-    """One message. `answers`: whether it is the model's own."""
+    """One message. `answers`: by the model."""
 
     text: str
     answers: bool = False
@@ -93,8 +93,8 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Features of a conversation. `numbers`: NUM_NUMBERS of them; `words` of the text to be answered, `around` of those
-    before it: hashes below NUM_BUCKETS, each once."""
+    """NUM_NUMBERS `numbers`; hashes below NUM_BUCKETS, `words` of the text to be answered and `around` of
+    those before."""
 
     numbers: list[float]
     words: set[int]
@@ -103,18 +103,15 @@ class Described:
 
 
 class Counted(NamedTuple):
-    """Counts of the words of the text to be answered. `kinds`: for each kind, how many of its stems are among the words
-    of the two ends."""
+    """Word counts of the text to be answered. `kinds`: stems of each kind in the two ends."""
 
     num: int
     num_unique: int
-    spelled: int  # the largest amount that is written as a word
+    spelled: int  # the largest amount spelled out
     kinds: Sequence[float]
 
 
 class Signs(NamedTuple):
-    """Number of times each sign stands in the whole text to be answered, without overlaps."""
-
     newlines: int
     fences: int
     questions: int
@@ -129,8 +126,8 @@ class Signs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The parts of a conversation that are read. `read` is of the text to be answered, in lower case; `lately` are the
-    turns before it, `answers` and `asked` their texts."""
+    """The parts that are read. `read`: of the text to be answered, in lower case; `lately`: the turns before; `answers`
+    and `asked`: their texts."""
 
     turns: Sequence[Turn]
     read: str
@@ -140,7 +137,7 @@ class Read:
 
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> "Read":
-        """Read a conversation whose last turn is to be answered. Raises ValueError if it has no turn."""
+        """Raises ValueError without turns."""
         if not turns:
             raise ValueError("a conversation has at least one turn")
         text = turns[-1].text
@@ -152,7 +149,6 @@ class Read:
         return cls(turns, text.lower(), lately, answers, asked)
 
     def around(self) -> list[tuple[int, str]]:
-        """Parts of the earlier texts, in lower case, each with the seed of its hashes."""
         found = []
         if self.asked:
             first = next(turn.text for turn in self.turns[:-1] if not turn.answers)
@@ -162,7 +158,6 @@ class Read:
         return [(seed, text.lower()) for seed, text in found]
 
     def numbers(self, counted: Counted, signs: Signs) -> list[float]:
-        """The NUM_NUMBERS numeric features."""
         turns, text = self.turns, self.turns[-1].text
         numbers = [
             *_of_text(text, self.read, counted, signs),
@@ -179,7 +174,7 @@ class Read:
 
 
 def describe(turns: Sequence[Turn]) -> Described:
-    """Describe a conversation whose last turn is to be answered. Raises ValueError if it has no turn."""
+    """Describe a conversation whose last turn is to be answered. Raises ValueError without turns."""
     read = Read.of(turns)
     mine = _split(read.read)
     around = {crc32(word, seed) & BUCKET for seed, text in read.around() for word in _split(text)}
@@ -193,7 +188,6 @@ def describe(turns: Sequence[Turn]) -> Described:
 
 
 def _split(read: str) -> list[bytes]:
-    """The words and signs of a text in lower case. Each Chinese, Japanese or Korean character is a word."""
     if read.isascii():
         return _ASCII_WORD.findall(read.encode("ascii"))
     return [word.encode("utf-8", "surrogatepass") for word in _WORD.findall(read)]
@@ -224,7 +218,6 @@ def _of_text(text: str, read: str, counted: Counted, signs: Signs) -> list[float
 
 
 def _foreign(text: str) -> float:
-    """Mean number of bytes per character beyond the first."""
     return len(text.encode("utf-8", "surrogatepass")) / max(1, len(text)) - 1.0
 
 
@@ -234,7 +227,7 @@ def _of_answers(answers: Sequence[str]) -> list[float]:
     logs = [_log_tokens(len(answer)) for answer in answers]
     ordered, last = sorted(logs), answers[-1]
     weight = mean = 0.0
-    for one in logs:  # exponentially weighted, the newest most
+    for one in logs:
         weight, mean = weight * 0.6 + 1.0, mean * 0.6 + one
     end = last[-60:].rstrip()
     return [
@@ -264,14 +257,12 @@ def _of_asked(text: str, asked: Sequence[str]) -> list[float]:
 
 
 def _num_shared(text: str, other: str) -> int:
-    """Length of the common prefix of both, up to 64 characters."""
     if text[:64] == other[:64]:
         return min(64, len(text), len(other))
     return next(at for at in range(65) if text[at : at + 1] != other[at : at + 1])
 
 
 def _of_alike(text: str, lately: Sequence[Turn]) -> float:
-    """Log length of the answer to the earlier text with the longest common prefix; only the last ones count."""
     best, found, looked_at = 3, _NONE, 0
     for asked, answer in zip(lately[-2::-1], lately[:0:-1], strict=True):
         if asked.answers or not answer.answers:
@@ -286,7 +277,6 @@ def _of_alike(text: str, lately: Sequence[Turn]) -> float:
 
 
 def _of_amounts(read: str) -> list[float]:
-    """Amounts asked for in the text: as log tokens, and as a log number of items."""
     tokens, items = _NONE, -1
     for digits, thousand, unit in _AMOUNT.findall(read):
         amount = int(digits.replace(",", "")) * (1000 if thousand else 1)
@@ -309,8 +299,6 @@ def _count(mine: Sequence[bytes]) -> Counted:
 
 
 def _words(read: str, mine: Sequence[bytes], is_first: bool) -> set[int]:
-    """Hashes of single words and pairs of the text to be answered, and of its first and last words once more. The place
-    of a word is part of its hash."""
     hashes = {word: crc32(word, TEXT) & BUCKET for word in mine}
     found = set(hashes.values())
     if is_first:

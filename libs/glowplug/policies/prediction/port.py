@@ -1,7 +1,7 @@
-"""The shape of a forecaster: one per model, which learns every window that closes and forecasts those to come.
+"""The shape of a forecaster: one per model, fed with every closed window.
 
-A name of the kind "prediction" is a factory (`MakeForecaster`); the factory "none" makes one that forecasts nothing. A
-factory's `WINDOW_S` is the window its paper uses; a predictor takes it unless its settings give another.
+A "prediction" policy is a factory (`MakeForecaster`), "none" the one that forecasts nothing. `WINDOW_S` is its paper's
+window, unless the predictor's settings give another.
 """
 
 from collections.abc import Callable, Collection
@@ -15,9 +15,9 @@ from glowplug.fleet.forecasts import Reading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTotals:
-    """The load of one closed window of one model. Tokens and requests are sums over it."""
+    """One model's load in a closed window; tokens and requests are sums."""
 
-    started_at: float  # epoch seconds
+    started_at: float
     window_s: float
     num_requests: float = 0.0
     prompt_tokens: float = 0.0
@@ -27,32 +27,26 @@ class WindowTotals:
 
 
 class Forecaster(Protocol):
-    """One model's forecaster. Deterministic: the same windows give the same forecasts, without a clock or random
-    source.
-
-    A factory with `FOLLOWS_STARTS` is asked for as many windows as a start of the model takes, and readers look that
-    far ahead; the papers' have a constant number.
-    """
+    """One model's forecaster, deterministic in its windows. With `FOLLOWS_STARTS` it forecasts as many windows as a
+    start takes; the papers' number is constant."""
 
     WINDOW_S: ClassVar[float]  # seconds
 
     def closed(self, window: WindowTotals) -> None:
-        """Learn a window that has closed. Every window is passed, empty ones too, oldest first, without a gap; the
-        forecaster bounds its own memory."""
+        """Learn a closed window: every one, empty too, oldest first. Memory is bounded."""
 
     def forecast(self, now_s: float, num_ahead: int = 1) -> tuple[Forecast, ...]:
-        """Forecast the `num_ahead` windows after the last closed one, the next one first (`starts_at` is where the last
-        one ended). Empty while nothing can be said. `source` is the policy's name; the predictor adds `error_ratio` and
-        the rates (mu)."""
+        """Forecast the `num_ahead` windows after the last closed one (`starts_at` is its end); () while too little is
+        known. `source` is the policy's name; the predictor adds `error_ratio` and the rates (mu)."""
 
 
 MakeForecaster = Callable[..., Forecaster]
-"""Makes one of windows of so many seconds, and of a `season_s` where it has such a parameter."""
+"""Make one with windows, and seasons if any, of so many seconds."""
 
 
 def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0, alike: Any = None) -> Forecaster:
-    """Make one model's forecaster, with seasons of `season_s` where it has seasons (0: a day; a trace squeezed in time
-    has shorter ones), and with the object `alike` where it shares one with other models' forecasters (`shared`)."""
+    """Make one model's forecaster, with seasons of `season_s` (0: a day) and the shared object `alike` where it has
+    them."""
     known, given = signature(make).parameters, {}
     if season_s > 0 and "season_s" in known:
         given["season_s"] = season_s
@@ -62,7 +56,7 @@ def make_with(make: MakeForecaster, window_s: float, season_s: float = 0.0, alik
 
 
 def shared(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Any:
-    """Make the object that the forecasters of one predictor share; None where the policy shares nothing."""
+    """Make the state shared by a predictor's forecasters, or None."""
     make_alike = getattr(make, "alike", None)
     return None if make_alike is None else make_alike(window_s, season_s)
 
@@ -71,12 +65,11 @@ NOTHING = Reading(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def reading_of(window: WindowTotals) -> Reading:
-    """The five numbers of a closed window."""
     return Reading(*(float(getattr(window, kind)) for kind in Reading._fields))
 
 
 def mean_of(readings: Collection[Reading]) -> Reading:
-    """Mean of the readings, kind by kind; NOTHING without readings."""
+    """Return the mean by kind; NOTHING without readings."""
     count = max(1, len(readings))
     return Reading(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
 

@@ -1,20 +1,19 @@
-"""The load anticipator: how full an instance's KV cache will be over its coming steps.
+"""The load anticipator: the fill of an instance's KV cache over its coming steps.
 
 Paper: PreServe section 4.3.1. A request with P prompt tokens and an expected response of D tokens that has been
 prefilled at step s adds (P + i) / M to the fraction U used at step s + i, for i in [0, D), where M is the instance's KV
-capacity in tokens. When a request ends early its remaining part is removed; one that does not end as expected is
-extended by another 0.2 D, again and again.
+capacity in tokens. A request that ends early is removed; one that outlives its expectation is extended by 0.2 D, again
+and again.
 
 Departures:
-- The paper's map is an array of the next L iterations that every request walks. A request is a ramp, so the sum of all
-  is linear between the steps at which one begins or ends: two numbers change there, and nothing in between. An update
-  costs O(log n), a look ahead one visit per change within it. Steps are the engine's own (erratum E33).
-- The paper updates the map after the prefill, so that a burst is routed on one stale map. `add` at dispatch and `begin`
-  after the prefill keep a provisional ramp meanwhile (erratum E34).
+- The paper's map is an array of the next L iterations that every request walks. Here the sum of the ramps, linear
+  between begins and ends, is kept by its changes: an update costs O(log n), a look ahead one visit per change. Steps
+  are the engine's own (erratum E33).
+- The paper updates the map after the prefill, so a burst is routed on a stale one. Here `add` at dispatch keeps a
+  provisional ramp until `begin` after the prefill (erratum E34).
 
-Option: `answers`. A ramp is as long as a draw from the actual lengths of such answers, and one that outlives its draw
-is drawn anew among the answers that came as far. So each running request's ramp is a draw of what it may still add, and
-the sum of all ramps is the expected load, at the price of one ramp each.
+Option `answers`: a ramp's length is drawn from actual lengths of such answers, and redrawn among those as long once it
+outlives its draw, so that the sum is the expected load.
 """
 
 import heapq
@@ -25,21 +24,21 @@ from typing import Final
 
 from glowplug.policies.prediction.answer_lengths import AnswerLengths
 
-# T_mem is MEMORY_RATIO of fleet/throughput.py; these constants of section 4.3 are shared by routing and scaling.
-NUM_STEPS = 100  # l: engine steps looked ahead
-OVERLOAD_RATIO = 0.95  # share of the KV cache above which a step is too full
-OVERLOAD_SHARE = 0.1  # share of steps too full above which an instance is overloaded (section 4.3.2)
+# T_mem is MEMORY_RATIO of fleet/throughput.py; these constants of section 4.3 serve routing and scaling.
+NUM_STEPS = 100  # l
+OVERLOAD_RATIO = 0.95  # of the KV cache
+OVERLOAD_SHARE = 0.1  # of steps too full, for an overload (section 4.3.2)
 _GOLDEN: Final = 0.6180339887498949
 
-Key = int | str  # id of a request
+Key = int | str
 
 
 @dataclass(slots=True)
 class _Ramp:
-    start: int  # step
-    end: int  # the first step at which the request should be gone
+    start: int
+    end: int  # first step without the request
     prompt: int
-    expected: int  # response tokens as predicted
+    expected: int
     length: int  # response tokens counted on
 
 
@@ -52,12 +51,12 @@ class LookAhead:
     answers: AnswerLengths | None = None  # actual lengths; None: as expected (the paper)
     now_step: int = 0
     _ramps: dict[Key, _Ramp] = field(default_factory=dict)
-    _end_sum: int = 0  # sum of the ramps' ends
-    _constant: int = 0  # sum of prompt - start of the ramps at now_step; their sum there is this + count x step
+    _end_sum: int = 0
+    _constant: int = 0  # sum of prompt - start at now_step; the ramps' sum is this + count x step
     _count: int = 0
-    _steps: list[int] = field(default_factory=list)  # sorted steps at which ramps begin or end: the turns
-    _constants: list[int] = field(default_factory=list)  # by turn: the change of the constant ...
-    _counts: list[int] = field(default_factory=list)  # ... and that of the count
+    _steps: list[int] = field(default_factory=list)  # sorted steps of begins and ends: the turns
+    _constants: list[int] = field(default_factory=list)  # change of the constant, by turn ...
+    _counts: list[int] = field(default_factory=list)  # ... and of the count
     _ends: list[tuple[int, Key]] = field(default_factory=list)
     _num_drawn: int = 0
 
@@ -69,17 +68,15 @@ class LookAhead:
         return len(self._ramps)
 
     def age(self, request_id: Key) -> int:
-        """Steps since the request's ramp began; 0 for an unknown one."""
         ramp = self._ramps.get(request_id)
         return 0 if ramp is None else self.now_step - ramp.start
 
     @property
     def tokens_left(self) -> int:
-        """Response tokens still expected of all requests here."""
         return self._end_sum - len(self._ramps) * self.now_step
 
     def tokens_left_within(self, num_steps: int) -> int:
-        """Response tokens expected in the next `num_steps` steps."""
+        """Return response tokens expected in the next steps."""
         end = self.now_step + num_steps
         tokens = len(self._ramps) * num_steps
         for turn, count in zip(self._steps, self._counts, strict=True):
@@ -89,11 +86,10 @@ class LookAhead:
         return tokens
 
     def at_most(self, num_steps: int) -> int:
-        """An upper bound of the tokens in the cache at any of the next `num_steps` steps, at constant cost."""
+        """Return an upper bound of the cached tokens over the next steps, at constant cost."""
         return self._constant + self._count * (self.now_step + num_steps - 1)
 
     def add(self, request_id: Key, prompt_tokens: int, expected_tokens: int) -> None:
-        """Add a request sent to the instance. Its ramp begins now; a request already present begins anew."""
         if request_id in self._ramps:
             self.end(request_id)
         expected = max(1, expected_tokens)
@@ -107,7 +103,6 @@ class LookAhead:
         heapq.heappush(self._ends, (ramp.end, request_id))
 
     def begin(self, request_id: Key) -> None:
-        """Restart a request's provisional ramp now that it has been prefilled. Unknown ids are ignored."""
         ramp = self._ramps.get(request_id)
         if ramp is None or ramp.start == self.now_step:
             return
@@ -121,7 +116,6 @@ class LookAhead:
         heapq.heappush(self._ends, (ramp.end, request_id))
 
     def expect(self, request_id: Key, expected_tokens: int) -> None:
-        """Move the end of a request's ramp to a new expected length of its answer. Unknown ids are ignored."""
         ramp = self._ramps.get(request_id)
         if ramp is None:
             return
@@ -135,7 +129,6 @@ class LookAhead:
         heapq.heappush(self._ends, (later, request_id))
 
     def end(self, request_id: Key) -> None:
-        """Remove a request that has ended, early or not."""
         ramp = self._ramps.pop(request_id, None)
         if ramp is None:
             return
@@ -147,7 +140,6 @@ class LookAhead:
             self._ends.clear()
 
     def advance(self, step: int) -> None:
-        """Advance to `step`, up to which the engine has run. Requests that should have ended by then are extended."""
         if step < self.now_step:
             return
         self.now_step = step
@@ -163,7 +155,7 @@ class LookAhead:
                 heapq.heappop(ends)
                 continue
             later = self._later(ramp, end)
-            self._constant += ramp.prompt - ramp.start  # its end has been counted already; undo that
+            self._constant += ramp.prompt - ramp.start  # undo its counted end
             self._count += 1
             self._turn(later, ramp.start - ramp.prompt, -1)
             self._end_sum += later - end
@@ -171,34 +163,33 @@ class LookAhead:
             heapq.heapreplace(ends, (later, request_id))
 
     def tokens(self, step: int) -> int:
-        """Tokens expected in the cache at `step`, which is not before now."""
         num_turns = bisect_right(self._steps, step)
         constant = self._constant + sum(self._constants[:num_turns])
         count = self._count + sum(self._counts[:num_turns])
         return constant + count * max(step, self.now_step)
 
     def peak_ratio(self, num_steps: int, prompt_tokens: int = 0, expected_tokens: int = 0) -> float:
-        """The highest U over the next `num_steps` steps, with one more such request if one is given."""
+        """Return the highest U over the next steps, with one more such request if given."""
         first, last = self.now_step, self.now_step + num_steps - 1
-        ends = first + expected_tokens  # the newcomer's ramp covers [first, ends)
+        ends = first + expected_tokens
         end_of_it = min(ends - 1, last)
         newcomer = prompt_tokens - first  # it adds this plus the step
         peak, constant, count, at = 0, self._constant, self._count, first
         for turn, constant_more, count_more in zip(self._steps, self._constants, self._counts, strict=True):
             if turn > last:
                 break
-            # Between two turns the sum only grows, so its highest is the last step before one.
+            # Between two turns the sum only grows.
             here = constant + count * (turn - 1)
             if turn <= ends:
                 here += newcomer + turn - 1
-            elif at < ends:  # the newcomer ends in between
+            elif at < ends:
                 here = max(here, constant + count * end_of_it + newcomer + end_of_it)
             if here > peak:
                 peak = here
             constant += constant_more
             count += count_more
             at = turn
-            most = constant + count * last  # turns only take away, so this is the most that can still come
+            most = constant + count * last  # an upper bound of the rest
             if at < ends:
                 most += newcomer + end_of_it
             if most <= peak:
@@ -209,9 +200,8 @@ class LookAhead:
         return max(peak, here) / self.kv_tokens
 
     def num_steps_above(self, ratio: float, num_steps: int) -> int:
-        """Number of the next `num_steps` steps that have U above `ratio`, as the scaler asks."""
         limit, last = ratio * self.kv_tokens, self.now_step + num_steps - 1
-        if self._constant + self._count * last <= limit:  # even if no request ends, U stays below
+        if self._constant + self._count * last <= limit:
             return 0
         constant, count, at, above = self._constant, self._count, self.now_step, 0
         for number, turn in enumerate((*self._steps[: bisect_right(self._steps, last)], last + 1)):
@@ -228,19 +218,18 @@ class LookAhead:
         return above
 
     def _later(self, ramp: _Ramp, end: int) -> int:
-        """The step after now at which a request should end that did not end at `end` as expected."""
         if self.answers is not None:
             return ramp.start + self.answers.draw(ramp.expected, self._share(), self.now_step - ramp.start)
         more = max(1, math.ceil(self.extend_ratio * ramp.expected))
         return end + more * (1 + (self.now_step - end) // more)
 
     def _share(self) -> float:
-        """The next of a series of evenly spread shares (multiples of the golden section)."""
+        """Return evenly spread shares (multiples of the golden section)."""
         self._num_drawn += 1
         return self._num_drawn * _GOLDEN % 1.0
 
     def _turn(self, step: int, constant: int, count: int) -> None:
-        """Add a change of constant and count from `step` on. One in the past takes effect at once."""
+        """Change constant and count from `step` on."""
         if step <= self.now_step:
             self._constant += constant
             self._count += count

@@ -1,14 +1,10 @@
 """The expected length of an answer: from its conversation's text, corrected by this model's answers, or from those
 alone.
 
-PreServe (section 4.2) asks a fine-tuned language model, which reads the prompt. Here the length predicted from the text
-(length_model.py) is multiplied by the median ratio of this model's actual to predicted lengths, because models differ
-in how much they write. The other estimate is the length of earlier answers to prompts about as long, which needs no
-text and no training. The estimate with the smaller recent error is used; before any answer the text's. Where the true
-length is known (`RequestArrived.expected_tokens`) it is used instead.
-
-Prompts are grouped by powers of two of their length. Each bucket has an exponentially weighted mean, or a quantile
-found by stochastic steps; a bucket with few answers leans on the mean of the model.
+PreServe (section 4.2) uses a fine-tuned language model. Here the length predicted from the text (length_model.py) is
+multiplied by the median ratio of this model's actual to predicted lengths. The other estimate is the length of answers
+to prompts about as long (powers of two): an exponentially weighted mean, or a quantile by stochastic steps. The smaller
+recent error decides. A known true length (`RequestArrived.expected_tokens`) takes precedence.
 """
 
 import math
@@ -19,10 +15,10 @@ from glowplug.domain.bounds import OutOfBounds, check_bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthParams:
-    default_tokens: int = 200  # expected of a model without answers
-    weight: float = 0.05  # weight of the newest answer, once there are many
-    quantile: float = 0.0  # in (0, 1): the quantile expected; 0: the mean, or with a text the median
-    num_to_trust: int = 10  # answers at which a bucket counts half, beside the model's mean
+    default_tokens: int = 200
+    weight: float = 0.05  # of the newest answer
+    quantile: float = 0.0  # in (0, 1); 0: the mean, or with a text the median
+    num_to_trust: int = 10  # answers at which a bucket counts half
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -41,19 +37,17 @@ class _Lengths:
         if not params.quantile or self.num == 1:
             self.tokens += weight * (tokens - self.tokens)
             return
-        # Steps in proportion to the estimate: lengths spread over orders of magnitude.
+        # Proportional steps: lengths spread over orders of magnitude.
         up = params.quantile if tokens > self.tokens else params.quantile - 1.0
         self.tokens = max(1.0, self.tokens * (1.0 + weight * up))
 
 
 @dataclass(slots=True)
 class _Text:
-    """Errors of the lengths predicted from texts, and their correction."""
-
     num: int = 0
-    log_ratio: float = 0.0  # quantile of log(actual length / length predicted from the text)
+    log_ratio: float = 0.0  # quantile of log(actual / predicted)
     error: float = 0.0  # recent mean error, in tokens
-    history_error: float = 0.0  # ... of the estimate without the text
+    history_error: float = 0.0  # ... without the text
 
     def expect(self, text_tokens: int) -> float:
         return text_tokens * math.exp(self.log_ratio)
@@ -69,8 +63,6 @@ class _Text:
 
 
 class ResponseLengths:
-    """Lengths of one model's answers. Memory is one small row per power of two of prompt tokens."""
-
     def __init__(self, params: LengthParams = LengthParams()) -> None:
         self.params = params
         self._all = _Lengths()
@@ -78,8 +70,8 @@ class ResponseLengths:
         self._text = _Text()
 
     def expect(self, prompt_tokens: int, max_tokens: int = 0, text_tokens: int = 0) -> int:
-        """Expect response tokens: at least 1, and at most `max_tokens` where that is given. `text_tokens`: predicted
-        from the text; 0: it was not read."""
+        """Return expected tokens, from 1 to `max_tokens` if given. `text_tokens`: predicted from the text; 0:
+        not read."""
         expected = self._of_history(prompt_tokens)
         if text_tokens and self._text.error <= self._text.history_error:
             expected = self._text.expect(text_tokens)
@@ -88,11 +80,10 @@ class ResponseLengths:
 
     @property
     def text_ratio(self) -> float:
-        """The correction of lengths predicted from texts: the median ratio of this model's actual lengths to them."""
+        """Median ratio of actual lengths to those predicted from texts."""
         return math.exp(self._text.log_ratio)
 
     def learn(self, prompt_tokens: int, response_tokens: int, text_tokens: int = 0) -> None:
-        """Learn from one complete answer, and from the length that was predicted from its text."""
         if response_tokens < 1:
             return
         if text_tokens:

@@ -1,1 +1,1 @@
-"""Prewarming: which weights are put on GPUs before any request for them, and in which free memory."""
+"""Prewarming: weights put on GPUs before any request for them."""

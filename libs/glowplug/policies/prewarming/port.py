@@ -1,4 +1,4 @@
-"""The shape of every prewarming policy: what it is asked and what it may read.
+"""The shape of every prewarming policy, and its view.
 
 plan(view: PrewarmView) -> PrewarmPlan
 """
@@ -20,15 +20,14 @@ _Plan = TypeVar("_Plan", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmView(FleetView):
-    """The fleet as prewarming sees it. `models` are those to be planned for; `load_s` seconds to bring a model's
-    weights onto its GPUs (T_c)."""
+    """The fleet as prewarming sees it. `models` are those to plan for; `load_s` is T_c."""
 
     models: Mapping[str, Model]
-    draining: frozenset[str] = frozenset()  # instances that finish their requests
+    draining: frozenset[str] = frozenset()
     finishing: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> rows of draining instances
     num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)
-    slots: Mapping[str, int] = field(default_factory=dict)  # requests an instance runs at once; absent: as declared
-    forecasts: Mapping[str, Forecast] = field(default_factory=dict)  # for the current window
+    slots: Mapping[str, int] = field(default_factory=dict)  # concurrent requests; absent: as declared
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)
     load_s: Mapping[str, float] = field(default_factory=dict)
     prefill_s: Mapping[str, float] = field(default_factory=dict)  # quickest seen; filled in if `reads_profile`
     growth_s: Mapping[str, float] = field(default_factory=dict)  # quickest start from a replica, likewise
@@ -37,42 +36,37 @@ class PrewarmView(FleetView):
     holdings: Mapping[str, Holding] = field(default_factory=dict)  # worth of each dormant copy, likewise
 
     def slots_of(self, model: Model) -> int:
-        """Number of requests that an instance of the model runs at once."""
         return self.slots.get(model.key, model.max_concurrency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmPlan:
-    """Replicas to make, the most valuable first, and replicas to drop beside those that the steps drop. `scores` are
-    the current worth of every existing replica; one without a score is worth nothing."""
+    """Replicas to make, most valuable first, and to drop. `scores`: worth of existing replicas; 0 if absent."""
 
     steps: tuple[PrewarmStep, ...] = ()
     drops: tuple[str, ...] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     inputs: Mapping[str, float | int | str] = field(default_factory=dict)
-    unpaid: Mapping[str, str] = field(default_factory=dict)  # replica_id -> why to drop it: not worth its GPUs
+    unpaid: Mapping[str, str] = field(default_factory=dict)  # replica_id -> why it is not worth its GPUs
 
 
 def reads_profile(plan: Callable[..., Any] | None) -> bool:
-    """Return whether a policy's options need the profile of its models, which the placer then learns from every warm
-    request."""
+    """Return whether options need model profiles, which the placer then learns."""
     params = getattr(plan, "keywords", {}).get("params")
     return bool(getattr(getattr(params, "plan", params), "first_layers", False))
 
 
 def weighing(plan: _Plan) -> _Plan:
-    """Mark a policy as reading its view's `holdings` and `climb_s`."""
+    """Mark a policy as reading `holdings` and `climb_s`."""
     setattr(plan, _WEIGHS, True)
     return plan
 
 
 def weighs_worth(plan: Callable[..., Any] | None) -> bool:
-    """Return whether that policy is marked by `weighing`."""
     return bool(getattr(plan, _WEIGHS, False))
 
 
 def outdated(view: PrewarmView) -> tuple[str, ...]:
-    """Replicas of models that are gone, or have changed since."""
     return tuple(
         row.instance_id
         for rows in view.fleet.dormant.values()

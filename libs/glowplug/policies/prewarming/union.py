@@ -1,21 +1,17 @@
 """The union's prewarming: make the replica worth most next; with a price, free GPUs whose replicas are not worth it.
 
-`policies/worth.py` gives a replica's worth: the probability that the load reaches it before it could be loaded again,
-times what a start from it saves. The i-th replica of a model with K instances of B slots is needed once more than (K +
-i) B requests run at once; the first of a model without any, with the next request. WarmServe's Algorithm 1 places them
-(section 5.2), with these worths for its scores (Eq. 7-8); a wish that fits nowhere replaces copies that are worth less.
-A copy left by a drained instance is weighed as any other, so that of those without a forecast the one used longest ago
-goes first.
+A replica's worth (`policies/worth.py`) is the probability that the load reaches it before a reload, times the saving of
+a start from it. The i-th replica of a model with K instances of B slots is needed beyond (K + i) B concurrent requests,
+the first of a model without any with the next request. WarmServe's Algorithm 1 places them (section 5.2) with these
+worths for its scores (Eq. 7-8); a wish that fits nowhere replaces copies worth less.
 
-Replicas are made only where host memory has the weights. WarmServe (section 7.1) has every model's weights there, so a
-replica costs a copy over PCIe; a replica over the network would take bandwidth from cold starts: with 384 models on 16
-Gbit/s cards TTFT attainment on HydraServe's workload fell from 100 % to 94 % (simulated). The other models get a copy
-by their first start.
+Replicas are made only where host memory has the weights, as everywhere in WarmServe (section 7.1). Over the network
+they slow cold starts: with 384 models on 16 Gbit/s cards TTFT attainment on HydraServe's workload fell from 100 % to 94
+% (simulated). Other models get a copy by their first start.
 
-Copies are dropped at once when a start needs their bytes, so that they cost the fleet nothing and have no price by
-themselves. An operator who can give GPUs back sets one: then GPUs on which nothing serves are kept while the copies on
-them together save at least `price` seconds of waiting a second and GPU (`idle_worth`); else all of them are dropped,
-and the GPUs are free. docs/adr/0025 says what that costs.
+Copies are dropped at once for a start, so they cost nothing. An operator who can give GPUs back sets a price: GPUs
+without serving instances are kept while their copies save at least `price` seconds of waiting a second and GPU
+(`idle_worth`). docs/adr/0025 has the costs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +29,9 @@ from glowplug.policies.worth import asked, away_s, idle_worth, level
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionParams:
     plan: WarmserveParams = field(default_factory=WarmserveParams)
-    price: float = 0.0  # seconds of waiting that a second of an otherwise unwanted GPU has to save; 0: none
-    least_asked: float = 0.02  # least probability of need for a replica to be made
-    max_replicas: int = 64  # wished for at once, per model
+    price: float = 0.0  # seconds of waiting to save per second of an unwanted GPU; 0: none
+    least_asked: float = 0.02  # probability of need
+    max_replicas: int = 64
 
 
 PARAMS = UnionParams()
@@ -43,7 +39,6 @@ PARAMS = UnionParams()
 
 @weighing
 def plan(view: PrewarmView, params: UnionParams = PARAMS) -> PrewarmPlan:
-    """Plan what to prewarm, the most valuable first, what each replica is worth, and which are not worth their GPUs."""
     worths = {replica_id: holding.saves_s for replica_id, holding in view.holdings.items()}
     found = plan_for(wishes(view, params), view, params.plan, worths)
     near = [step for step in found.steps if _is_near(step, view)]
@@ -58,7 +53,6 @@ def plan(view: PrewarmView, params: UnionParams = PARAMS) -> PrewarmPlan:
 
 
 def wishes(view: PrewarmView, params: UnionParams) -> list[ReplicaWish]:
-    """Every replica that the forecasts make worth having, existing ones included, the most valuable first."""
     found = []
     for key, forecast in view.forecasts.items():
         model, climb_s = view.models.get(key), view.climb_s.get(key, 0.0)
@@ -82,13 +76,11 @@ def _is_near(step: PrewarmStep, view: PrewarmView) -> bool:
 def _held_against_price(
     steps: Sequence[PrewarmStep], view: PrewarmView, params: UnionParams
 ) -> tuple[list[PrewarmStep], dict[str, str]]:
-    """Split by price: the steps that are worth their GPUs with the copies there, and the replicas that are not: id ->
-    why."""
     if params.price <= 0:
         return list(steps), {}
     taken = {dropped for step in steps for dropped in step.drop}
     saves = {replica_id: holding.idle_worth for replica_id, holding in view.holdings.items()}
-    named = {f"~{number}": step for number, step in enumerate(steps)}  # distinct from the ids of existing replicas
+    named = {f"~{number}": step for number, step in enumerate(steps)}  # distinct from replica ids
     saves |= {name: _idle_worth(step, view) for name, step in named.items()}
     unpaid = dict[str, str]()
     places = {*view.fleet.dormant, *(step.node_id for step in steps)}

@@ -1,33 +1,27 @@
-"""WarmServe's prewarming: replicas for the load that is forecast, placed where they cost the others least.
+"""WarmServe's prewarming: replicas for the forecast load, placed at the least cost to others.
 
-Paper: WarmServe section 5.2, Eq. 5-8 (`warmserve_scores`) and Algorithm 1 (`warmserve_evict_aware`), over GPUs that are
+Paper: WarmServe section 5.2, Eq. 5-8 and Algorithm 1 (`warmserve_evict_aware`), over GPUs that are
 idle or universal and, ahead of time, over those whose instances drain (section 4.1: "ensuring prewarming completion
-before the next allocation"). Departures, beside those of these files:
+before the next allocation"). Departures, beside those of that page:
 
-- A plan makes at most `max_steps` replicas, the next plan continues; replicas of models that changed are dropped.
-- Algorithm 1 counts a replica under a draining instance like any other, although a start cannot use it. So wishes are
-  first met where a start can use the replica, and draining GPUs take the rest; else the only copy of a model lies under
-  a drain while GPUs are idle.
+- A plan makes at most `max_steps` replicas, the next continues; replicas of changed models are dropped.
+- Algorithm 1 counts a replica under a draining instance, although no start can use it. Here wishes are met first where
+  a start can, then on draining GPUs; else a model's only copy might be under a drain while GPUs are idle.
 - A draining instance keeps its own weights when it stops (section 4.1: the worker then holds "both the previously
-  running model and the proactively loaded models"), so it counts as a replica of its model, and no second copy goes
-  there.
+  running model and the proactively loaded models"), so it counts as a replica.
 
 `first_layers` (section 4, erratum E7; off, as in the published code, which loads all layers): a replica holds the first
-k layers by the profile of its model, and an instance "can directly begin inference on the available layers while
-asynchronously loading the remaining parameters". The paper does not print the rule. It is read as the smallest k, at
-least 1, such that for every later layer the time to load the missing layers up to it is at most the compute time before
-it,
+k layers, and an instance "can directly begin inference on the available layers while asynchronously loading the
+remaining parameters". The paper does not print the rule, read here as the smallest k, at least 1, with
 
     (j - k) W / (L b) <= t_0 + (j - 1) c      for j = k + 1 .. L
 
-Where layers load slower than they compute, the last one decides; else the first missing one does. `growth_leads` (t_0,
-0 in E7) is an extension: the seconds a growth takes before its first layer computes, while the rest is loading. A
-replica is whole until a warm request has shown the duration of a prefill, and if it was left by a drained instance.
+so that each missing layer is loaded in time. `growth_leads` (t_0, 0 in E7) is an extension: a growth's seconds before
+its first layer computes. A replica is whole before a warm request has shown a prefill, and if a drained instance left
+it.
 
-`literal` follows the published code where it differs from the text (errata E4, E5): bursts weigh by L_P / L_A, and the
-order is by score alone. `unplaced` is the ablation without evict-aware placement (section 7.5): the first group with
-enough free memory, whatever it overlaps. `unproactive` is the one without proactive prewarming: nothing where an
-instance drains.
+`literal` follows the published code where it differs (errata E4, E5). `unplaced` is the ablation without evict-aware
+placement (section 7.5): the first group with enough free memory. `unproactive`: none where an instance drains.
 """
 
 import math
@@ -65,13 +59,12 @@ class WarmserveParams:
     placement: EvictAwareParams = field(default_factory=lambda: EvictAwareParams(max_steps=16))
     proactive: bool = True
     evict_aware: bool = True
-    first_layers: bool = False  # replicas of the first k layers (section 4); the published code loads all (E7)
-    growth_leads: bool = False  # ... a growth's own seconds count as time to load, an extension (`lead_s`)
-    num_layers: int = 32  # ... of the shallowest model: with more layers, less is needed
+    first_layers: bool = False  # section 4; the published code loads all (E7)
+    growth_leads: bool = False  # ... plus a growth's own seconds, an extension (`lead_s`)
+    num_layers: int = 32  # ... of the shallowest model
 
 
 def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> PrewarmPlan:
-    """Plan what to prewarm for the current window, given the existing replicas."""
     wishes = replicas((_demand(key, view) for key in sorted(view.forecasts) if key in view.models), params.scores)
     return plan_for(wishes, view, params)
 
@@ -82,8 +75,7 @@ def plan_for(
     params: WarmserveParams,
     worths: Mapping[str, float] | None = None,
 ) -> PrewarmPlan:
-    """Plan for those wishes, the most valuable first. `worths`: of the existing replicas, where known otherwise than by
-    the wishes that they meet; a wish then replaces replicas that are worth less."""
+    """Plan for wishes, most valuable first. With `worths` of existing replicas, wishes replace those worth less."""
     stale = outdated(view)
     nodes = _nodes(view, stale, params)
     shapes = {
@@ -130,13 +122,12 @@ def _demand(key: str, view: PrewarmView) -> PrewarmDemand:
     )
 
 
-@lru_cache(maxsize=4096)  # many models are alike
+@lru_cache(maxsize=4096)
 def _shape(num_gpus: int, num_bytes: int, engine: str) -> ReplicaShape:
     return ReplicaShape(num_gpus=num_gpus, bytes_per_gpu=num_bytes, engine=engine)
 
 
 def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> int:
-    """Bytes of a replica on each GPU: all of the weights, or the first layers where the model's profile is known."""
     weights = weights_per_gpu(model)
     if not params.first_layers or not weights:
         return weights
@@ -173,7 +164,6 @@ def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> 
 def _first_fit(
     wishes: Sequence[ReplicaWish], shapes: Mapping[str, ReplicaShape], nodes: Sequence[PrewarmNode], max_steps: int
 ) -> list[PrewarmStep]:
-    """Put each wish on the first GPUs that hold it, never two copies of a model on one; sets may overlap."""
     free = {g: n for node in nodes for g, n in zip(node.gpu_ids, node.free_bytes, strict=True)}
     models = {g: {r.model_key for r in node.replicas if g in r.gpu_ids} for node in nodes for g in node.gpu_ids}
     steps: list[PrewarmStep] = []
@@ -208,7 +198,6 @@ def _first_fit(
 
 
 def _draining_gpus(fleet: IndexedNodes, draining: Collection[str]) -> frozenset[str]:
-    """GPUs on which an instance drains."""
     if not draining:
         return frozenset()
 
@@ -219,7 +208,6 @@ def _draining_gpus(fleet: IndexedNodes, draining: Collection[str]) -> frozenset[
 
 
 def _usable(nodes: Sequence[PrewarmNode], gpu_ids: Set[str]) -> list[PrewarmNode]:
-    """The nodes as a start sees them: replicas on the GPUs `gpu_ids` count for no wish."""
     return [
         replace(n, replicas=tuple(replace(r, counts=not gpu_ids & set(r.gpu_ids)) for r in n.replicas)) for n in nodes
     ]
@@ -231,7 +219,6 @@ def _after(
     shapes: Mapping[str, ReplicaShape],
     finishing: Mapping[str, Sequence[Instance]],
 ) -> list[PrewarmNode]:
-    """The nodes once these steps are taken and the draining instances (`finishing`: node_id -> rows) have stopped."""
     found = []
     for node in nodes:
         mine = [step for step in steps if step.node_id == node.node_id]
@@ -253,13 +240,12 @@ def _after(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
-    """One model on one of its GPUs. Bytes, bytes a second, seconds. Raises OutOfBounds for a model without layers or a
-    link without a rate."""
+    """One model on one GPU. Raises OutOfBounds for no layers or a link without a rate."""
 
     num_layers: int  # L, all alike
     weights_bytes: int  # W, of all layers on that GPU
     load_bytes_per_s: float  # b, host memory to GPU
-    prefill_s_per_layer: float  # c, of the shortest prefill: a longer one has more time to load
+    prefill_s_per_layer: float  # c, of the shortest prefill
     lead_s: float = 0.0  # t_0
 
     def __post_init__(self) -> None:
@@ -271,8 +257,8 @@ class LayerProfile:
 
 
 def first_layers(profile: LayerProfile) -> int:
-    """k: layers that must lie on the GPU before the start, from 1 to `num_layers`. Both sides of the rule are linear in
-    the layer, so the first and the last missing layers decide."""
+    """Return k, from 1 to `num_layers`. The rule is linear in the layer, so the first and last missing layers
+    decide."""
     load_s, compute_s, last = profile.load_s_per_layer, profile.prefill_s_per_layer, profile.num_layers
     for k in range(1, last):
         if all((layer - k) * load_s <= profile.lead_s + (layer - 1) * compute_s for layer in (k + 1, last)):
@@ -281,7 +267,6 @@ def first_layers(profile: LayerProfile) -> int:
 
 
 def first_layers_bytes(profile: LayerProfile) -> int:
-    """Bytes of the first k layers on one GPU, rounded up; at most all of them."""
     return min(profile.weights_bytes, math.ceil(profile.weights_bytes * first_layers(profile) / profile.num_layers))
 
 

@@ -1,4 +1,4 @@
-"""The policies that only count requests: each chooses anew for every request, among all instances with a free slot."""
+"""Policies that only count requests, choosing among all instances with a free slot."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -9,12 +9,10 @@ from glowplug.policies.routing.port import NONE_FREE, Balancer, BalancerParams
 from glowplug.policies.routing.prefix_index import Prefix
 
 Pick = Callable[[Sequence[Target], str], Target]
-"""One of the instances given (never none, those known longest first); the id is that of the instance chosen last."""
+"""Choose from instances with a free slot (longest known first, never none), given the last choice."""
 
 
 class Counted:
-    """A `Balancer` around a `Pick`."""
-
     tracks_tokens = False
     reads_prefixes = False
     num_blocks = 0
@@ -32,7 +30,7 @@ class Counted:
             self._targets[instance_id] = Target(instance_id, num_in_flight, target.max_concurrency, target.kv_tokens)
 
     def others(self, instance_id: str, outlook: Outlook | None) -> None:
-        """Do nothing: `filled` counts other routers' requests."""
+        """Do nothing: `filled` counts them."""
 
     def gone(self, instance_id: str) -> None:
         self._targets.pop(instance_id, None)
@@ -49,13 +47,13 @@ class Counted:
         self._last = instance_id
 
     def expect(self, ticket: int, expected_tokens: int, now_s: float) -> None:
-        """Do nothing: only the number of requests counts."""
+        """Do nothing."""
 
     def first_token(self, ticket: int, now_s: float) -> None:
-        """Do nothing: only the number of requests counts."""
+        """Do nothing."""
 
     def ended(self, ticket: int, response_tokens: int, now_s: float, cached_tokens: int = -1) -> None:
-        """Do nothing: `filled` counts the end of a request."""
+        """Do nothing: `filled` counts it."""
 
     def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float, prefix: Prefix = ()) -> RouteDecision:
         free = [t for t in self._targets.values() if t.num_in_flight < t.max_concurrency]
@@ -66,13 +64,13 @@ class Counted:
 
 
 def least_loaded(params: BalancerParams) -> Balancer:
-    """Choose the instance with the fewest requests in flight (PreServe section 3.2.2, "LR"; WarmServe's router)."""
+    """Choose the fewest requests in flight (PreServe section 3.2.2, "LR"; WarmServe's router)."""
     requests = attrgetter("num_in_flight", "instance_id")
     return Counted(lambda free, last: min(free, key=requests), "it has the fewest requests in flight")
 
 
 def round_robin(params: BalancerParams) -> Balancer:
-    """Choose the next instance by id after the one chosen last (PreServe section 3.2.2, a baseline)."""
+    """Choose the next instance by id (PreServe section 3.2.2, a baseline)."""
 
     def following(free: Sequence[Target], last: str) -> Target:
         ordered = sorted(free, key=attrgetter("instance_id"))
@@ -82,11 +80,10 @@ def round_robin(params: BalancerParams) -> Balancer:
 
 
 def minimum_use(params: BalancerParams) -> Balancer:
-    """Choose the instance whose capacity is used least (PreServe section 3.2.2, "MU").
+    """Choose the least used capacity (PreServe section 3.2.2, "MU").
 
     Departure: the paper weighs GPU utilization and memory usage; a Target carries neither, so use is the occupied share
-    of its slots. On instances of one size this equals least request, on unequal ones it does not.
-    """
+    of its slots. On instances of one size this equals least request, on unequal ones it does not."""
 
     def use(target: Target) -> tuple[float, str]:
         return target.num_in_flight / target.max_concurrency, target.instance_id
@@ -95,7 +92,6 @@ def minimum_use(params: BalancerParams) -> Balancer:
 
 
 def first_room(params: BalancerParams) -> Balancer:
-    """Choose the instance with a free slot that the router has known longest. HydraServe's published code routes so
-    (the paper does not say): the oldest instance is filled first, and one added for a burst runs out of requests
-    soonest and ends by its keep-alive (section 8.1)."""
+    """Choose the longest known instance with a free slot, as HydraServe's published code does (the paper does not say):
+    one added for a burst runs out of requests soonest and ends by its keep-alive (section 8.1)."""
     return Counted(lambda free, last: free[0], "it is the first that may run another request")

@@ -1,23 +1,18 @@
-"""Prefix-aware routing: a prompt goes where most of it need not be computed again, unless that instance is too busy.
+"""Prefix-aware routing: prefer the instance that holds most of the prompt, unless it is too busy.
 
-Ours; the papers route every request as new. Engines keep the KV cache of prompts they have read, and a prompt that
-begins as one of those is read from there on. PreServe's load (preserve_load_aware.py, section 4.3.3) counts the tokens
-that an instance has to compute before and beside a request, and a held beginning is so many tokens less: with H_i
-tokens of the prompt held by instance i,
+Ours; the papers route every request as new. PreServe's load (preserve_load_aware.py, section 4.3.3) counts the tokens
+an instance has to compute; with H_i tokens of the prompt held by instance i,
 
     L_i = (queued_i + P - H_i) + (current_i + D) + beta max(0, U_i - T_mem) M_i,    the least L_i is chosen
 
-so that cache, queue, decoding and memory are one quantity, and nothing is weighed by hand. Seconds are L_i times the
-seconds per token that the model's answers show (`tracked.Reading`). A prompt that is sent counts by what is left of it.
+so that cache, queue, decoding and memory are one quantity. H_i is an estimate (prefix_index.py) times the share that
+engines confirmed (`usage.prompt_tokens_details.cached_tokens`). A restarted or woken instance holds nothing; each
+router knows only its own requests. A sent prompt counts without its held part. With one sequence per slot
+(`Target.num_sequences`) only idle slots count. A full instance is neither chosen nor waited for: a full slot engine has
+no idle slot to reuse.
 
-H_i is an estimate (prefix_index.py), taken times the share of such estimates that engines confirmed
-(`usage.prompt_tokens_details.cached_tokens`): it ends at 0 for an engine that keeps nothing. An instance that starts
-again, or wakes, holds nothing. Each router knows what itself has sent. Of an engine that keeps a sequence in each slot
-(`Target.num_sequences`) only the idle slots count, with what the requests sent there left in them (prefix_index.py). A
-full instance is never chosen. Nor is it waited for: a slot engine that is full has no idle slot to go on from.
-
-Visited are the instances that hold most of the prompt, `most_visited` at most, and as many of the least loaded. Where
-no instance holds any of it the choice is that of `preserve_load_aware`.
+Visited are the holders of most of the prompt, at most `most_visited`, and as many of the least loaded. Without a holder
+the choice is `preserve_load_aware`'s.
 """
 
 from collections import OrderedDict
@@ -31,21 +26,19 @@ from glowplug.policies.routing.preserve_load_aware import LoadAware, load_of, un
 from glowplug.policies.routing.tracked import Sent
 
 TRUST_WEIGHT = 0.1  # of the newest report of an engine
-NUM_GONE = 16  # instances without requests whose blocks are kept for when they come back from a drain
+NUM_GONE = 16  # instances whose blocks are kept for a return from a drain
 
 
 class PrefixAware(LoadAware):
-    """The Balancer `prefix`."""
-
     reads_prefixes = True
 
     def __init__(self, params: BalancerParams) -> None:
         super().__init__(params)
         self.index = PrefixIndex()
-        self.trust = 1.0  # tokens found in caches by engines, per token expected there
+        self.trust = 1.0  # tokens found in caches, per token expected there
         self._ready_at: dict[str, float] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self._slots: dict[str, Slots] = {}  # of instances whose cache keeps a sequence in each slot
+        self._slots: dict[str, Slots] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -114,20 +107,18 @@ class PrefixAware(LoadAware):
         self._slots.pop(instance_id, None)
 
     def _least(self, prompt_tokens: int) -> float:
-        """Blocks in common, above which a prompt goes on from the sequence of a slot."""
         return SIMILARITY * prompt_tokens / self.params.block_tokens
 
     def _found(self, instance_id: str, prompt_tokens: int, prefix: Prefix) -> int:
-        """Tokens of a prompt held by an instance; its last token is always computed."""
+        """Return held tokens of a prompt; its last token is always computed."""
         num_tokens = self.index.num_held(instance_id, prefix) * self.params.block_tokens
         return max(0, min(num_tokens, prompt_tokens - 1))
 
 
 def prefix(params: BalancerParams) -> Balancer:
-    """Build `preserve_load_aware` with knowledge of prefixes."""
     return PrefixAware(params)
 
 
 def union(params: BalancerParams) -> Balancer:
-    """Build `prefix` with the changes of preserve_load_aware.py: union."""
+    """Build `prefix` with preserve_load_aware.py's union changes."""
     return PrefixAware(union_params(params))

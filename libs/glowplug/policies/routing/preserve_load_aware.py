@@ -1,5 +1,4 @@
-"""Load-aware routing: the instance with the fewest tokens to prefill and to generate, and the least risk to its KV
-cache.
+"""Load-aware routing: the fewest tokens to prefill and generate, and the least risk to the KV cache.
 
 Paper: PreServe section 4.3.3. For a request of P prompt tokens and an expected response of D, and each instance i with
 `queued` tokens to prefill, `current` tokens to generate, KV capacity M and anticipated peak U over the next l steps if
@@ -10,21 +9,16 @@ the request went there:
 beta = 1, T_mem = 0.8, l = 100 (erratum E35: the penalty is in tokens, so it adds; M is each instance's own).
 
 Departures:
-- P and D are the same for every instance, so instances are kept and visited in the order of the certain part of their
-  load (`floor_of`: queued + current, and the penalty for what is in the cache now), and the search ends at the first
-  whose floor with P and D exceeds the best load found. The choice is the paper's. With `most_visited` a search visits
-  so many instances at most: where a thousand are all nearly full, floors differ by less than the request adds, and
-  the best of the lowest few is within that of the best of all. Ties go to the lower floor, then to the lower id.
-- The tokens still to be generated shrink with every step of every engine. A choice first updates the instances where a
-  request was sent, began or ended since the choice before, and then others in turn, up to `num_refreshed` in all: with
-  so few instances the order is exact; of a thousand, each is off by what it generates during some hundred choices.
+- P and D are the same everywhere, so instances are visited in the order of a lower bound (`floor_of`) until it exceeds
+  the best load: the paper's choice. `most_visited` bounds the visits: where a thousand are nearly full, floors differ
+  by less than the request adds. Ties: lower floor, then lower id.
+- Tokens to generate shrink with every step. A choice updates instances with events since the last, then others in turn,
+  up to `num_refreshed`: exact for so few; of a thousand, each is off by its tokens of some hundred choices.
 
-An instance that is full, or overloaded where those are held, is out of the order, so that no search visits it. While
-the order is empty the request waits in the router's queue.
+Full instances, and overloaded ones where those are held, are not in the order. While it is empty the request waits.
 
-Option: `decode_horizon`. Printed is current_d, all tokens still to be generated. Of two instances with the same sum the
-one with many short answers left runs the larger batch and is slower now; counting only the tokens of the steps ahead
-tells them apart.
+Option `decode_horizon`: counts only tokens of the steps ahead instead of all left (current_d as printed). Of equal
+sums, many short answers mean a larger batch, which is slower now.
 """
 
 import math
@@ -43,20 +37,17 @@ from glowplug.policies.routing.tracked import NOTHING, Tracked, Tracker
 
 @dataclass(slots=True)
 class InstanceLoad:
-    """Load of one instance, in tokens."""
-
     instance_id: str
     look_ahead: LookAhead
     queued_tokens: int = 0
     current_tokens: int = 0
-    other_kv_tokens: int = 0  # expected peak of other routers' requests in its cache
+    other_kv_tokens: int = 0  # expected peak of other routers'
 
 
 def load_of(
     target: InstanceLoad, prompt_tokens: int, expected_tokens: int, params: BalancerParams, enough: float = math.inf
 ) -> float:
-    """L_i, in tokens, or a value of at least `enough` as soon as L_i is known to reach it. The steps ahead are examined
-    only where they could cost a penalty."""
+    """Return L_i in tokens, or at least `enough` once it reaches that."""
     look = target.look_ahead
     load = float(target.queued_tokens + target.current_tokens + prompt_tokens + expected_tokens)
     newcomer = prompt_tokens + min(expected_tokens, params.num_steps) - 1
@@ -72,7 +63,7 @@ def load_of(
 
 
 def floor_of(target: InstanceLoad, params: BalancerParams) -> float:
-    """A lower bound of L_i without P and D: in the first step ahead the cache is already as full as now."""
+    """Return a lower bound of L_i without P and D: the first step ahead is as full as now."""
     look = target.look_ahead
     tokens = target.queued_tokens + target.current_tokens
     over = look.at_most(1) + target.other_kv_tokens - params.memory_ratio * look.kv_tokens
@@ -80,8 +71,6 @@ def floor_of(target: InstanceLoad, params: BalancerParams) -> float:
 
 
 class LoadOrder:
-    """Instances that may be chosen, kept in the order of their load while requests come and go."""
-
     def __init__(self, params: BalancerParams = BalancerParams()) -> None:
         self.params = params
         self._order: list[tuple[float, str]] = []
@@ -92,11 +81,10 @@ class LoadOrder:
         return len(self._loads)
 
     def of(self, instance_id: str) -> InstanceLoad | None:
-        """The load of that instance, if it is in the order. After changing it, call `put`."""
+        """Return an instance's load; call `put` after changing it."""
         return self._loads.get(instance_id)
 
     def put(self, load: InstanceLoad) -> None:
-        """Add an instance, or reorder it after a change."""
         instance_id, floor = load.instance_id, floor_of(load, self.params)
         self._loads[instance_id] = load
         old = self._floors.get(instance_id)
@@ -108,17 +96,14 @@ class LoadOrder:
         insort(self._order, (floor, instance_id))
 
     def drop(self, instance_id: str) -> None:
-        """Forget an instance. Unknown ids are ignored."""
         if self._loads.pop(instance_id, None) is not None:
             del self._order[bisect_left(self._order, (self._floors.pop(instance_id), instance_id))]
 
     def lowest(self, num: int) -> Iterator[str]:
-        """The `num` instances with the lowest floors; 0: all of them."""
         return (instance_id for _, instance_id in islice(self._order, num or None))
 
     def route(self, prompt: int, expected: int) -> RouteDecision:
-        """Choose the instance with the least load, of all in the order or of the `most_visited` with the lowest
-        floors."""
+        """Choose the least load of all, or of the `most_visited` lowest floors."""
         best: InstanceLoad | None = None
         least = math.inf
         for num_seen, (floor, instance_id) in enumerate(self._order, 1):
@@ -136,16 +121,14 @@ class LoadOrder:
 
 
 class LoadAware(Tracker):
-    """The Balancer `preserve_load_aware`."""
-
     def __init__(self, params: BalancerParams) -> None:
         super().__init__(params)
         self._order = LoadOrder(params)
-        self._changed: dict[str, Tracked] = {}  # since the last choice
-        self._busy: OrderedDict[str, Tracked] = OrderedDict()  # instances with requests, the longest out of date first
+        self._changed: dict[str, Tracked] = {}
+        self._busy: OrderedDict[str, Tracked] = OrderedDict()  # longest out of date first
 
     def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float, prefix: Prefix = ()) -> RouteDecision:
-        if len(self.instances) == 1:  # a single instance needs no order
+        if len(self.instances) == 1:
             (here,) = self.instances.values()
             self._settle(here, now_s)
             return RouteDecision(here.instance_id, "it is the only one") if self._may_take_one(here) else NONE_FREE
@@ -153,7 +136,6 @@ class LoadAware(Tracker):
         return self._order.route(prompt_tokens, expected_tokens)
 
     def _refresh(self, now_s: float) -> None:
-        """Update the instances that have changed since the last choice, and a few of the others."""
         changed, self._changed = self._changed, {}
         for here in changed.values():
             self._bring_up(here, now_s)
@@ -167,7 +149,6 @@ class LoadAware(Tracker):
         self._changed[here.instance_id] = here
 
     def _bring_up(self, here: Tracked, now_s: float) -> None:
-        """Update an instance's load to `now_s`, and its place in the order."""
         self._settle(here, now_s)
         instance_id, look = here.instance_id, here.look
         if not len(look):
@@ -199,18 +180,15 @@ def preserve_load_aware(params: BalancerParams) -> Balancer:
 def union(params: BalancerParams) -> Balancer:
     """Build `preserve_load_aware` with four changes.
 
-    - It takes answers to be as long as past answers were, not as long as expected (answer_lengths.py).
-    - It counts the decode load of only the steps it looks ahead: tokens generated later slow no request routed now.
-    - It holds a request that would overload every instance, and counts an instance as overloaded as soon as one step is
-      too full: expectations may be off, and an engine with a full cache computes prompts again, which costs more than a
-      wait.
-    - Where the model has a TPOT objective it sends prompts in stretches of half of that (`tracked.Reading`).
-    """
+    - Answers are assumed as long as past ones, not as expected (answer_lengths.py).
+    - Decode load counts only within the steps ahead: later tokens do not slow a request routed now.
+    - A request that would overload every instance is held, and one step too full is an overload: a full cache makes an
+      engine recompute prompts, which costs more than a wait.
+    - Under a TPOT objective prompts are sent in stretches of half of it (`tracked.Reading`)."""
     return LoadAware(union_params(params))
 
 
 def union_params(params: BalancerParams) -> BalancerParams:
-    """The params with these four changes."""
     return replace(
         params,
         learn_lengths=True,

@@ -1,14 +1,13 @@
 """The state of the engines as one router knows it, for policies that look ahead.
 
-Each instance has a look-ahead map (PreServe section 4.3.1) of the requests sent there, and a count of its steps. The
-map is indexed by an engine's steps, which a router does not see (erratum E33): an instance with requests is assumed to
-do one every TPOT seconds, where TPOT is the mean seconds per token of its answers, the newest weighed most; before the
-model's first answer it is the engine's own measure (Instance.step_s), or a constant where the engine reports none. A
-request sent but not yet prefilled is in the map already (erratum E34). Other routers' requests are known only by their
-reports, half a second late: their peaks are added to ours.
+Each instance has a look-ahead map (PreServe section 4.3.1) of its requests, and a count of steps. A router does not see
+the engine's steps (erratum E33): a busy instance is assumed to do one every TPOT seconds, the mean seconds per token of
+its answers, newest weighed most; before the model's first answer the engine's measure (Instance.step_s) or a constant.
+A request not yet prefilled is in the map already (erratum E34). Other routers' requests are known only by reports, half
+a second late: their peaks are added to ours.
 
-Departure: where engines report no first tokens (an answer that is not streamed) a prompt counts as queued until the
-end, and the answer's whole time counts for its steps.
+Departure: without first tokens (answers not streamed) a prompt counts as queued until the end, and the answer's whole
+time counts for its steps.
 """
 
 from dataclasses import dataclass, field
@@ -20,9 +19,9 @@ from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.prefix_index import Prefix
 
 NOTHING = Outlook(peak_ratio=0.0, over_share=0.0)
-TPOT_WEIGHT = 0.2  # of the newest answer
+TPOT_WEIGHT = 0.2
 TPOT_BOUNDS_S = (1e-4, 10.0)
-READING_WEIGHT = 0.2  # of the newest answer
+READING_WEIGHT = 0.2
 MOSTLY = 0.9
 PATIENCE = 4.0
 LONG = 4.0
@@ -30,28 +29,23 @@ LONG = 4.0
 
 @dataclass(slots=True)
 class Reading:
-    """The prompts that one instance has been sent and has not read, so that prompts are sent no faster than the running
-    answers can bear (`would_stall`).
+    """One instance's unread prompts, sent no faster than running answers can bear (`would_stall`).
 
-    Ours, not a paper's. An engine reads every prompt it has before it continues its answers (vLLM's default scheduler):
-    after a burst, an answer with an early first token waits for all the other prompts before its second. When a prompt
-    is held here for part of the TPOT objective the engine takes a step between two prompts, and no prompt is read later
-    than it would have been behind the others. Each of several routers paces an instance by itself.
+    Ours, not a paper's. An engine reads all its prompts before continuing answers (vLLM's default scheduler), so in a
+    burst an answer's second token waits for all. Holding prompts for part of the TPOT objective lets the engine step
+    between two, and delays none. Each router paces by itself.
 
-    Where one prompt takes longer than `LONG` stretches no pace helps the answers, and prompts are sent at once: held
-    one by one, they cost HydraServe's workload two points of its TTFT attainment (simulated). Where engines report no
-    first tokens (answers that are not streamed) it is not known when a prompt has been read: no prompt is held while
-    fewer than `MOSTLY` of the answers report theirs, nor for longer than `PATIENCE` times the reading it waits for.
-    """
+    Where one prompt takes longer than `LONG` stretches, prompts are sent at once: holding them cost HydraServe's
+    workload two points of its TTFT attainment (simulated). None is held while fewer than `MOSTLY` of the answers report
+    first tokens, nor for longer than `PATIENCE` times the reading it waits for."""
 
     num_prompts: int = 0
     num_tokens: int = 0
-    since_s: float = 0.0  # when the first of these prompts was sent
+    since_s: float = 0.0
     token_s: float = 0.0  # seconds per prompt token; 0: unknown
-    reporting: float = 0.0  # share of answers that reported their first token
+    reporting: float = 0.0  # share of answers with a reported first token
 
     def sent(self, prompt_tokens: int, now_s: float) -> int:
-        """Add a prompt sent to the instance. Returns the tokens to read up to its end."""
         if not self.num_prompts:
             self.since_s = now_s
         self.num_prompts += 1
@@ -59,23 +53,18 @@ class Reading:
         return self.num_tokens
 
     def read(self, prompt_tokens: int) -> None:
-        """Remove a prompt that has been read or has left the instance."""
         self.num_prompts -= 1
         self.num_tokens -= prompt_tokens
 
     def measured(self, took_s: float, num_tokens: int) -> None:
-        """Learn from a first token that came `took_s` after its prompt was sent, with `num_tokens` to read until
-        then."""
         newest = took_s / max(1, num_tokens)
         self.token_s += READING_WEIGHT * (newest - self.token_s) if self.token_s else newest
 
     def answered(self, has_reported: bool) -> None:
-        """Learn whether a complete answer had reported its first token."""
         self.reporting += READING_WEIGHT * (has_reported - self.reporting) if self.reporting else float(has_reported)
 
     def would_stall(self, now_s: float, longest_s: float) -> bool:
-        """Return whether one more such prompt would make the engine read for longer than `longest_s` without a decode
-        step."""
+        """Return whether one more prompt would make the engine read longer than `longest_s` without a decode step."""
         if not self.num_prompts or not self.token_s or self.reporting < MOSTLY:
             return False
         each_s = self.num_tokens / self.num_prompts * self.token_s
@@ -88,46 +77,42 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """One instance and the requests sent to it."""
-
     instance_id: str
     look: LookAhead
     max_concurrency: int
     num_in_flight: int  # of all routers
-    at_s: float  # time at which `steps` was current
+    at_s: float  # time of `steps`
     steps: float = 0.0
     tpot_s: float = 0.0  # 0: unknown before the first answer
     reading: Reading = field(default_factory=Reading)
-    others: Outlook = NOTHING  # as other routers report it
+    others: Outlook = NOTHING
     is_open: bool = True
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens of prompts not yet read."""
         return self.reading.num_tokens
 
     @property
     def other_kv_tokens(self) -> int:
-        """Expected peak of other routers' requests in the KV cache."""
         return int(self.others.peak_ratio * self.look.kv_tokens)
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """One request at an instance. `first_at` is -1 before its first token."""
+    """`first_at` is -1 before the first token."""
 
     at: Tracked
     prompt_tokens: int
     expected_tokens: int
     at_s: float
-    unread_tokens: int  # of its prompt, those that its instance has to read
+    unread_tokens: int  # of its prompt, to be read by its instance
     to_read_tokens: int = 0  # ... with those of the prompts before it
-    found_tokens: int = 0  # of its prompt, those that its instance was taken to have in its cache
+    found_tokens: int = 0  # of its prompt, expected in the cache
     first_at: float = -1.0
 
 
 class Tracker:
-    """A Balancer without the choice. `_touched` receives every instance that has changed."""
+    """A Balancer without the choice; `_touched` receives changed instances."""
 
     tracks_tokens = True
     reads_prefixes = False
@@ -140,9 +125,9 @@ class Tracker:
         self.params = params
         self.instances: dict[str, Tracked] = {}
         self.requests: dict[int, Sent] = {}
-        self.tpot_s = params.tpot_s  # over all instances, for one without answers
+        self.tpot_s = params.tpot_s
         self.answers = AnswerLengths() if params.learn_lengths else None
-        self._is_learned = False  # whether `tpot_s` comes from answers
+        self._is_learned = False
 
     def put(self, target: Target, now_s: float) -> None:
         here = self.instances.get(target.instance_id)
@@ -256,7 +241,6 @@ class Tracker:
         )
 
     def _settle(self, here: Tracked, now_s: float) -> None:
-        """Advance the look-ahead by the steps the engine has done since the last call."""
         if now_s <= here.at_s:
             return
         look = here.look
@@ -274,8 +258,7 @@ class Tracker:
         self.tpot_s += (tpot_s - self.tpot_s) * TPOT_WEIGHT
 
     def _is_overloaded(self, here: Tracked) -> bool:
-        """Return whether more than a tenth of the steps ahead are too full (PreServe section 4.3.2). Never without
-        requests."""
+        """Return whether more than a tenth of the steps ahead are too full (PreServe section 4.3.2)."""
         look, params = here.look, self.params
         if not len(look):
             return False
@@ -291,11 +274,10 @@ class Tracker:
         return not (self.params.hold_overloaded and self._is_overloaded(here))
 
     def _reads(self, ticket: int, sent: Sent, prefix: Prefix) -> None:
-        """Note that an instance is to read a prompt of these blocks. A tracker of no prefixes expects all of it to be
-        read."""
+        """Note the blocks to be read; without prefixes, all."""
 
     def _touched(self, here: Tracked) -> None:
-        """Note that the instance has changed."""
+        """Note a change."""
 
     def _forget_if_over(self, here: Tracked) -> None:
         if not here.is_open and not len(here.look) and self.instances.get(here.instance_id) is here:

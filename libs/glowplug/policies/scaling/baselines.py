@@ -1,14 +1,12 @@
-"""Scaling by demand, or not at all: the baselines that use no forecast.
+"""Scaling by demand, or not at all: the baselines without a forecast.
 
-- Reactive (PreServe section 5.3): enough instances for what waits and runs now, num_wanted = ceil((waiting + in flight)
-  / B) clamped to [min, max]; HydraServe's keep-alive (section 8.1) decides when the last instance goes.
+- Reactive (PreServe section 5.3): num_wanted = ceil((waiting + in flight) / B) clamped to [min, max]; HydraServe's
+  keep-alive (section 8.1) ends the last instance.
 - Static (the same): `min_instances` of each model all the time (the paper's "static 8").
 
 Departures:
-- PreServe's reactive scaler scales by the KV memory in use, for which the paper gives no rule; here requests count,
-  against the batch.
-- Reactive drains spare instances only after `shrink_after_s` without need for them, so that a gap between two requests
-  drains nothing.
+- PreServe's reactive scaler uses KV memory, for which the paper gives no rule; here requests count against the batch.
+- Reactive drains spare instances only after `shrink_after_s` without need for them.
 - Under `static` a model with no minimum gets one instance while requests wait or run, else it could never answer.
 """
 
@@ -22,12 +20,12 @@ from glowplug.policies.scaling.port import ScalingView, settle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactiveParams:
-    shrink_after_s: float = 10.0  # how long spare instances of a busy model stay
+    shrink_after_s: float = 10.0  # spare time of a busy model's instances
 
 
 @dataclass(frozen=True, slots=True)
 class ReactiveState:
-    """The time since which one model has had more instances than it needs (epoch seconds); None: it has no more."""
+    """Epoch seconds since one model has had spare instances; None: it has none."""
 
     spare_since: float | None = None
 
@@ -35,7 +33,6 @@ class ReactiveState:
 def reactive(
     view: ScalingView, state: ReactiveState | None = None, params: ReactiveParams = ReactiveParams()
 ) -> tuple[ScaleDecision, ReactiveState]:
-    """Decide by present demand how many instances `model` should have, and which to drain or to take back."""
     wanted = 0 if view.model.suspended else min(max(view.needed, view.floor), view.ceiling)
     since = state.spare_since if state is not None else None
     since = None if wanted >= view.num_running else view.now_s if since is None else since
@@ -49,7 +46,6 @@ def reactive(
 
 
 def why_now(view: ScalingView) -> str:
-    """The present demand as a sentence."""
     if not view.demand:
         return "nobody asks for it"
     waiting, num = doing(view.load.num_waiting, "request", "waits"), view.load.num_in_flight
@@ -58,6 +54,5 @@ def why_now(view: ScalingView) -> str:
 
 
 def static(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
-    """Keep the model's minimum."""
     least = view.floor or (1 if view.demand else 0)
     return settle(view, least, f"its least number, {counted(view.floor, 'instance')}, is kept at all times"), None

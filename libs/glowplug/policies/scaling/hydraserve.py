@@ -1,27 +1,22 @@
 """Scaling by the requests of a sliding window, in groups that one cold start supplies.
 
-Paper: HydraServe section 6.1. The requests that came in the previous window predict the most that may come in the next;
-with those that wait they give the number of workers needed, and a cold start creates a pipeline group no smaller than
-the number of new ones, several groups when it is more than a group holds. Section 8.1: an instance that has run nothing
-for 30 s stops. The window is 1 s, a batch 8, a group at most 4 in the authors' code.
+Paper: HydraServe section 6.1. The previous window's requests predict the most of the next; with the waiting ones they
+give the number of workers, and a cold start creates a pipeline group no smaller than the new ones, or several groups.
+Section 8.1: an instance idle for 30 s stops. In the authors' code the window is 1 s, a batch 8, a group at most 4.
 
     new = ceil((waiting + expected - free) / B),   expected = most arrivals of the last windows
 
 Departures:
-- The code computes the expectation and never uses it (erratum E22); `literal_code=True` leaves it out as well.
-- Requests that fit the free slots of running or coming instances need no new worker (`free`); the paper leaves that
-  open.
-- Where routers do not count arrivals, the growth in waiting and running requests is used; it misses requests that came
-  and went within a window.
-- The keep-alive is the model's own, 30 s unless it says otherwise.
+- The code computes the expectation and never uses it (erratum E22); nor does `literal_code=True`.
+- Requests that fit free slots of running or coming instances need no new worker (`free`); the paper leaves that open.
+- Without routers' arrival counts, the growth in waiting and running requests is used, which misses short ones.
+- The keep-alive is the model's own, 30 s by default.
 
-What becomes of a pipeline once it serves (`consolidate`, section 6.1 too): by default a group scales down: its first
-worker loads the rest of the model and serves alone, the others end. When as many workers are needed as a group has, it
-scales up instead: every worker loads the rest and becomes an instance. Several groups that serve at once are decided on
-together, oldest first.
+Consolidation (`consolidate`, section 6.1 too): a serving pipeline scales down: its first worker loads the rest and
+serves alone; or, when as many workers are needed as the group has, up: every worker becomes an instance. Groups that
+serve at once are decided on together, oldest first.
 
-Departure: the paper lets each worker decide for itself, so that a group may become fewer instances than it has workers;
-here it is one or all.
+Departure: the paper lets each worker decide, so a group may become fewer instances than workers; here it is one or all.
 """
 
 import math
@@ -40,16 +35,16 @@ class HydraserveParams:
     window_s: float = 1.0
     num_windows: int = 1  # past windows whose busiest predicts the next
     group_size: int = 4  # stages of one group at most
-    literal_code: bool = False  # count waiting requests alone, and expect none
+    literal_code: bool = False  # count waiting requests alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HydraserveState:
-    """Arrivals per closed window, newest last, and since when each instance has run nothing."""
+    """Arrivals per closed window, newest last, and the time since which each instance is idle."""
 
     opened_at: float = float("-inf")
-    arrived_before: int = 0  # the count when the open window began
-    arrivals: tuple[int, ...] = ()  # of closed windows
+    arrived_before: int = 0
+    arrivals: tuple[int, ...] = ()
     demand_before: int = 0
     idle_since: Mapping[str, float] = field(default_factory=dict)
 
@@ -57,7 +52,6 @@ class HydraserveState:
 def scale(
     view: ScalingView, state: HydraserveState | None = None, params: HydraserveParams = HydraserveParams()
 ) -> tuple[ScaleDecision, HydraserveState]:
-    """Decide how many instances `model` should have now, and how many of them one start may supply."""
     state = watch(view, state, params)
     wanted, reason = target(view, state, params)
 
@@ -77,8 +71,7 @@ def scale(
 
 
 def watch(view: ScalingView, state: HydraserveState | None, params: HydraserveParams) -> HydraserveState:
-    """Count arrivals into windows, and note which instances run nothing."""
-    counted = view.load.num_urgent_arrived  # as forecasts, which have no batch
+    counted = view.load.num_urgent_arrived  # without batch, as in forecasts
     if state is None:
         state = HydraserveState(opened_at=view.now_s, arrived_before=counted, demand_before=view.demand)
     if (num_passed := int((view.unchanged_until - state.opened_at) / params.window_s)) > 0:
@@ -89,7 +82,7 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
     if view.now_s - state.opened_at < params.window_s:
         return state if idle == state.idle_since else replace(state, idle_since=idle)
     came = counted - state.arrived_before if view.load.num_arrived else max(0, view.demand - state.demand_before)
-    num_empty = int((view.now_s - state.opened_at) / params.window_s) - 1  # windows without a look had no report either
+    num_empty = int((view.now_s - state.opened_at) / params.window_s) - 1
     closed = (max(0, came), *([0] * min(num_empty, params.num_windows)))
     return HydraserveState(
         opened_at=view.now_s,
@@ -101,13 +94,11 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
 
 
 def is_quiet(view: ScalingView, state: HydraserveState) -> bool:
-    """Return whether the window that opens now follows empty ones, so that without a change all later ones are empty
-    too."""
+    """Return whether, without a change, all later windows are empty."""
     return state.opened_at == view.now_s and not (view.demand or not state.arrivals or any(state.arrivals))
 
 
 def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) -> tuple[int, str]:
-    """The number of instances there should be, and why."""
     expected = 0 if params.literal_code else max(state.arrivals, default=0)
     there = view.num_coming_or_there
     slots = sum(i.max_concurrency for i in view.running) + view.num_pending * view.per_instance
@@ -123,24 +114,20 @@ def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) 
 
 
 class Consolidation(StrEnum):
-    """The result of consolidating a pipeline."""
-
-    DOWN = "consolidate_down"  # its first stage alone
-    UP = "consolidate_up"  # one instance for each stage
+    DOWN = "consolidate_down"
+    UP = "consolidate_up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolidationDecision:
-    """The result chosen for one pipeline, and why."""
-
     instance_id: str
     becomes: Consolidation
     reason: str
 
 
 def consolidate(pipelines: Sequence[Instance], num_whole: int, num_required: int) -> tuple[ConsolidationDecision, ...]:
-    """Decide for each of one model's `pipelines`, oldest first. `num_required` instances are needed in all, of which
-    `num_whole` exist (running or coming, and the results of earlier decisions)."""
+    """Decide for each pipeline, oldest first; `num_required` instances are needed in all, `num_whole` exist or are
+    coming."""
     decisions, left = [], num_required - num_whole
     for instance in pipelines:
         is_up = left >= max(2, instance.num_stages)

@@ -1,10 +1,9 @@
-"""The shape of every scaling policy: what it is given, one model's state, and how the number it wants becomes a
-decision.
+"""The shape of every scaling policy: its view, one model's state, and the way from a number to a decision.
 
-Every policy is `scale(view, state, params) -> (ScaleDecision, state)`. It decides how many instances there should be
-and which of the spare ones may be drained. `settle` adds what is the same for all policies: the bounds of the model, an
-operator's orders, which draining instances are taken back, which go first (the least loaded, WarmServe section 3; the
-newest among equals) and the keep-alive of the last one (HydraServe section 8.1).
+A policy is `scale(view, state, params) -> (ScaleDecision, state)`: the number of instances, and the spare ones that may
+be drained. `settle` adds the common parts: the model's bounds, operators' orders, draining instances taken back, the
+drain order (least loaded, WarmServe section 3; newest among equals) and the last one's keep-alive (HydraServe section
+8.1).
 """
 
 import math
@@ -24,30 +23,29 @@ _LEARNING = "learning"
 
 @dataclass(slots=True, kw_only=True)
 class ScalingView:
-    """The state of one model, which policies do not change. Numbers of instances count what one GPU (or tensor group)
-    each would make: a pipeline of s stages can become s of them, and runs s batches until then (HydraServe section
-    6.1)."""
+    """One model's state, not changed by policies. A pipeline of s stages counts as the s instances that it can become,
+    and runs s batches until then (HydraServe section 6.1)."""
 
     now_s: float
     model: Model
-    instances: tuple[Instance, ...] = ()  # of the model, in any order; none that is gone
+    instances: tuple[Instance, ...] = ()
     load: ModelLoad = field(default_factory=ModelLoad)
-    forecast: Forecast | None = None  # of the current window; None where none covers it
-    next_forecast: Forecast | None = None  # of the window after
-    windows: tuple[Forecast, ...] = ()  # forecasts of the current window and all later ones, unmerged
-    start_s: float = 0.0  # expected duration of a start of the model; 0: unknown
-    num_pending: int = 0  # instances requested that have no row yet
-    short_elsewhere: bool = False  # whether an instance of another model waits for a GPU
-    unchanged_until: float = 0.0  # time up to which the last look's answer still held
+    forecast: Forecast | None = None
+    next_forecast: Forecast | None = None
+    windows: tuple[Forecast, ...] = ()  # from the current window on, unmerged
+    start_s: float = 0.0  # expected duration of a start; 0: unknown
+    num_pending: int = 0  # requested, without a row yet
+    short_elsewhere: bool = False  # another model waits for a GPU
+    unchanged_until: float = 0.0  # end of the last answer's validity
 
     serving: list[Instance] = field(init=False)  # starting to draining, oldest first; none gone or dormant
     running: list[Instance] = field(init=False)  # of `serving`, starting or READY
     ready: list[Instance] = field(init=False)
     draining: list[Instance] = field(init=False)
     num_running: int = field(init=False)
-    num_coming: int = field(init=False)  # starting, with or without a row
+    num_coming: int = field(init=False)
     num_coming_or_there: int = field(init=False)
-    per_instance: int = field(init=False)  # requests one runs at once: by READY engines, else by the model
+    per_instance: int = field(init=False)  # concurrent requests: by READY engines, else by the model
     floor: int = field(init=False)
     ceiling: int = field(init=False)
     demand: int = field(init=False)
@@ -57,7 +55,7 @@ class ScalingView:
         if len(serving) > 1:
             serving.sort(key=lambda i: (i.created_at, i.instance_id))
         self.ready = [i for i in serving if i.state is InstanceState.READY]
-        if len(self.ready) == len(serving):  # as nearly always
+        if len(self.ready) == len(serving):
             self.running, self.draining = serving, []
         else:
             self.running = [i for i in serving if i.state is not InstanceState.DRAINING]
@@ -74,19 +72,18 @@ class ScalingView:
 
     @property
     def is_prewarmed(self) -> bool:
-        """Whether replicas of the model lie on GPUs, so that a start is short."""
+        """Whether replicas make a start short."""
         return any(i.state is InstanceState.PREWARMED for i in self.instances)
 
     @property
     def needed(self) -> int:
-        """Number of instances that the waiting and running requests take."""
         return math.ceil(self.demand / self.per_instance)
 
     def in_flight(self, instance: Instance) -> int:
         return self.load.in_flight_by_instance.get(instance.instance_id, 0)
 
     def is_idle(self, instance: Instance, for_s: float) -> bool:
-        """Return whether the instance has run nothing, and its model had no request, for `for_s`; -1: never."""
+        """Return whether the instance, and its model, had no request for `for_s`; -1: never."""
         if for_s < 0 or self.in_flight(instance):
             return False
         return self.now_s - max(self.load.last_active_at, instance.ready_at) >= for_s
@@ -94,24 +91,24 @@ class ScalingView:
 
 @runtime_checkable
 class Learns(Protocol):
-    """A policy's state of a model, part of which was learned and holds whatever the load."""
+    """A policy's state of a model, part of it learned."""
 
     FORMAT: ClassVar[str]
-    """Whose figures these are and in which version, as "union/1": another meaning or unit is another version."""
+    """Owner and version of the figures, as "union/1"; a change of meaning or unit is a new version."""
 
     def learned(self) -> Self:
         """Return the learned part alone."""
 
     def figures(self) -> dict[str, float]:
-        """Return the learned part as finite numbers by name, without those that nothing has changed yet."""
+        """Return the learned part as finite numbers, without unchanged ones."""
 
     @classmethod
     def with_figures(cls, figures: Mapping[str, float], now_s: float) -> Self:
-        """Build a state with those learned figures. Raises ValueError for an unknown name, or an impossible number."""
+        """Build a state from learned figures. Raises ValueError for an unknown name or impossible number."""
 
 
 def learning(state: type[Learns]) -> Callable[[_Scale], _Scale]:
-    """Mark a policy whose states learn: the learned part is kept for the next leading autoscaler."""
+    """Mark a policy whose learned state the next leading autoscaler inherits."""
 
     def mark(scale: _Scale) -> _Scale:
         setattr(scale, _LEARNING, state)
@@ -121,23 +118,19 @@ def learning(state: type[Learns]) -> Callable[[_Scale], _Scale]:
 
 
 def learner(scale: Callable[..., Any]) -> type[Learns] | None:
-    """The state class of a policy marked by `learning`, else None."""
     found: type[Learns] | None = getattr(scale, _LEARNING, None)
     return found
 
 
 def without_load(state: Any) -> Any:
-    """The learned part of a policy's state, for when the load of the last seconds is no demand; None where it learns
-    nothing."""
     return state.learned() if isinstance(state, Learns) else None
 
 
 def worths(instances: Iterable[Instance]) -> dict[str, int]:
-    """instance_id -> how many instances it can still become: a pipeline's stages, less those ("<its id>.<stage>") that
-    serve as instances already."""
+    """Return instances that each can still become: stages, less those ("<its id>.<stage>") serving as instances."""
     found = {i.instance_id: i.num_stages if i.num_stages > 1 else 1 for i in instances}
     if sum(found.values()) == len(found):
-        return found  # usually there are no pipelines
+        return found
     for instance_id in list(found):
         whole = instance_id.rpartition(".")[0]
         if found.get(whole, 1) > 1:
@@ -146,9 +139,8 @@ def worths(instances: Iterable[Instance]) -> dict[str, int]:
 
 
 def needed_by_pipeline(instance_id: str, rows: Mapping[str, Instance]) -> str:
-    """The id of the pipeline that still runs layers on an instance that was one of its later stages and serves by
-    itself already; "" for any other instance. Such an instance must not stop before the pipeline is whole and its
-    stages are idle."""
+    """Return the pipeline that still runs layers on this former stage, else "". The instance must not stop before the
+    pipeline is whole and its stages idle."""
     first = rows.get(instance_id.rpartition(".")[0])
     if first is None or first.state.is_gone or (first.is_whole and not first.stages_busy):
         return ""
@@ -168,10 +160,8 @@ def settle(
 ) -> ScaleDecision:
     """Decide for `target` instances within the model's bounds.
 
-    A spare instance is drained only if `may_go` allows it, and the last one only once idle for `keep_alive_s` (None:
-    the model's own); instances above the ceiling or of a suspended model are drained at once. With `take_back` a
-    draining instance comes back before another one starts.
-    """
+    A spare instance is drained only if `may_go`, the last only once idle for `keep_alive_s` (None: the model's); those
+    above the ceiling or of a suspended model at once. With `take_back` draining ones return before others start."""
     model = view.model
     if model.suspended:
         target, why = 0, "its operator has drained it"
@@ -210,7 +200,6 @@ def settle(
 
 
 def _taken_back(view: ScalingView, missing: int) -> list[str]:
-    """The draining instances, oldest first, that make up for `missing` ones."""
     back, worth = [], worths(view.draining)
     for instance in view.draining:
         if missing > 0:
@@ -222,10 +211,9 @@ def _taken_back(view: ScalingView, missing: int) -> list[str]:
 def _drain(
     view: ScalingView, wanted: int, may_go: Callable[[Instance], bool], keep_alive_s: float
 ) -> tuple[list[str], int]:
-    """Choose which instances to drain; returns them and the number left. A pipeline is drained only when all it is
-    worth is spare (above the ceiling: when the others reach it), and before a stage of it that serves by itself
-    already. No READY instance is drained for one still starting, which may be late, while all requests would wait for
-    it."""
+    """Return the instances to drain and the number left. A pipeline goes only when all its worth is spare (above the
+    ceiling: when the others reach it), and before any stage that serves by itself. No READY instance goes if all
+    requests would wait for a starting one."""
     drain, left, worth = [], view.num_running, worths(view.running)
     serving = sum(worth[i.instance_id] for i in view.ready)
     rows = {i.instance_id: i for i in view.serving}

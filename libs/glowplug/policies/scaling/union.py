@@ -1,21 +1,18 @@
-"""The union of the papers' scaling rules: how many instances run. docs/adr/0015 and 0025 give the reasons, with
-figures.
+"""The union of the papers' scaling rules; docs/adr/0015 and 0025 give the reasons, with figures.
 
-Requests that wait or run set the floor. A plan by PreServe's forecast of tokens may raise the number,
-once an instance of another model is less likely to lack GPUs than this one is to be needed (a plan is as likely too
-large as too small). HydraServe's groups supply several new instances with one cold start (section 6.1). Its rule for
-arrivals (section 6.1) adds instances for requests that are still to come only while a prewarmed copy makes that cheap
-(mCache's workload then has a fifth fewer fetches, simulated). WarmServe's own rule, four fifths of the slots on
-average, is not used: WarmServe decides which replicas there are.
+Waiting and running requests set the floor. A plan by PreServe's token forecast may raise it, once another model is less
+likely to lack GPUs than this instance to be needed. HydraServe's groups supply several instances with one cold start
+(section 6.1); its rule for arrivals (section 6.1) applies only while a prewarmed copy makes that cheap (mCache's
+workload then has a fifth fewer fetches, simulated). WarmServe's four fifths of the slots are not used: it decides the
+replicas.
 
-A spare instance is drained once it has run nothing for the model's keep-alive (HydraServe section 8.1), and earlier
-once it is not worth its GPUs (`policies/worth.py`): when the probability that so many are needed before one could start
-again is below `price` for each of its GPUs: by the forecast, and without a plan also by the time since so many were
-last needed. Its GPUs come free only when it leaves nothing there, so that start is one from nothing. It is drained at
-once while an instance of another model finds no GPU. A pipeline grows for needed instances, not for kept ones.
+A spare instance is drained after the keep-alive (HydraServe section 8.1), and earlier once not worth its GPUs
+(`policies/worth.py`): when the probability of its need within a start from nothing is below `price` per GPU, by the
+forecast, and without a plan also by the time since that need. It goes at once while another model finds no GPU. A
+pipeline grows for needed instances, not for kept ones.
 
-In PreServe one instance stays while any load is expected (erratum E32), requested or not. Here the first instance
-starts for a request and the last one ends by its keep-alive.
+In PreServe one instance stays while any load is expected (erratum E32). Here the first starts for a request and the
+last ends by its keep-alive.
 """
 
 import math
@@ -38,8 +35,8 @@ from glowplug.policies.scaling.port import ScalingView, learning, settle, worths
 from glowplug.policies.scaling.preserve import WINDOW_S, ScalerState, Target
 from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, idle_worth, level
 
-# The union's plan: how many instances the forecast of tokens takes, made safe by its band, and corrected by the
-# requests that came and by missed objectives.
+# The union's plan: instances for the token forecast, made safe by its band, corrected by arrivals and missed
+# objectives.
 #
 # Of PreServe (section 4.1, Algorithm 2, line 5), not rounded, for every window w that is forecast:
 #
@@ -59,42 +56,39 @@ from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, id
 #            here and in the backlog batch is left out, as in the forecast
 #     N    = max(up, full, min(there, down)), and not below an N of the last start's time
 #
-# so that an instance starts in time, by the measured start times of the model; none is drained that a later window
-# would start again; and a need about a whole number starts and drains nothing. An instance's capacity depends on how
-# many share the load, on bursts within a window and on the lengths of prompts, so mu alone cannot be right for all of
-# them. m follows how much of their objective the windows take (`Forecast.objective_ratio`):
+# so that instances start in time, none is drained that a later window would restart, and a need about a whole number
+# changes nothing. Capacity depends on the number of instances, bursts and prompt lengths, so mu cannot always be right:
+# m follows the windows' share of their objective (`Forecast.objective_ratio`):
 #
 #     m += up (min(ratio, most) - aim)    ratio above aim; then not again before a start that this brings has served
 #     m -= down (aim - ratio)             else
 #
-# Latency hardly grows with the load until it grows suddenly, so `aim` lies where it begins to, and one step up is as
-# large as many down.
+# Latency grows suddenly with load, so `aim` is at that point, and one step up equals many down. A plan's decision has
+# no known end: arrivals, and the end of the last start's N, change with each call.
 #
-# A plan's decision holds until no known moment: arrivals, and the end of the last start's N, change with each call.
-#
-# Section 4.3.2 adds one instance for each that will fill its cache too far; requests go where there is free cache, so
-# here all caches count together. With cold data (no forecast, no tokens or no mu) PreServe's own plan is used.
+# Section 4.3.2 adds one instance for each that fills its cache too far; here all caches count together, since requests
+# go where cache is free. With cold data (no forecast, tokens or mu) PreServe's own plan is used.
 
 MOST_SHARE: Final = 100.0  # bound of exp(m), either way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanParams:
-    """Constants of the plan. `up` and `down` are steps of m, a logarithm."""
+    """`up` and `down` are steps of m, a logarithm."""
 
     cold: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)  # also of section 4.3.2
-    z: float = field(default=0.7, metadata=FROM_ZERO)  # spreads of the forecast's error that are planned for
-    widest: float = field(default=0.3, metadata=FROM_ZERO)  # bound of a spread, which a backlog widens
+    z: float = field(default=0.7, metadata=FROM_ZERO)  # spreads to plan for
+    widest: float = field(default=0.3, metadata=FROM_ZERO)  # bound of a spread
     slack: float = field(default=0.2, metadata=FROM_ZERO)  # tolerance, in instances
-    aim: float = 0.8  # share of the objective that a window should take
+    aim: float = 0.8  # a window's target share of its objective
     most: float = 2.0  # bound of a window's ratio to its objective
     up: float = field(default=0.2, metadata=FROM_ZERO)
     down: float = field(default=0.02, metadata=FROM_ZERO)
-    least_share: float = 0.7  # bounds of exp(m), the factor on the need by mu
+    least_share: float = 0.7  # bounds of exp(m)
     most_share: float = 1.6
     full_ratio: float = 0.9  # of all KV caches together
     patience_s: float = field(default=1.0, metadata=FROM_ZERO)  # s of prompts that may queue at an instance
-    start_s: float = 30.0  # duration of a start before any was seen
+    start_s: float = 30.0  # before any was seen
 
     def __post_init__(self) -> None:
         most = {"least_share": MOST_SHARE, "most_share": MOST_SHARE}
@@ -109,25 +103,21 @@ class PlanParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """The plan's memory of one model."""
-
     scaler: ScalerState = field(default_factory=ScalerState)
     m: float = 0.0
-    raised_at: float = -math.inf  # when m last grew
+    raised_at: float = -math.inf
     made_at: float = -1.0  # of the current forecast; -1: none yet with mu known
     seen_at: float = 0.0  # since when its window's arrivals are counted ...
     arrived_before: int = 0  # ... and the count at that time
-    num_held: int = 0  # instances that were wanted recently ...
+    num_held: int = 0  # instances wanted recently ...
     held_until: float = 0.0  # ... and are kept until then
 
     @property
     def answered(self) -> Mapping[str, float]:
-        """Instances that were too full, and when one was added for each."""
         return self.scaler.answered
 
 
 def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[Target, PlanState]:
-    """Plan how many instances there should be for the expected load, and say why."""
     windows = view.windows
     now = windows[0] if windows else None
     if now is None or preserve.capacity_in(now) == Capacity() or all(_tokens(one) < 1 for one in windows):
@@ -160,18 +150,16 @@ def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[T
 
 
 def need(share: float, wide: float, m: float, seen: float, params: PlanParams) -> float:
-    """Instances that a window takes, not rounded: by its band, or by the arrivals so far. `share`: the expected number;
-    `wide`: s_w."""
+    """Return a window's need, by its band or by arrivals. `wide`: s_w."""
     return share * math.exp(m) * max(math.exp(params.z * wide), seen)
 
 
 def expected_share(one: Forecast) -> float:
-    """Instances that a window's expected load takes by mu, not rounded."""
     return preserve.share_of(one.prompt_tokens, one.response_tokens, one.window_s, preserve.capacity_in(one))
 
 
 def spread(one: Forecast, share: float) -> float:
-    """s_w: spread of log(load / `share`), where `share` is the expected load; 0 where the forecast has no band."""
+    """Return s_w around the expected `share`; 0 without a band."""
     upper = one.quantiles[-1] if one.quantiles else None
     if upper is None or not 0.5 < upper.share < 1 or share <= 0:
         return 0.0
@@ -179,15 +167,13 @@ def spread(one: Forecast, share: float) -> float:
     return max(0.0, math.log(high / share)) / _deviations(upper.share) if high > 0 else 0.0
 
 
-@lru_cache(maxsize=16)  # a forecast has two quantiles
+@lru_cache(maxsize=16)
 def _deviations(share: float) -> float:
-    """z_q: the standard normal's quantile of that share."""
     return NormalDist().inv_cdf(share)
 
 
 def seen_ratio(view: ScalingView, now: Forecast, wide: float, state: PlanState) -> float:
-    """This window's load over its forecast, by the requests that have come so far, batch left out as
-    in the forecast; at least 1. `wide`: its s_w."""
+    """Return this window's load over its forecast by requests so far, without batch; at least 1. `wide`: s_w."""
     elapsed_s = view.now_s - state.seen_at
     if not (view.load.num_urgent_arrived and now.num_requests > 0 and elapsed_s > 0 and wide > 0):
         return 1.0
@@ -197,7 +183,7 @@ def seen_ratio(view: ScalingView, now: Forecast, wide: float, state: PlanState) 
 
 
 def backlog(view: ScalingView, now: Forecast, params: PlanParams) -> float:
-    """Seconds that one instance takes for the waiting prompts, beyond `patience_s` for each READY one."""
+    """Return an instance's seconds for the waiting prompts, beyond `patience_s` for each READY one."""
     if now.prompt_per_s <= 0 or now.num_requests <= 0:
         return 0.0
     outlooks = view.load.outlook_by_instance
@@ -208,7 +194,7 @@ def backlog(view: ScalingView, now: Forecast, params: PlanParams) -> float:
 
 
 def cached(view: ScalingView, now: Forecast) -> float:
-    """Number of KV caches that the held requests and the expected load of the coming steps would fill."""
+    """Return the KV caches filled by held requests and the coming steps."""
     outlooks = preserve.outlooks_of(view)
     if not outlooks:
         return 0.0
@@ -219,14 +205,12 @@ def cached(view: ScalingView, now: Forecast) -> float:
 
 
 def _urgent_share(view: ScalingView, instance_id: str) -> float:
-    """The share of an instance's running requests that is not batch, whose outlook nobody reports apart."""
     num = view.load.in_flight_by_instance.get(instance_id, 0)
     return view.load.urgent_on(instance_id) / num if num else 1.0
 
 
 def _judged(view: ScalingView, now: Forecast, state: PlanState, params: PlanParams) -> PlanState:
-    """Update the state for a new forecast: the objective ratio of the window before moves m, if that window was planned
-    for and the instances of m's last raise have served."""
+    """Move m by the last window's objective ratio, if that window was planned for and m's last raise has served."""
     if now.made_at == state.made_at:
         return state
     m, raised_at = state.m, state.raised_at
@@ -251,7 +235,6 @@ def _tokens(one: Forecast) -> float:
 
 
 def _reason(view: ScalingView, one: Forecast, up: int, wanted: int, seen: float, late: float) -> str:
-    """Say why the plan has that number."""
     if up < wanted:
         return "a later window is expected to take as many as there are"
     ahead_s = max(0.0, one.starts_at - view.now_s)
@@ -262,12 +245,12 @@ def _reason(view: ScalingView, one: Forecast, up: int, wanted: int, seen: float,
     return f"{reason}, and prompts wait for {late:.1f} instances more" if late >= 0.5 else reason
 
 
-EVEN: Final = 0.5  # P(a plan's last instance is needed), since a plan is for the expected load
+EVEN: Final = 0.5  # P(a plan's last instance is needed): a plan is for the expected load
 NOTHING: Final = frozenset(kind.value for kind in FROM_NOTHING)
-UNSEEN_S: Final = 1.0  # duration of a start before any was seen
-MOST_M: Final = math.log(MOST_SHARE)  # bound of m
-NEW: Final = {"m": 0.0, "raised_at": -math.inf, "start_s": UNSEEN_S}  # the learned figures before anything is learned
-ROUNDING_S: Final = 1e-6  # subtracted from a decision's time limit, since sums of times are rounded
+UNSEEN_S: Final = 1.0
+MOST_M: Final = math.log(MOST_SHARE)
+NEW: Final = {"m": 0.0, "raised_at": -math.inf, "start_s": UNSEEN_S}
+ROUNDING_S: Final = 1e-6  # sums of times are rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,36 +258,34 @@ class UnionParams:
     plan: PlanParams = field(default_factory=PlanParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
     price: float = field(default=PRICE, metadata=FROM_ZERO)  # seconds of waiting that a second of a GPU has to save
-    protect_s: float = 5.0  # no instance is drained while one is that young
-    spare_s: float = 10.0  # idle seconds before a spare one is drained where the keep-alive is endless
+    protect_s: float = 5.0  # no drain while an instance is that young
+    spare_s: float = 10.0  # idle, under an endless keep-alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionState:
-    """The union's memory of one model: the states of PreServe and HydraServe, and times."""
+    """The union's memory of one model."""
 
     FORMAT: ClassVar[str] = "union/1"
 
     plan: PlanState = field(default_factory=PlanState)
     arrivals: hydraserve.HydraserveState | None = None
-    short_at: float = float("-inf")  # when another model last lacked GPUs
+    short_at: float = float("-inf")
     needed_at: tuple[float, ...] = ()  # when at least one, two, ... instances were last wanted
-    start_s: float = UNSEEN_S  # duration of the last start from nothing
+    start_s: float = UNSEEN_S
 
     def learned(self) -> Self:
-        """Return the learned part, which holds whatever the load."""
         plan = PlanState(m=self.plan.m, raised_at=self.plan.raised_at)
         return replace(self, plan=plan, arrivals=None, short_at=-math.inf, needed_at=())
 
     def figures(self) -> dict[str, float]:
-        """Return how far plans are off (a logarithm), when that last grew (epoch seconds), and a start's seconds."""
+        """Return m (a logarithm), its last growth (epoch seconds), and a start's seconds."""
         found = {"m": self.plan.m, "raised_at": self.plan.raised_at, "start_s": self.start_s}
         return {name: value for name, value in found.items() if value != NEW[name]}
 
     @classmethod
     def with_figures(cls, figures: Mapping[str, float], now_s: float) -> Self:
-        """Build a state from such figures; a future time counts as now, since a clock was set. Raises ValueError as in
-        `Learns`."""
+        """A future time counts as now, since a clock was set. Raises ValueError as in `Learns`."""
         if unknown := figures.keys() - NEW.keys():
             raise ValueError(f"there is no figure {min(unknown)!r}")
         if not all(map(math.isfinite, figures.values())):
@@ -320,10 +301,9 @@ class UnionState:
 def scale(
     view: ScalingView, state: UnionState | None = None, params: UnionParams = UnionParams()
 ) -> tuple[ScaleDecision, UnionState]:
-    """Decide how many instances `model` should have now, and how many of them one start may supply."""
     state = state or UnionState()
     plan, scaler = plan_for(view, state.plan, params.plan)
-    is_planned = not plan.is_cold and plan.num_wanted > 0  # 0: no tokens are expected at all
+    is_planned = not plan.is_cold and plan.num_wanted > 0
     if not (plan.is_cold or view.demand) and plan.num_wanted == 1:
         plan = replace(plan, num_wanted=0)
     arrivals = hydraserve.watch(view, state.arrivals, params.arrivals)
@@ -331,15 +311,15 @@ def scale(
     options = [(view.needed, why_now(view))]
     start_s = _start_s(view, state)
     if asked(Asking(idle_s=view.now_s - short_at), _window_s(view)) <= EVEN:
-        options.append((plan.num_wanted, plan.reason))  # with cold data: instances added by the look-ahead
-    if view.is_prewarmed and is_short(view):  # instances for the rest of a burst cost little then
+        options.append((plan.num_wanted, plan.reason))  # from the look-ahead, with cold data
+    if view.is_prewarmed and is_short(view):  # the rest of a burst costs little then
         options.append(hydraserve.target(view, arrivals, params.arrivals))
     wanted, reason = max(options, key=lambda option: option[0])
     needed_at = _needed(view, state, wanted)
     kept = needed = wanted
     if not view.short_elsewhere:
         most = view.num_running - _num_idle(view, arrivals.idle_since, params)
-        # A plan contains the need of later windows, so the time since that need was last seen adds nothing.
+        # A plan covers later windows.
         idle_s = [NEVER_S if is_planned else view.now_s - at for at in needed_at]
         kept = max(wanted, min(most, _worth_keeping(view, wanted, idle_s, start_s, params)))
     if kept > wanted:
@@ -361,19 +341,17 @@ def scale(
 
 
 def _start_s(view: ScalingView, state: UnionState) -> float:
-    """Seconds of the newest start from nothing among running instances; of any kind while none is known."""
+    """Return seconds of the newest start from nothing; of any kind while none is known."""
     took = {i.start_kind in NOTHING: i.ready_at - i.created_at for i in view.ready if i.ready_at > i.created_at}
     start_s = took.get(True) or (max(state.start_s, took[False]) if took else state.start_s)
-    return min(start_s, MAX_START_S)  # a longer one means that a clock was set
+    return min(start_s, MAX_START_S)
 
 
 def _window_s(view: ScalingView) -> float:
-    """Seconds for which a plan's instances are meant."""
     return view.forecast.window_s if view.forecast is not None and view.forecast.window_s > 0 else WINDOW_S
 
 
 def _num_idle(view: ScalingView, idle_since: Mapping[str, float], params: UnionParams) -> int:
-    """Number of instances that have run nothing for the model's keep-alive; a pipeline counts for all it can become."""
     alive_s = view.model.keep_alive_s if view.model.keep_alive_s >= 0 else params.spare_s
     idle = [i.instance_id for i in view.ready if view.now_s - idle_since.get(i.instance_id, view.now_s) >= alive_s]
     if not idle:
@@ -383,14 +361,13 @@ def _num_idle(view: ScalingView, idle_since: Mapping[str, float], params: UnionP
 
 
 def _needed(view: ScalingView, state: UnionState, wanted: int) -> tuple[float, ...]:
-    """Times at which at least one, two, ... instances were last wanted, for as many as run or are wanted."""
     before, num = state.needed_at, max(wanted, view.num_running)
     return tuple(view.now_s if at < wanted else before[at] if at < len(before) else view.now_s for at in range(num))
 
 
 def _worth_keeping(view: ScalingView, wanted: int, idle_s: Sequence[float], start_s: float, params: UnionParams) -> int:
-    """Number of running instances that are worth their GPUs, at least `wanted`; a single last one goes by its
-    keep-alive. `idle_s`: seconds since more than none, one, ... were wanted."""
+    """Return running instances worth their GPUs, at least `wanted`; a single last one goes by its keep-alive. `idle_s`:
+    seconds since more than none, one, ... were wanted."""
     number = max(1, wanted)
     while number < view.num_running:
         asking = level(view.forecast, number, view.per_instance, idle_s[number])
@@ -401,8 +378,6 @@ def _worth_keeping(view: ScalingView, wanted: int, idle_s: Sequence[float], star
 
 
 def _stands_until(view: ScalingView, state: UnionState, params: UnionParams) -> float:
-    """The next moment at which the decision may change, while no request or start is under way; 0 if that is
-    unknown."""
     if view.short_elsewhere or view.draining or view.num_coming or view.num_running > max(1, view.floor):
         return 0.0
     moments = [state.short_at + _window_s(view)]
@@ -413,15 +388,13 @@ def _stands_until(view: ScalingView, state: UnionState, params: UnionParams) -> 
 
 
 def is_growing(view: ScalingView, params: UnionParams) -> bool:
-    """Return whether requests wait, or an instance is starting or in its first seconds."""
     if view.load.num_waiting:
         return True
     return any(i.state is not InstanceState.READY or view.now_s - i.created_at < params.protect_s for i in view.running)
 
 
 def is_short(view: ScalingView) -> bool:
-    """Return whether requests wait because no instance has a slot. Where the model has a TPOT objective the union's
-    routing holds some requests although slots are free; those do not count."""
+    """Return whether requests wait for a slot, not by routing's hold under a TPOT objective."""
     if not view.model.slo.tpot_s:
         return view.load.num_waiting > 0
     return view.load.num_waiting > 0 and view.demand > sum(i.max_concurrency for i in view.ready)

@@ -1,5 +1,5 @@
-"""The local fleet: one command starts NATS, Valkey and every service as child processes, and keeps them alive.
+"""Run a local fleet: NATS, Valkey and every service as child processes, kept alive.
 
-`child.py` one process and its restarts · `embedded.py` NATS and Valkey · `plan.py` who is started with what ·
-`statedir.py` the lock, the secrets and fleet.json · `sweep.py` what a killed run left · `fleet.py` the whole.
+`child.py` one process and its restarts · `embedded.py` NATS and Valkey · `plan.py` processes and their settings ·
+`statedir.py` lock, secrets, fleet.json · `sweep.py` leftovers of killed runs · `fleet.py` the whole.
 """

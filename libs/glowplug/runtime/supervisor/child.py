@@ -1,4 +1,4 @@
-"""One child process: started, waited for until ready, restarted with backoff, stopped for sure."""
+"""Run a child process: start, await readiness, restart with backoff, stop for sure."""
 
 import asyncio
 import contextlib
@@ -19,68 +19,64 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 0.05
 CRASH_LOOP_STARTS, CRASH_LOOP_WINDOW_S = 4, 60.0
-MOST_START_TIMEOUTS = 16  # a start is given at most this many times the first start's time
-# Between two questions whether a process is ready pass 50 ms, later a tenth of the time waited, at most half a second:
-# a dozen services that are asked twenty times a second take a core's tenth from their own starts.
+MOST_START_TIMEOUTS = 16  # longest start, relative to the first limit
+# Readiness polls: 50 ms apart, later a tenth of the time waited, at most half a second: asking a dozen services twenty
+# times a second takes a tenth of a core from their starts.
 READY_POLL_S, READY_POLL_SHARE, READY_POLL_MAX_S = 0.05, 0.1, 0.5
 LIVE_POLL_S = 2.0
-FOLLOW_S = 0.25  # how often what the process has written is read for the terminal
-FAILING_POLLS = 2  # in a row in which a process says that it cannot work, before it is reported and started again
-RESTART_GRACE_S = 5.0  # SIGTERM to SIGKILL, for a process that is started again though it answers
+FOLLOW_S = 0.25  # between reads of its log for the terminal
+FAILING_POLLS = 2  # in a row, before a failing process is reported and restarted
+RESTART_GRACE_S = 5.0  # SIGTERM to SIGKILL, if it still answers
 TAIL_LINES = 12
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ChildState(StrEnum):
-    WAITING = "waiting"  # not started yet, or between two starts
+    WAITING = "waiting"  # for its first or next start
     STARTING = "starting"
     READY = "ready"
-    FAILING = "failing"  # it answers and does not do its work; `problem` says why
-    CRASH_LOOP = "crash-loop"  # died again and again; still retried at the longest wait
+    FAILING = "failing"  # answers without working; see `problem`
+    CRASH_LOOP = "crash-loop"  # died repeatedly; retried at the longest wait
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """How to run one process. `argv` is asked before each start, `is_ready(pid)` polled until it says yes.
+    """How to run a process. `argv` is called before each start, `is_ready(pid)` polled until true.
 
-    `problem` is asked while it runs: why it does not do its work though it answers, or "". A start mends that where
-    `restart_helps` says so at that moment.
+    `problem` is polled later: why it answers without working, or "". It is restarted if `restart_helps` at that moment.
     """
 
     name: str
     argv: Callable[[], Sequence[str]]
     env: Mapping[str, str]
     is_ready: Callable[[int], Awaitable[bool]]
-    service: str = ""  # kind of process, e.g. "agent"
-    url: str = ""  # its REST address, when it has one
-    is_live: Callable[[], Awaitable[bool]] | None = None  # asked while it runs; a process may live and hang
+    service: str = ""  # kind, e.g. "agent"
+    url: str = ""  # REST, if any
+    is_live: Callable[[], Awaitable[bool]] | None = None  # a living process may hang
     problem: Callable[[], Awaitable[str]] | None = None
     restart_helps: Callable[[], bool] | None = None
 
 
 def backoff_s(num_crashes: int, longest_s: float) -> float:
-    """Seconds to wait before the start that follows crash number `num_crashes` (1-based) in a row."""
+    """Wait before the start after crash `num_crashes` (1-based) in a row."""
     return float(min(longest_s, FIRST_WAIT_S * 4 ** min(num_crashes - 1, 16)))
 
 
 def start_limit_s(num_unanswered: int, first_s: float) -> float:
-    """Seconds without an answer after which a start is given up, when `num_unanswered` starts before it were.
-
-    Twice the time of the start before: a machine that is too busy for one start within `first_s` is no faster with the
-    next. 0: no limit.
-    """
+    """Limit of a start without an answer, after `num_unanswered` such starts: twice the last, for a machine too busy
+    for `first_s`. 0: no limit."""
     return first_s * min(1 << min(num_unanswered, 16), MOST_START_TIMEOUTS)
 
 
 def _die_with_parent(parent_pid: int) -> Callable[[], None]:
-    """What the child does between fork and exec: ask the kernel for SIGTERM when its parent dies."""
+    """Between fork and exec, ask the kernel for SIGTERM at the parent's death."""
 
     def prepare() -> None:
         if _libc is not None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent_pid:  # it died before we asked
+            if os.getppid() != parent_pid:  # already dead
                 os._exit(1)
 
     return prepare
@@ -88,28 +84,28 @@ def _die_with_parent(parent_pid: int) -> Callable[[], None]:
 
 @dataclass(eq=False)
 class Child:
-    """Runs one ChildSpec until `stop`. `on_change` gets every new state; `tail` holds the last lines it wrote."""
+    """Runs a ChildSpec until `stop`. `on_change` gets every state; `tail`: last lines."""
 
     spec: ChildSpec
     output: Output
     on_change: Callable[["Child"], None]
     longest_wait_s: float = 10.0
-    hang_misses: int = 8  # unanswered questions in a row after which a process that hangs is killed; 0: it is left
+    hang_misses: int = 8  # unanswered polls before a kill; 0: never
     live_poll_s: float = LIVE_POLL_S
-    start_timeout_s: float = 60.0  # without an answer after which the first start is given up; 0: never
+    start_timeout_s: float = 60.0  # limit of an unanswered first start; 0: none
     state: ChildState = ChildState.WAITING
     pid: int = 0
     num_restarts: int = 0
     ready_at: float = 0.0  # epoch seconds
     exit_reason: str = ""
-    problem: str = ""  # why it does not do its work though it answers, or ""
+    problem: str = ""  # why it answers without working, or ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     crash_looping: asyncio.Event = field(default_factory=asyncio.Event)
     _log: LogFile = field(init=False)
     _stopping: bool = False
-    _ended_for: str = ""  # why we ended its process
-    _num_unanswered: int = 0  # starts in a row that were given up
+    _ended_for: str = ""  # why we ended it
+    _num_unanswered: int = 0  # given-up starts in a row
     _process: asyncio.subprocess.Process | None = None
     _task: asyncio.Task[None] | None = None
 
@@ -130,7 +126,6 @@ class Child:
         self._set(ChildState.STOPPED)
 
     async def _live_on(self) -> None:
-        """Start after start, until it is stopped."""
         crashes: deque[float] = deque(maxlen=CRASH_LOOP_STARTS)
         num_in_a_row = 0
         while not self._stopping:
@@ -150,7 +145,6 @@ class Child:
             await asyncio.sleep(backoff_s(num_in_a_row, self.longest_wait_s))
 
     async def _once(self) -> None:
-        """One life of the process, from start to exit. It writes to its log file and waits for no reader of it."""
         log_fd = self._log.open()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -182,10 +176,8 @@ class Child:
             self._say(f"[supervisor] ended: {self.exit_reason}; starting it again")
 
     async def _watch(self, pid: int) -> None:
-        """What one life of the process is asked: is it ready, does it still answer, does it do its work?
-
-        An error of the asking says nothing of the process: it is reported, and the process is asked again.
-        """
+        """Ask a process about readiness, life and work. Errors of asking are reported, not held against it, and it is
+        asked again."""
         is_reported = False
         while True:
             try:
@@ -199,7 +191,6 @@ class Child:
             await asyncio.sleep(self.live_poll_s)
 
     async def _until_it_must_end(self, pid: int) -> str:
-        """Why the process must be ended and started again; waits until there is a reason."""
         if self.state is ChildState.STARTING:
             limit_s = start_limit_s(self._num_unanswered, self.start_timeout_s)
             if not await self._becomes_ready(pid, limit_s):
@@ -213,8 +204,8 @@ class Child:
         return await self._until_it_fails()
 
     async def _becomes_ready(self, pid: int, limit_s: float) -> bool:
-        """False when nothing has answered for `limit_s` (0: it waits on). A process that answers and is not ready says
-        itself what it waits for, and a new start of it would not bring that."""
+        """Return False if nothing answered for `limit_s` (0: for ever). An unready process that answers knows its
+        obstacle; a restart would not help."""
         began_at = answered_at = asked_at = time.monotonic()
         while not await self.spec.is_ready(pid):
             now = time.monotonic()
@@ -228,7 +219,6 @@ class Child:
         return True
 
     async def _until_it_fails(self) -> str:
-        """Why a process that was ready must be ended and started again; waits until there is a reason."""
         misses = failing = 0
         while True:
             await asyncio.sleep(self.live_poll_s)
@@ -247,7 +237,6 @@ class Child:
                 return problem
 
     def _tell(self, problem: str) -> None:
-        """Say it when the process begins to fail, and when it works again."""
         if bool(problem) != bool(self.problem):
             self.output.notice(f"{self.spec.name}: {problem}" if problem else f"{self.spec.name} does its work again")
             self.problem = problem
@@ -255,13 +244,12 @@ class Child:
         self.problem = problem
 
     async def _end(self, reason: str) -> None:
-        """End the process because of `reason`: it is started again like one that died."""
         process = self._process
         if self._stopping or process is None:
-            return  # it ends, in its own time
+            return  # it is ending
         self._ended_for = reason
         self.output.notice(f"the supervisor ends {self.spec.name} and starts it again: {reason}")
-        if self.problem:  # it answers, and may want to close its files
+        if self.problem:  # it answers, so let it close its files
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             await asyncio.sleep(RESTART_GRACE_S)
@@ -273,7 +261,7 @@ class Child:
             await asyncio.sleep(FOLLOW_S)
 
     def _read_log(self, *, ended: bool = True) -> None:
-        """What the process has written since. A log that cannot be read is no reason to harm the process."""
+        """Read its new lines; an unreadable log does not harm it."""
         try:
             while lines := self._log.poll():
                 self._shown(lines)
@@ -288,14 +276,13 @@ class Child:
             self.output.line(self.spec.name, line)
 
     def _say(self, line: str) -> None:
-        """A line of ours among those of the process."""
         self.output.write(self._log, line)
         self._read_log()
 
     def _report_crash_loop(self) -> None:
         self.crash_looping.set()
         if not self.ready_at:
-            return  # it never ran: the code that waits for it reports that
+            return
         self.output.notice(
             f"{self.spec.name} keeps ending ({self.exit_reason}); its last lines:\n"
             + "\n".join(f"    {line}" for line in self.tail)
@@ -308,7 +295,7 @@ class Child:
         self.on_change(self)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, SIGKILL to its process group after `grace_s`; returns when it is gone. Idempotent."""
+        """SIGTERM, then SIGKILL to its group after `grace_s`; returns when gone. Idempotent."""
         self._stopping = True
         if self._task is None:
             return
@@ -326,7 +313,6 @@ class Child:
         self._set(ChildState.STOPPED)
 
     def kill(self) -> None:
-        """SIGKILL to its process group, now."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

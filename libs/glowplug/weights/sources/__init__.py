@@ -13,11 +13,8 @@ from glowplug.weights.split_gguf import NotJoinable, part_names
 
 
 def open_source(uri: str, options: SourceOptions = SourceOptions()) -> Source:
-    """The source of `uri` (file:, a bare path, http:, https:, hf:, s3:, gs:); that of a split GGUF's first part gives
-    the whole. Opens no connection.
-
-    Raises WeightsUnavailable for an address that is wrong, or one whose library is not installed.
-    """
+    """Schemes: file:, a bare path, http:, https:, hf:, s3:, gs:; a split GGUF's first part gives the whole. Opens no
+    connection. Raises WeightsUnavailable for a wrong address, or one whose library is not installed."""
     check_reference(uri)
     try:
         parts = part_names(uri)
@@ -43,6 +40,6 @@ def _open_one(uri: str, options: SourceOptions) -> Source:
 
 
 def load_libraries() -> None:
-    """Load those of hubs and of stores of objects, for which the first address of the kind would wait."""
+    """Load them before a first address waits."""
     hub.library()
     objects.library()

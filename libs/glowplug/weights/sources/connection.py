@@ -1,11 +1,8 @@
-"""HTTP/1.1 for large bodies: connections that are kept, each read by a thread of its own.
+"""HTTP/1.1 for large bodies: persistent connections, each read by a thread of its own.
 
-The thread fills a buffer; the kernel wakes it when enough bytes are there (SO_RCVLOWAT), and the event loop runs once
-the buffer is full, or after `TICK_S`. A gigabyte takes the loop a thousand steps, however small the packets are, and
-several connections are received, and decrypted, on several cores.
-
-A buffer belongs to its connection, and a thread writes to nothing else. So a reader that is cancelled leaves at once:
-its connection is shut, and what the thread still does with the buffer is seen by no one.
+The kernel wakes the thread when enough bytes are there (SO_RCVLOWAT), and the event loop runs once the buffer is full,
+or after `TICK_S`. A gigabyte takes the loop a thousand steps, and connections are received and decrypted on several
+cores. A thread writes only to its connection's buffer, so a cancelled reader leaves at once.
 """
 
 import asyncio
@@ -31,33 +28,33 @@ import httpx
 from glowplug.weights.window import Window, WindowOf, of_socket
 
 T = TypeVar("T")
-TICK_S = 0.1  # bytes that came are handed over after so long, though the buffer is not full
-KEPT_S = 5.0  # a connection that was idle for longer is not used again: servers and what is between forget it
-SMALL_BYTES = 64 << 10  # of a body that is not wanted: it is read, so that its connection can be kept
-ENOUGH_BYTES = 256 << 10  # that are there before a thread is woken: small packets are left to the kernel
-RECORD_BYTES = 17 << 10  # no record of TLS is longer
+TICK_S = 0.1  # a partly filled buffer is handed over after this
+KEPT_S = 5.0  # servers and middleboxes drop connections idle for longer
+SMALL_BYTES = 64 << 10  # of an unwanted body: read, to keep its connection
+ENOUGH_BYTES = 256 << 10  # wake the thread: small packets are left to the kernel
+RECORD_BYTES = 17 << 10
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 _HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "glowplug"}
 _PORTS = {"http": 80, "https": 443}
 
 
 class RequestImpossible(Exception):
-    """No try can send the request: HTTP does not allow a header of it, or the kind of its proxy is not supported."""
+    """HTTP forbids one of its headers, or its proxy's kind is unsupported: no retry helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds without a connection, and without a byte; bytes of a connection's buffer, and of what is on its way."""
+    """Seconds to connect, and without a byte; bytes of a connection's buffer; its window."""
 
     connect_s: float
     stall_s: float
     buffer_bytes: int
-    window: WindowOf | None = None  # None: as the kernel has it
+    window: WindowOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answers. `fill` waits for more of the body; it gives an empty view at the end."""
+    """`fill` waits for more of the body; it gives an empty view at the end."""
 
     status: int
     reason: str
@@ -69,15 +66,15 @@ class Answer:
         return 200 <= self.status < 300
 
     async def chunks(self) -> AsyncGenerator[memoryview, None]:
-        """The body as it comes. A chunk lasts until the next one is asked for."""
+        """A chunk is valid until the next request."""
         while chunk := await self.fill():
             yield chunk
 
 
 class Connections:
-    """To any number of servers, each kept for the next request to the same one. Proxies are those of the environment
-    (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), certificates are checked as httpx checks them. Errors are OSError,
-    http.client.HTTPException and RequestImpossible."""
+    """Connections kept for reuse, to any number of servers. Proxies come from the environment (HTTP_PROXY,
+    HTTPS_PROXY, NO_PROXY); certificates are checked as by httpx. Raises OSError, http.client.HTTPException and
+    RequestImpossible."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -87,7 +84,7 @@ class Connections:
 
     @asynccontextmanager
     async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
-        """One request to the server of `url`, whose user and password go along; redirects are the caller's."""
+        """Send one request, with user and password of `url`; the caller handles redirects."""
         route = _Route.to(url, self._proxies)
         connection = self._taken(route)
         is_kept = False
@@ -96,7 +93,7 @@ class Connections:
             yield answer
             is_kept = await connection.is_done()
         finally:
-            if is_kept and connection in self._all:  # and nobody has closed them all meanwhile
+            if is_kept and connection in self._all:  # unless all were closed meanwhile
                 self._kept[route].append(connection)
             else:
                 self._drop(connection)
@@ -116,7 +113,7 @@ class Connections:
         connection.end()
 
     async def close(self) -> None:
-        """At once, whatever is being read."""
+        """Close at once, even during reads."""
         self._kept.clear()
         for connection in list(self._all):
             self._drop(connection)
@@ -124,7 +121,7 @@ class Connections:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """A server, and the proxy on the way to it. Urls without path."""
+    """URLs without path."""
 
     url: httpx.URL
     proxy: httpx.URL | None
@@ -141,7 +138,7 @@ class _Route:
         return cls(server, found)
 
     def connection(self, limits: Limits) -> http.client.HTTPConnection:
-        """Not connected yet. Blocks where it is the first one over TLS."""
+        """Return it unconnected. The first TLS one blocks."""
         nearest = self.proxy or self.url
         host, port = nearest.raw_host.decode("ascii"), nearest.port or _PORTS[nearest.scheme]
         if self.url.scheme == "http":
@@ -153,7 +150,6 @@ class _Route:
         return secure
 
     def target(self, url: httpx.URL) -> tuple[str, dict[str, str]]:
-        """What is written into the request's first line, and headers for the proxy."""
         path = url.raw_path.decode("ascii")
         if self.proxy is None or self.url.scheme == "https":
             return path, {}
@@ -163,8 +159,7 @@ class _Route:
 
 
 class _Connection:
-    """One connection as the event loop sees it: a line, and the thread that may wait on it. Used by one task at a
-    time."""
+    """One connection for the event loop. Used by one task at a time."""
 
     def __init__(self, line: "_Line") -> None:
         self._line, self._caller = line, Caller("weights connection")
@@ -183,34 +178,34 @@ class _Connection:
         return await self._caller.run(self._line.fill)
 
     async def is_done(self) -> bool:
-        """Whether it can be used again. What is left of a small body is read for that."""
+        """Whether it can be reused, after reading the rest of a small body."""
         self._used_at = time.monotonic()
         if 0 < self._line.num_bytes_left <= SMALL_BYTES:
             await self._caller.run(self._line.drain)
         return self._line.is_done
 
     def end(self) -> None:
-        """Whatever waits on it returns at once; the thread closes it, and ends."""
+        """Wake all waiters at once."""
         self._line.shut()
         self._caller.end(self._line.close)
 
 
 class _Line:
-    """One connection as its thread sees it: all methods block, but for `shut`, `is_quiet` and what is read."""
+    """One connection for its thread: all methods block, except `shut`, `is_quiet` and the attributes."""
 
     def __init__(self, route: _Route, limits: Limits) -> None:
         self._route, self._limits = route, limits
         self._http: http.client.HTTPConnection | None = None
-        self._socket: Any = None  # a socket, or an SSLSocket
+        self._socket: Any = None
         self._poll = select.poll()
         self._window: Window | None = None
         self._response: http.client.HTTPResponse | None = None
         self._is_read_ahead = False  # http.client may hold the beginning of the body
         self._buffer = memoryview(bytearray(limits.buffer_bytes))
-        self._closing = threading.Lock()  # nobody shuts a socket whose number is another's by then
+        self._closing = threading.Lock()  # guards against shutting a reused descriptor
         self._is_shut = False
         self.num_bytes_left = 0  # of the body; -1: until the server ends it
-        self.is_done = False  # the answer has been read, and the next may be asked for
+        self.is_done = False
 
     def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         if self._http is None:
@@ -230,7 +225,7 @@ class _Line:
                 self._end_answer()
             elif not response.fp.peek(1):
                 raise http.client.RemoteDisconnected("the server closed the connection before it sent the body")
-        except TimeoutError:  # in the words of the socket, or of TLS
+        except TimeoutError:
             raise self._stalled() from None
         return response
 
@@ -257,9 +252,9 @@ class _Line:
         self._window = of_socket(self._socket, self._limits.window)
 
     def fill(self) -> memoryview:
-        """More of the body: as much as fits, or what came within `TICK_S`; nothing at its end. Raises TimeoutError
-        where nothing comes, http.client.IncompleteRead where it is cut off, ConnectionAbortedError where it was shut
-        before an end that the server alone tells."""
+        """A full buffer, or the bytes of `TICK_S`; nothing at the body's end. Raises TimeoutError without a byte,
+        http.client.IncompleteRead, and ConnectionAbortedError where it was shut before an end that only the
+        server tells."""
         if self.num_bytes_left == 0 or self._response is None:
             return self._buffer[:0]
         if self._window is not None:
@@ -284,7 +279,7 @@ class _Line:
         assert self._response is not None
         self.num_bytes_left = 0
         self.is_done = not self._response.will_close
-        if self.is_done:  # whatever comes now, of any length, tells that it cannot be used again
+        if self.is_done:  # any byte that arrives now rules out a reuse
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self._response.close()
         self._response = None
@@ -330,8 +325,8 @@ class _Line:
         return num_bytes
 
     def _wait(self, num_bytes: int, timeout_s: float) -> None:
-        """Until as many bytes are there, or `ENOUGH_BYTES`, or half of the window, as no more comes unread;
-        or the time is over. Of TLS a record may have been read in part, and its bytes do not come again."""
+        """Wait for that many bytes, `ENOUGH_BYTES`, or half of the window (no more arrive unread). Of TLS a record
+        may be half read already."""
         window_bytes = self._window.num_bytes if self._window is not None else 0
         enough = min(num_bytes, ENOUGH_BYTES, window_bytes // 2 or ENOUGH_BYTES)
         enough -= RECORD_BYTES if isinstance(self._socket, ssl.SSLSocket) else 0
@@ -340,26 +335,25 @@ class _Line:
         self._poll.poll(timeout_s * 1e3)
 
     def _acknowledge(self) -> None:
-        """What comes, at once: some servers send no small packet before the last one was acknowledged (Nagle)."""
+        """Acknowledge at once: some servers hold small packets until the last one is acknowledged (Nagle)."""
         if QUICK_ACK is not None:
             self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
 
     def is_quiet(self) -> bool:
-        """Whether the server neither has ended it nor sends what nobody asked for."""
+        """Whether the server neither closed it nor sent unrequested bytes."""
         with self._closing:
             if self._is_shut or self._socket is None:
                 return False
             return not self._poll.poll(0)
 
     def shut(self) -> None:
-        """Whoever waits for bytes gets the end of them."""
         with self._closing:
             self._is_shut = True
             if self._socket is not None:
-                with suppress(OSError):  # the server was faster
+                with suppress(OSError):
                     socket.socket.shutdown(
                         self._socket, socket.SHUT_RDWR
-                    )  # of TLS too, which would only forget its keys
+                    )  # of TLS too, whose own would only forget its keys
 
     def close(self) -> None:
         with self._closing:
@@ -373,8 +367,8 @@ class _Line:
 
 
 class Caller:
-    """A thread that makes blocking calls for an event loop, one after the other. The process does not wait for it: a
-    name server, or a connection that is being made, may take its time."""
+    """A thread for an event loop's blocking calls. The process's end does not wait for it: a lookup or a connect may
+    be slow."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], bool]] = SimpleQueue()
@@ -386,7 +380,7 @@ class Caller:
             continue
 
     def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """What `work` returns or raises; ConnectionAbortedError after `end`. Cancelling it stops nothing."""
+        """Raises ConnectionAbortedError after `end`. Cancelling it stops nothing."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         if self._is_ending:
@@ -399,7 +393,7 @@ class Caller:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - it is raised again where the caller waits
                 failure = error
-            with suppress(RuntimeError):  # the loop has ended: nobody waits
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, future, result, failure)
             return True
 
@@ -407,7 +401,7 @@ class Caller:
         return future
 
     def end(self, last: Callable[[], None]) -> None:
-        """The thread ends after what it does now, and `last`."""
+        """End the thread after its present call, and `last`."""
 
         def call() -> bool:
             last()
@@ -430,28 +424,28 @@ _making_tls = threading.Lock()
 
 
 def tls_context() -> ssl.SSLContext:
-    """The certificates that are trusted: read once for all connections of the process, which takes 26 ms. Blocks."""
+    """Read the certificates once per process, which takes 26 ms. Blocks."""
     with _making_tls:
         return _tls_context(os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", ""))
 
 
 @cache
 def _tls_context(cert_file: str, cert_dir: str) -> ssl.SSLContext:
-    """httpx reads both of the environment by itself; they tell contexts apart."""
+    """The arguments are cache keys: httpx reads both from the environment."""
     context = httpx.create_ssl_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 def _body_bytes(response: http.client.HTTPResponse) -> int:
-    """-1: until the server ends it. An answer that has no body (to HEAD, 204, 304) may name an encoding of one."""
+    """-1: until the server ends it. A bodiless answer (to HEAD, 204, 304) may still name an encoding."""
     if response.length == 0:
         return 0
     return -1 if response.chunked or response.length is None else response.length
 
 
 def _basic(header: str, url: httpx.URL) -> dict[str, str]:
-    """The header that shows user and password of an address; none where it has none."""
+    """The header with an address's user and password, if any."""
     if not url.userinfo:
         return {}
     shown = base64.b64encode(f"{url.username}:{url.password}".encode()).decode("ascii")

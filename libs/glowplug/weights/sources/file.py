@@ -1,4 +1,4 @@
-"""Weights on a disk or share of this node: one file, or a directory of files (HF layout)."""
+"""Weights on a local disk or share: one file, or a directory of files (HF layout)."""
 
 import asyncio
 import os
@@ -18,11 +18,11 @@ from glowplug.weights.source import (
     local_path,
 )
 
-_READER = PatientReader(SourceOptions().stall_timeout_s)  # of all sources: a dead mount holds one thread per path
+_READER = PatientReader(SourceOptions().stall_timeout_s)  # shared: a dead mount holds one thread per path
 
 
 class FileSource:
-    """`file:///abs/path`, `file:rel/path` or a bare path. Hidden files of a directory are left out."""
+    """`file:///abs/path`, `file:rel/path` or a bare path. Skips hidden files."""
 
     scheme = "file"
 

@@ -25,7 +25,7 @@ from glowplug.weights.source import (
 )
 from glowplug.weights.sources.connection import Answer, Connections, Limits, RequestImpossible
 
-# Where a web server may redirect the reader of weights.
+# Allowed redirects of a web server.
 
 MAX_REDIRECTS: Final = 5
 STATUSES: Final = frozenset({301, 302, 303, 307, 308})
@@ -33,11 +33,11 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: str) -> httpx.URL:
-    """The address that a redirect from `current` leads to. `hosts` are patterns of host names; `shown` is the source
-    without its secrets. Raises WeightsUnavailable where it must not be followed.
+    """`hosts` are patterns of host names; `shown` is the source without its secrets. Raises WeightsUnavailable where
+    the redirect must not be followed.
 
-    User and password of the source go to its own host alone. A name in `hosts` that resolves to an address within the
-    network is caught by its certificate: other hosts are read by https only.
+    User and password go only to the source's own host. Certificates catch a name in `hosts` that resolves to an
+    internal address: other hosts are read by https only.
     """
     try:
         target = current.join(location)
@@ -55,7 +55,7 @@ def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: s
 
 
 def is_same_server(current: httpx.URL, target: httpx.URL) -> bool:
-    """The same host, and the same port or the step from http to https between their usual ones."""
+    """Whether host and port agree, or differ by the step from http to https between their usual ports."""
     if current.host != target.host:
         return False
     ports = [url.port or _PORTS[url.scheme] for url in (current, target)]
@@ -67,7 +67,7 @@ def _is_allowed(host: str, hosts: tuple[str, ...]) -> bool:
 
 
 def _is_inside(host: str) -> bool:
-    """An address within a network or machine, whatever a pattern says of it."""
+    """Whether the address is internal, which no pattern allows."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -79,22 +79,21 @@ def _is_inside(host: str) -> bool:
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
-_INFLATED_BYTES = 1 << 20  # of what a server has compressed, at a time
-_LINKED = "x-linked-etag"  # of the object itself, where a hub redirects to a store that has names of its own for it
+_INFLATED_BYTES = 1 << 20
+_LINKED = "x-linked-etag"  # the object's own etag, where a hub redirects to a store with other names
 
 
 @dataclass(frozen=True, slots=True)
 class WebAnswer:
-    """The first answer that is no redirect. `linked_etag` is what a redirect on the way said of the object, or ""."""
+    """`linked_etag`: the object's, from a redirect on the way, or ""."""
 
     response: Answer
     linked_etag: str = ""
 
 
 class WebReader:
-    """Reads files of web servers. Redirects are followed at every call, so that signed targets may expire, and only to
-    where `next_url` allows. `bearer` asks for the token of the first address's own server; no other server gets it.
-    `shown` is the source without its secrets."""
+    """Redirects are followed at every call, since signed targets may expire, and only as `next_url` allows. Only the
+    first address's server gets the token of `bearer`. `shown` is the source without its secrets."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class WebReader:
 
     @asynccontextmanager
     async def ask(self, method: str, address: str, headers: Mapping[str, str]) -> AsyncIterator[WebAnswer]:
-        """One request, redirects followed. Raises WeightsUnavailable; SourceInterrupted for a network's errors."""
+        """Follows redirects. Raises WeightsUnavailable; SourceInterrupted for network errors."""
         linked, token = "", self._bearer()
         async with translated(self._shown):
             first = url = httpx.URL(address)
@@ -139,7 +138,7 @@ class WebReader:
         headers: Mapping[str, str],
         check: Callable[[WebAnswer], None],
     ) -> AsyncGenerator[Chunk, None]:
-        """The bytes of the answer, once `check` has let it pass. A chunk lasts until the next one is asked for."""
+        """A chunk is valid until the next request."""
         async with self.ask("GET", address, headers) as answer:
             check(answer)
             is_compressed = answer.response.headers.get("content-encoding", "").lower() in ("gzip", "x-gzip", "deflate")
@@ -149,7 +148,7 @@ class WebReader:
                     yield chunk
 
     def check(self, response: Answer) -> None:
-        """Raises SourceInterrupted for a status that may pass, WeightsUnavailable for another that is no success."""
+        """Raises SourceInterrupted for a transient status, WeightsUnavailable for another failure."""
         status = response.status
         if status in PASSING or status >= 500:
             raise SourceInterrupted(f"{self._shown}: HTTP {status}")
@@ -157,7 +156,7 @@ class WebReader:
             raise WeightsUnavailable(f"{self._shown}: HTTP {status} {response.reason}")
 
     def check_part(self, response: Answer, num_bytes: int, first_byte: int) -> None:
-        """Raises as `check`; SourceChanged where the answer is not the part that was asked for."""
+        """Raises as `check`; SourceChanged for another part."""
         if response.status in (200, 416):
             raise SourceChanged(f"{self._shown} changed, or its server stopped serving ranges")
         self.check(response)
@@ -170,8 +169,6 @@ class WebReader:
 
 
 class HttpSource:
-    """One file at `http(s)://...`."""
-
     scheme = "http"
 
     def __init__(self, uri: str, options: SourceOptions = SourceOptions()) -> None:
@@ -179,7 +176,7 @@ class HttpSource:
         self._web = WebReader(self._shown, options)
 
     async def measure(self) -> SourceInfo:
-        """The size that a HEAD names; where it is refused or says too little, what `probe` finds."""
+        """Ask by HEAD, else by `probe`."""
         return await self._by_head() or await self.probe()
 
     async def _by_head(self) -> SourceInfo | None:
@@ -189,11 +186,11 @@ class HttpSource:
                 ranges = headers.get("accept-ranges", "").lower() == "bytes"
                 num_bytes = _length(headers) if answer.response.is_success else UNKNOWN_BYTES
                 return _one_file(num_bytes, headers, ranges=True) if ranges and num_bytes else None
-        except SourceInterrupted:  # some servers cut a HEAD off: a request that every server answers decides
+        except SourceInterrupted:  # some servers cut a HEAD off; `probe` decides
             return None
 
     async def probe(self) -> SourceInfo:
-        """One byte by range gives size, validator and whether ranges work; a HEAD is refused by too many servers."""
+        """Request one byte by range for size, validator and range support; too many servers refuse a HEAD."""
         async with self._web.ask("GET", self._uri, byte_range(0, 1)) as answer:
             response, headers = answer.response, answer.response.headers
             if response.status == 206:
@@ -231,7 +228,7 @@ class HttpSource:
 
 @asynccontextmanager
 async def translated(shown: str) -> AsyncIterator[None]:
-    """Turns errors of connections into ours; `shown` is the address without secrets."""
+    """Map connection errors to ours."""
     try:
         yield
     except (httpx.InvalidURL, http.client.InvalidURL) as error:
@@ -243,9 +240,8 @@ async def translated(shown: str) -> AsyncIterator[None]:
 
 
 async def inflated(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """What a server has compressed, though it was asked not to: gzip, of any number of members (RFC 1952 section 2.2),
-    or zlib's own. Zero bytes behind a member are padding, as Python's gzip has it. Raises zlib.error, also where it is
-    cut off."""
+    """Undo unrequested compression: gzip, of any number of members (RFC 1952 section 2.2), or zlib's own. Zero bytes
+    after a member are padding, as in Python's gzip. Raises zlib.error, also for truncated data."""
     inflate = zlib.decompressobj(wbits=_GZIP_OR_ZLIB)
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -264,7 +260,7 @@ async def inflated(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
 
 
 def byte_range(first_byte: int, last_byte: int) -> dict[str, str]:
-    """The header that asks for [first_byte, last_byte); `last_byte` 0 means to the end."""
+    """[first_byte, last_byte); `last_byte` 0 means to the end."""
     return {"Range": f"bytes={first_byte}-{last_byte - 1 if last_byte else ''}"}
 
 
@@ -274,7 +270,7 @@ def _one_file(num_bytes: int, headers: Mapping[str, str], *, ranges: bool) -> So
 
 
 def _length(headers: Mapping[str, str]) -> int:
-    """What Content-Length says of the bytes as they are stored."""
+    """Return UNKNOWN_BYTES for an encoded body."""
     length = headers.get("content-length", "")
     is_encoded = headers.get("content-encoding", "identity") != "identity"
     return UNKNOWN_BYTES if is_encoded or not length.isdigit() else int(length)

@@ -1,8 +1,7 @@
-"""Weights from the Hugging Face hub, or from a mirror of it: `hf:org/name[@revision][:file]`.
+"""Weights from the Hugging Face hub or a mirror: `hf:org/name[@revision][:file]`.
 
-The library huggingface_hub says what a repository holds, where its cache is and which token is used; bytes come by the
-same ranges as those of every web server, at the commit that the revision was at when it was asked for. What the cache
-holds of that commit is read from there. With HF_HUB_OFFLINE, or where the hub does not answer, the cache alone counts.
+Bytes come by ranges, at the commit of the revision when first asked. Files of that commit in the cache are read there.
+With HF_HUB_OFFLINE, or without an answer from the hub, only the cache is used.
 """
 
 import asyncio
@@ -38,29 +37,26 @@ from glowplug.weights.sources.file import FileSource
 from glowplug.weights.sources.http import PASSING, WebAnswer, WebReader, byte_range
 from glowplug.weights.split_gguf import is_later_part, part_names
 
-# Which files of a repository are its weights: one GGUF, or a set of safetensors with what an engine reads beside it.
-# Of a GGUF in several parts the first one is named.
-#
-# Pure: names in, names out, all relative to the repository, with forward slashes.
+# Choose a repository's weights: one GGUF (if split, by its first part), or a set of safetensors with the files that an
+# engine reads beside it. Pure.
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.[a-z]+)")
-_WHOLE = "model.safetensors"  # what loaders look for first
+_WHOLE = "model.safetensors"  # loaders look for it first
 _BESIDE = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab", ".bpe", ".py"})
-_PROJECTOR = "mmproj"  # a GGUF of this name goes along with a model and is none
-_MAX_SHOWN = 12  # candidates in a message
+_PROJECTOR = "mmproj"  # such a GGUF accompanies a model
+_MAX_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`names` in the order they are laid out; one name and no directory for a single file."""
+    """`names` in layout order; one name and no directory for a single file."""
 
     names: tuple[str, ...]
     is_directory: bool
 
 
 def choose(address: HubAddress, names: Collection[str]) -> Chosen:
-    """The files of `address` among all `names` of its repository. Raises WeightsUnavailable, which lists the candidates
-    where there are several, or what there is where there is none."""
+    """Raises WeightsUnavailable with the candidates where there are several, or all names where there is none."""
     if not address.file:
         return _weights(address, sorted(names))
     if not is_pattern(address.file):
@@ -103,7 +99,7 @@ def _file(address: HubAddress, name: str) -> Chosen:
 
 
 def _directory(address: HubAddress, tensors: Sequence[str], names: Sequence[str]) -> Chosen:
-    """One set of tensors, whole, and the small files beside it: configuration, tokenizer, template."""
+    """One whole set of tensors, and the small files beside it."""
     chosen = _one_set(address, tensors)
     folder = PurePosixPath(chosen[0]).parent
     beside = [n for n in names if PurePosixPath(n).parent == folder and PurePosixPath(n).suffix.lower() in _BESIDE]
@@ -149,16 +145,15 @@ def _refused(address: HubAddress, why: str) -> WeightsUnavailable:
 
 log = logging.getLogger(__name__)
 
-HOSTS = ("huggingface.co", "*.huggingface.co", "*.hf.co")  # where the hub keeps its files
+HOSTS = ("huggingface.co", "*.huggingface.co", "*.hf.co")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)  # OSErrors that are not of this machine's files
-_UNSIZED = -1  # bytes of a file whose size a listing leaves out
+_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)  # OSErrors not of local files
+_UNSIZED = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """One file of a snapshot. `etag` is its name in the hub's store, without quotes; `cached` is where the cache has
-    it, None where it does not."""
+    """`etag` is its name in the hub's store, without quotes; `cached` its path in the cache."""
 
     name: str
     num_bytes: int
@@ -168,7 +163,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSnapshot:
-    """What an address stands for at one commit; `commit` is the revision itself where a mirror names no commit."""
+    """`commit` is the revision itself where a mirror names no commit."""
 
     commit: str
     files: tuple[HubFile, ...]
@@ -176,7 +171,7 @@ class HubSnapshot:
 
     @property
     def info(self) -> SourceInfo:
-        """Files by their path within the repository; one without a path for a single file."""
+        """A single file has the path ""."""
         files = tuple(
             SourceFile(path=f.name if self.is_directory else "", num_bytes=f.num_bytes, validator=f.etag)
             for f in self.files
@@ -194,12 +189,12 @@ class HubSnapshot:
 
 @cache
 def library() -> Any:
-    """huggingface_hub, loaded by whoever asks first; None where it is not installed."""
+    """Return None where it is not installed."""
     try:
         for part in ("errors", "file_download", "constants"):
             import_module(f"huggingface_hub.{part}")
         hub = import_module("huggingface_hub")
-        hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # else it asks one more file of the hub, and a start waits
+        hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # else it requests one more file of the hub, and a start waits
         hub.HfApi  # noqa: B018 - huggingface_hub loads what is named
         return hub
     except ImportError:
@@ -207,8 +202,6 @@ def library() -> Any:
 
 
 class HubSource:
-    """Reads one repository, or one file of it."""
-
     scheme = "hf"
 
     def __init__(
@@ -230,7 +223,7 @@ class HubSource:
         self._token = ""
         self._web = WebReader(self._shown, options, hosts=HOSTS, bearer=lambda: self._token, connections=connections)
         self._snapshot: HubSnapshot | None = None
-        self._first_etags: dict[tuple[str, bool], str] = {}  # (file, of the hub or its store) -> of the first answer
+        self._first_etags: dict[tuple[str, bool], str] = {}  # (file, of the hub or its store) -> first answer's
 
     async def measure(self) -> SourceInfo:
         return await self.probe()
@@ -239,7 +232,7 @@ class HubSource:
         return (await self.resolve()).info
 
     async def resolve(self) -> HubSnapshot:
-        """Asks the hub, or the cache, for what the address stands for now. Raises as `probe`."""
+        """Ask the hub or the cache. Raises as `probe`."""
         found = await asyncio.to_thread(self._resolve)
         if any(file.num_bytes == _UNSIZED for file in found.files):
             sized = [await self._asked(f, found.commit) if f.num_bytes == _UNSIZED else f for f in found.files]
@@ -248,7 +241,7 @@ class HubSource:
         return found
 
     def token(self) -> str:
-        """What the hub is asked with; "" for nothing. Blocking: a file may be read."""
+        """Return the hub's token, "" for none. Blocking: may read a file."""
         return self._options.hf_token if self._options.hf_token is not None else self._library.get_token() or ""
 
     def _resolve(self) -> HubSnapshot:
@@ -257,7 +250,7 @@ class HubSource:
         if _COMMIT.fullmatch(self.address.revision) and self.address.file and not is_pattern(self.address.file):
             folder = self.folder(self.address.revision)
             if (folder / self.address.file).is_file():
-                return self._from_cache("")  # a file of a commit never changes
+                return self._from_cache("")  # a commit's file never changes
         self._token = self.token()
         try:
             return self._from_hub()
@@ -265,16 +258,14 @@ class HubSource:
             if not self._options.hf_falls_back or not (commit := self._commit_in_cache()):
                 raise
             if self._snapshot is not None and self._snapshot.commit != commit:
-                raise  # bytes of another commit have come already
+                raise  # bytes of another commit have landed
             try:
                 found = self._from_cache(str(error))
             except WeightsUnavailable as lacking:
                 log.debug("%s", lacking)
-                raise error from None  # the hub may answer the next time, and has what the cache lacks
+                raise error from None  # the hub may answer next time, and has the missing files
             log.warning("%s; the weights come from the cache of the hub instead", error)
             return found
-
-    # the hub
 
     def _from_hub(self) -> HubSnapshot:
         api = self._library.HfApi(endpoint=self.endpoint, token=self._token or False)
@@ -305,7 +296,7 @@ class HubSource:
         return HubFile(name=name, num_bytes=size, etag=etag, cached=path if is_here else None)
 
     async def _asked(self, file: HubFile, commit: str) -> HubFile:
-        """Size and etag, asked of the file itself: the listing of a mirror may leave them out."""
+        """Ask by HEAD: a mirror's listing may lack size and etag."""
         async with self._web.ask("HEAD", self._url(file.name, commit), {}) as answer:
             self._web.check(answer.response)
             headers = answer.response.headers
@@ -319,10 +310,10 @@ class HubSource:
         return url
 
     def translated(self, error: Exception) -> Exception:
-        """Ours for theirs, which may quote requests."""
+        """Map the library's errors, which may quote requests, to ours."""
         errors = self._library.errors
         if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-            return self.translated(error.__cause__)  # it wraps what stood in the way of a download
+            return self.translated(error.__cause__)  # it wraps the cause of a failed download
         if isinstance(error, errors.GatedRepoError):
             return self._refused("its owner lets only some in: ask on its page, and set HF_TOKEN")
         if isinstance(error, errors.RevisionNotFoundError):
@@ -343,16 +334,12 @@ class HubSource:
 
     @property
     def _errors(self) -> tuple[type[Exception], ...]:
-        """Of its HTTP client, of files, and of answers that are no listing."""
         return self._library.errors.HTTPError, OSError, ValueError, LookupError, TypeError
 
     def _refused(self, why: str) -> WeightsUnavailable:
         return WeightsUnavailable(f"{self._shown}: {why}", param="weights.uri")
 
-    # the cache
-
     def folder(self, commit: str) -> Path:
-        """Where the cache keeps the files of a commit."""
         return self._repo_dir() / "snapshots" / commit
 
     def _repo_dir(self) -> Path:
@@ -360,7 +347,7 @@ class HubSource:
         return self.cache_dir / name
 
     def _commit_in_cache(self) -> str:
-        """The commit that the revision was at when the cache was filled; "" where it holds none of it."""
+        """Return the revision's cached commit, "" for none."""
         commit = self.address.revision
         try:
             if not _COMMIT.fullmatch(commit):
@@ -384,8 +371,6 @@ class HubSource:
             raise self._refused(f"{folder} cannot be read: {error.strerror}") from error
         return HubSnapshot(commit=commit, files=files, is_directory=chosen.is_directory)
 
-    # bytes
-
     async def read(self, file: SourceFile, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
         snapshot = self._snapshot or await self.resolve()
         found = next((f for f in snapshot.files if f.name == file.path or not file.path), None)
@@ -403,8 +388,8 @@ class HubSource:
                 yield chunk
 
     def _from_web(self, file: HubFile, commit: str, first_byte: int, last_byte: int) -> AsyncGenerator[Chunk, None]:
-        """A file at a commit never changes, so that no If-Range is needed; what comes is held against its etag, and
-        where a mirror names no commit against that of the first answer."""
+        """A commit's file never changes, so no If-Range is needed; answers must match its etag, or the first
+        answer's where a mirror names no commit."""
         is_whole = not first_byte and last_byte in (0, file.num_bytes)
 
         def check(answer: WebAnswer) -> None:
@@ -418,7 +403,7 @@ class HubSource:
                 now = etag or _plain_etag(answer.response.headers.get("etag", ""))
                 is_other |= now != self._first_etags.setdefault((file.name, bool(etag)), now)
             if is_other:
-                self._first_etags.clear()  # what has come is thrown away
+                self._first_etags.clear()  # landed bytes are discarded
                 raise SourceChanged(f"{self._shown}: {file.name} is another file by now")
 
         headers = {} if is_whole else byte_range(first_byte, last_byte)
@@ -429,7 +414,7 @@ class HubSource:
 
 
 def _cached_file(path: Path, name: str) -> HubFile:
-    """A link into the cache's store, whose name is the etag; a plain file where the file system has no links."""
+    """A link's target is named by the etag; file systems without links have plain files."""
     etag = path.readlink().name if path.is_symlink() else ""
     return HubFile(name=name, num_bytes=path.stat().st_size, etag=etag, cached=path)
 

@@ -1,8 +1,8 @@
-"""Weights from stores of objects, S3 and what speaks it and Google's, through obstore (the Rust object_store crate).
+"""Weights from object stores, S3-compatible or Google's, through obstore (the Rust object_store crate).
 
-S3: credentials and region come from the standard AWS_* environment; without any, requests go unsigned. Google's:
-credentials come from GOOGLE_APPLICATION_CREDENTIALS and the other variables that object_store reads, then from the
-machine's own account. GOOGLE_SKIP_SIGNATURE=true leaves requests unsigned, GOOGLE_BASE_URL names another server.
+S3: credentials and region come from the standard AWS_* environment; without any, requests are unsigned. Google:
+credentials come from GOOGLE_APPLICATION_CREDENTIALS and object_store's other variables, then the machine's account.
+GOOGLE_SKIP_SIGNATURE=true leaves requests unsigned, GOOGLE_BASE_URL names another server.
 """
 
 import os
@@ -36,7 +36,7 @@ _CREDENTIALS = (
 
 @cache
 def library() -> Any:
-    """obstore, loaded by whoever asks first; None where it is not installed."""
+    """Return None where it is not installed."""
     try:
         for part in ("exceptions", "store"):
             import_module(f"obstore.{part}")
@@ -69,7 +69,7 @@ class ObjectSource:
                 if self.scheme == "s3"
                 else self._library.store.GCSStore(self._bucket, **given)
             )
-        except (self._library.exceptions.BaseError, OSError) as error:  # credentials that cannot be read
+        except (self._library.exceptions.BaseError, OSError) as error:
             raise WeightsUnavailable(f"{self._shown}: {_first_line(error)}") from error
 
     async def measure(self) -> SourceInfo:
@@ -109,7 +109,7 @@ class ObjectSource:
             raise self._translated(error) from error
 
     def _translated(self, error: Exception) -> Exception:
-        """Ours for theirs, the first line only: the rest of it may quote signed requests."""
+        """Quote the first line only: the rest may hold signed requests."""
         refused = self._library.exceptions
         if isinstance(error, refused.NotFoundError | FileNotFoundError):
             return WeightsUnavailable(f"{self._shown}: no such object")
@@ -131,7 +131,7 @@ def _s3_config(options: SourceOptions) -> dict[str, Any]:
     endpoint = options.s3_endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     config: dict[str, Any] = {"skip_signature": True} if not any(os.environ.get(c) for c in _CREDENTIALS) else {}
     if endpoint:
-        # The service-specific name: obstore lets it win over `endpoint`, from the environment too.
+        # The service-specific name: obstore prefers it to `endpoint`, from the environment too.
         config |= {"aws_endpoint_url_s3": endpoint, "virtual_hosted_style_request": False}
     if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
         config["region"] = region
@@ -143,5 +143,5 @@ def _client(options: SourceOptions) -> dict[str, Any]:
         "allow_http": True,
         "connect_timeout": timedelta(seconds=options.connect_timeout_s),
         "read_timeout": timedelta(seconds=options.stall_timeout_s),
-        "timeout": timedelta(days=1),  # a large file takes long; a stall is what read_timeout catches
+        "timeout": timedelta(days=1),  # for large files; read_timeout catches stalls
     }

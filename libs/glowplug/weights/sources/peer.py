@@ -1,10 +1,10 @@
-"""Weights that the prefetcher of another node holds, whole or in part, over its REST port.
+"""Weights held by another node's prefetcher, whole or in part, over its REST port.
 
-    GET /v1/regions/{digest}         what it holds: files with validators, pieces that have landed, checksums
+    GET /v1/regions/{digest}         its holding: files with validators, landed pieces, checksums
     GET /v1/regions/{digest}/bytes   bytes [first, last) of the region, by a Range header
 
-Both ask for a token that nodes of a fleet with an admin token derive from it, so that the admin token itself stays
-where it is; without an admin token they are open, as the loopback is (ADR 7).
+Both require a token derived from the fleet's admin token, so that the admin token itself is never sent; without an
+admin token they are open, as the loopback is (ADR 7).
 """
 
 import hashlib
@@ -24,20 +24,19 @@ from glowplug.weights.sources.connection import Answer, Connections, Limits, Req
 from glowplug.weights.transfer import Holding, PeerBusy
 from glowplug.weights.window import WindowOf
 
-MAX_ANSWER_BYTES = 64 << 20  # of what a peer says that it holds
-STALL_S = 3.0  # without a byte: another holder is asked
+MAX_ANSWER_BYTES = 64 << 20
+STALL_S = 3.0  # another holder is asked
 CONNECT_S = 1.0
 
 
 def peer_token(admin_token: str) -> str:
-    """What opens another node's weights to this one; "" where the fleet has no admin token."""
+    """Return the token for other nodes' weights, "" without an admin token."""
     return (
         hmac.new(admin_token.encode(), b"glowplug: weights of peers", hashlib.sha256).hexdigest() if admin_token else ""
     )
 
 
 def holding_json(holding: Holding, layout: Layout) -> dict[str, Any]:
-    """What the first route answers."""
     return {
         "files": [[file.path, file.num_bytes, file.validator] for file in holding.files],
         "sha256": holding.sha256,
@@ -47,7 +46,7 @@ def holding_json(holding: Holding, layout: Layout) -> dict[str, Any]:
 
 
 def holding_of(answer: Any) -> Holding | None:
-    """The same, read. None for nonsense, as are files outside of the region and two of one name."""
+    """Return None for nonsense, files outside of the region, or duplicate names."""
     try:
         files = tuple(SourceFile(path=str(p), num_bytes=int(n), validator=str(v)) for p, n, v in answer["files"])
         marks, sha256, pieces = str(answer["landed"]), str(answer["sha256"]), answer["pieces"]
@@ -64,7 +63,7 @@ def holding_of(answer: Any) -> Holding | None:
 
 
 class PeerRegion:
-    """One set of weights on another node. `url` is that of its prefetcher."""
+    """One set of weights on another node; `url` is its prefetcher's."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A GGUF in several parts, from wherever its parts come, as the one file it was split from (weights/split_gguf.py)."""
+"""A GGUF in several parts, from any source, as one file (weights/split_gguf.py)."""
 
 import asyncio
 import hashlib
@@ -10,12 +10,12 @@ from glowplug.domain.gguf import MAX_HEADER_BYTES, NeedMore
 from glowplug.weights.source import Chunk, Source, SourceChanged, SourceFile, SourceInfo, SourceInterrupted, redacted
 from glowplug.weights.split_gguf import JoinedGguf, NotJoinable, Part, join, read_part
 
-_FIRST_BYTES = 1 << 16  # of a part's head; the first part's goes on for some megabytes: it has the vocabulary
-_AT_ONCE = 8  # parts that are asked at a time
+_FIRST_BYTES = 1 << 16  # of a part's head; the first one's takes some megabytes, with the vocabulary
+_AT_ONCE = 8
 
 
 class SplitSource:
-    """Reads the parts at `uris` through `sources`, which are in the order of the parts' numbers."""
+    """One file from the `sources` of its parts, in the order of their numbers."""
 
     def __init__(self, uris: Sequence[str], sources: Sequence[Source]) -> None:
         self._shown, self._sources = redacted(uris[0]), tuple(sources)
@@ -23,14 +23,13 @@ class SplitSource:
 
     @property
     def scheme(self) -> str:
-        """Of the parts."""
         return self._sources[0].scheme
 
     async def measure(self) -> SourceInfo:
         return await self.probe()
 
     async def probe(self) -> SourceInfo:
-        """Sizes of all parts and the heads of all: a part that is missing or belongs elsewhere is known here."""
+        """Find a missing or foreign part here."""
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def of_part(number: int) -> tuple[SourceFile, Part]:
@@ -102,7 +101,7 @@ class SplitSource:
                     num_bytes += len(chunk)
                     yield chunk
             if num_bytes < last - first:
-                return  # the caller counts, and what follows would stand in the wrong place
+                return  # the caller counts; later bytes would be misplaced
 
     async def close(self) -> None:
         await asyncio.gather(*(source.close() for source in self._sources))

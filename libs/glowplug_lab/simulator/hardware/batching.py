@@ -1,22 +1,20 @@
-"""An engine with continuous batching, exact per iteration without visiting every iteration.
+"""An engine with continuous batching, exact per iteration without visiting each.
 
-Each boundary between two steps works as in vLLM's default scheduler: prompts that fit are prefilled together, before
-any decoding; otherwise every running sequence emits one token. When the KV cache cannot take one more token of each
-sequence, the sequence admitted last gives its tokens back and is computed again later.
+Boundaries between steps work as in vLLM's default scheduler: fitting prompts are prefilled together before any
+decoding; otherwise each running sequence emits one token. When the KV cache lacks room for that, the last admitted
+sequence is preempted and recomputed later.
 
-Between two boundaries at which any of this changes, all decode steps have the same members, so their total time has a
-closed form (`StepCosts.decode_s`) and one event stands for them all. A new sequence ends such a span at the next
-boundary, where the engine would have noticed it. `stepping=True` visits every step; the results are the same up to
-rounding, and a test holds that.
+Decode steps with the same members have a closed-form total time (`StepCosts.decode_s`), so one event covers a span,
+which a new sequence ends at the next boundary. `stepping=True` visits every step; a test holds the results equal up to
+rounding.
 
-With `block_tokens` the cache keeps the prompts that it has read, and reads of a new one what is not there (vLLM's
-automatic prefix caching). With `slots` it keeps the last sequence of each of its slots instead, as llama.cpp does
-(policies/routing/prefix_index.py).
+With `block_tokens` the cache keeps prompts and skips known beginnings (vLLM's automatic prefix caching); with `slots`
+it keeps each slot's last sequence instead, as llama.cpp does (policies/routing/prefix_index.py).
 
-With `chunk_tokens` it works as vLLM's V1 scheduler instead (vllm/v1/core/sched/scheduler.py): a step decodes one token
-of each running sequence and reads pieces of prompts in order of admission, `chunk_tokens` in all, decodes included;
-while several requests are there, at most `long_prefill_tokens` of each. The step costs the larger constant once, and
-the variable parts of both (engines/emulated_host/profiles.py). A sequence whose client leaves is dropped at its end.
+With `chunk_tokens` it works as vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py): a step decodes one token per
+running sequence and reads pieces of prompts in order of admission, `chunk_tokens` in all, decodes included; with
+several requests, at most `long_prefill_tokens` of each. A step costs the larger constant once, and both variable parts
+(emulated/profiles.py). A sequence whose client leaves is dropped at its end.
 """
 
 import heapq
@@ -32,8 +30,6 @@ from glowplug_lab.simulator.costs import StepCosts
 
 
 class State(IntEnum):
-    """The state of a sequence in an engine."""
-
     NEW = 0
     WAITING = 1
     RUNNING = 2
@@ -43,22 +39,22 @@ class State(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request inside an engine. `num_emitted` tokens of `output_tokens` are out; times are seconds, -1 unset."""
+    """Times are seconds, -1 unset."""
 
     key: int
     prompt_tokens: int
     output_tokens: int
-    pace: float = 1.0  # factor on the prefill time of its prompt, besides the engine's slowdown
-    prefix: tuple[int, ...] = ()  # blocks of its prompt
-    cached_tokens: int = 0  # of its prompt, those in the cache when it was admitted: they are not computed
+    pace: float = 1.0  # factor on its prefill time
+    prefix: tuple[int, ...] = ()  # prompt blocks
+    cached_tokens: int = 0  # of the prompt, cached at admission: not computed
     num_emitted: int = 0
     num_preempted: int = 0
-    num_read: int = 0  # tokens of its prompt in earlier steps, where the engine reads pieces
+    num_read: int = 0  # in earlier pieces
     submitted_at: float = -1.0
     first_token_at: float = -1.0
     finished_at: float = -1.0
     state: State = State.NEW
-    base: int = 0  # the sequence's context at a step of its engine is base + step
+    base: int = 0  # context at a step is base + step
     finish_step: int = 0
 
     def __post_init__(self) -> None:
@@ -68,14 +64,12 @@ class Sequence:
 
 
 class What(IntEnum):
-    """The kind of an outcome for a sequence."""
-
     FIRST_TOKEN = 0
     FINISHED = 1
     PREEMPTED = 2
 
 
-Outcome = tuple[What, Sequence, float]  # kind, sequence, time (seconds)
+Outcome = tuple[What, Sequence, float]  # kind, sequence, seconds
 
 
 class _Span(IntEnum):
@@ -86,32 +80,30 @@ class _Span(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Bounds of one engine: tokens of KV cache, sequences at once, tokens prefilled in one step."""
-
     kv_tokens: int
     max_sequences: int = 256
     max_prefill_tokens: int = 2048
-    chunk_tokens: int = 0  # of prompts read in one step, in which the others decode; 0: whole prompts, and no decoding
-    long_prefill_tokens: int = 0  # ... of one prompt, while others are there; 0: no limit
-    block_tokens: int = 0  # of a prompt, in a block that the prefix cache keeps; 0: it keeps none
-    slots: bool = False  # the prefix cache keeps the last sequence of each slot, and not the blocks of any
+    chunk_tokens: int = 0  # per step with decoding; 0: whole prompts, no decoding
+    long_prefill_tokens: int = 0  # per prompt, beside others; 0: no limit
+    block_tokens: int = 0  # per block of the prefix cache; 0: none
+    slots: bool = False  # cache each slot's last sequence, not blocks
 
 
 class BatchEngine:
-    """One engine. Time only moves forward; call `advance` at `next_at_s`, or later."""
+    """Time only moves forward; call `advance` at or after `next_at_s`."""
 
     def __init__(self, costs: StepCosts, limits: EngineLimits, *, stepping: bool = False, first_s: float = 0.0) -> None:
         self.costs, self.limits, self.stepping = costs, limits, stepping
-        self._first_s = first_s  # seconds that the first prefill takes beyond its costs
+        self._first_s = first_s  # beyond its costs
         self.waiting: deque[Sequence] = deque()
-        self.running: dict[int, Sequence] = {}  # by key, in order of admission
-        self.num_steps = 0  # decode steps done, up to the present span
+        self.running: dict[int, Sequence] = {}  # in order of admission
+        self.num_steps = 0  # before the present span
         self.next_at_s = math.inf
         self._span, self._start_s, self._planned = _Span.IDLE, 0.0, 0
         self._batch: list[Sequence] = []
-        self._pieces: list[tuple[Sequence, int]] = []  # tokens that this step reads
-        self._context = 0  # tokens in the KV cache at the start of the span
-        self._finish: list[tuple[int, int, float, Sequence]] = []  # a request that comes back has its key again
+        self._pieces: list[tuple[Sequence, int]] = []  # with the tokens to read
+        self._context = 0  # KV tokens at the start of the span
+        self._finish: list[tuple[int, int, float, Sequence]] = []  # keys may recur
         self._aborted: list[Sequence] = []
         self._slowdown = self._next_slowdown = 1.0
         self._next_costs = costs
@@ -120,7 +112,7 @@ class BatchEngine:
         self._slots = Slots(limits.max_sequences)
 
     def submit(self, sequence: Sequence, now_s: float) -> None:
-        """Queue one sequence. Raises ValueError when it could never fit the KV cache."""
+        """Raises ValueError for a sequence that could never fit."""
         whole = sequence.prompt_tokens + sequence.output_tokens
         if whole > self.limits.kv_tokens:
             raise ValueError(f"sequence {sequence.key}: {whole} tokens, the KV cache holds {self.limits.kv_tokens}")
@@ -134,26 +126,26 @@ class BatchEngine:
             self._cut(now_s)
 
     def abort(self, sequence: Sequence, now_s: float) -> None:
-        """Drop a sequence whose client has left, at the next boundary and without an outcome."""
+        """Drop a sequence at the next boundary, without an outcome."""
         self._catch_up(now_s)
         if sequence.state is State.RUNNING:
             self._aborted.append(sequence)
             self._cut(now_s)
         elif sequence.state is not State.WAITING:
             return
-        elif sequence not in self._batch:  # sequences in prefill leave when it ends
+        elif sequence not in self._batch:  # others leave when prefill ends
             self.waiting.remove(sequence)
         sequence.state = State.ABORTED
 
     def num_emitted(self, sequence: Sequence, now_s: float) -> int:
-        """Tokens of a sequence that are out by `now_s`, the last whole step included."""
+        """Includes the last whole step."""
         self._catch_up(now_s)
         if sequence.state is not State.RUNNING:
             return sequence.num_emitted
         return sequence.output_tokens - (sequence.finish_step - self.num_steps - self._whole_steps(now_s))
 
     def slow_down(self, ratio: float, now_s: float) -> None:
-        """Make every step take `ratio` times as long from the next boundary on, since the GPU is shared."""
+        """`ratio` stretches steps from the next boundary on."""
         if not ratio > 0:
             raise ValueError(f"a slowdown of {ratio}")
         self._catch_up(now_s)
@@ -162,21 +154,20 @@ class BatchEngine:
             self._cut(now_s)
 
     def limit_kv(self, kv_tokens: int, now_s: float) -> int:
-        """Limit the KV cache to `kv_tokens` (WarmServe section 4.1), but to no less than is in use or one sequence
-        needs. Returns the new capacity in tokens."""
+        """Limit the KV cache (WarmServe section 4.1), never below present use or one sequence's need. Returns the new
+        capacity in tokens."""
         self._catch_up(now_s)
         self.limits = replace(self.limits, kv_tokens=max(kv_tokens, self._least_kv(now_s)))
         self._cut(now_s)
         return self.limits.kv_tokens
 
     def _least_kv(self, now_s: float) -> int:
-        """The least capacity in tokens: the use after the present step, or the need of the longest sequence."""
         longest = max((s.prompt_tokens + s.output_tokens for s in self.sequences()), default=0)
         return max(longest, self.kv_tokens_used(now_s) + len(self.running))
 
     def reshape(self, costs: StepCosts, limits: EngineLimits, now_s: float) -> None:
-        """Use other costs and limits from the next boundary on, without losing a sequence. Sequences above the new
-        `max_sequences` run to their end, and the cache shrinks no further than its present use allows."""
+        """Apply at the next boundary. Sequences above `max_sequences` run to their end; the cache never shrinks below
+        present use."""
         self._catch_up(now_s)
         self._slots.num_slots = limits.max_sequences
         self._next_costs, self.limits = costs, replace(limits, kv_tokens=max(limits.kv_tokens, self._least_kv(now_s)))
@@ -185,31 +176,27 @@ class BatchEngine:
         self._cut(now_s)
 
     def sequences(self) -> Iterator[Sequence]:
-        """All sequences in the engine: running, in prefill, waiting."""
         return chain(self.running.values(), self._batch, self.waiting)
 
     def advance(self, now_s: float) -> list[Outcome]:
-        """Advance to `now_s` and return the outcomes since the last call, in order of time."""
+        """Return outcomes since the last call, in order of time."""
         self._catch_up(now_s)
         done, self._done = self._done, []
         return done
 
     def kv_tokens_used(self, now_s: float) -> int:
-        """Tokens in the KV cache after the last whole step before `now_s`."""
         if self._span is _Span.PREFILL:
             return self._context + self._num_reserved()
         return self._context + len(self.running) * self._whole_steps(now_s)
 
     @property
     def due_at_s(self) -> float:
-        """The time at which `advance` has an outcome to return; -inf if it has one already."""
+        """When `advance` has an outcome; -inf if now."""
         return -math.inf if self._done else self.next_at_s
 
     @property
     def num_sequences(self) -> int:
         return len(self.running) + len(self.waiting) + len(self._batch)
-
-    # spans
 
     def _catch_up(self, now_s: float) -> None:
         while self.next_at_s <= now_s:
@@ -244,14 +231,13 @@ class BatchEngine:
             self._span, self.next_at_s = _Span.IDLE, math.inf
 
     def _admit(self) -> tuple[int, int]:
-        """Move sequences that fit from the queue into the prefill batch. Returns the batch's tokens, and the sum of
-        their squares."""
+        """Return the batch's tokens and the sum of squared lengths."""
         limits, num_held, num_tokens, num_tokens2 = self.limits, 0, 0, 0
         while self.waiting and len(self.running) + len(self._batch) < limits.max_sequences:
             size = self.waiting[0].prompt_tokens + self.waiting[0].num_emitted
             if self._batch and num_tokens + size > limits.max_prefill_tokens:
                 break
-            others = len(self.running) + len(self._batch)  # each needs one more token in the next step
+            others = len(self.running) + len(self._batch)  # one more token each in the next step
             if self._context + num_held + size + others + 1 > limits.kv_tokens:
                 break
             sequence = self.waiting.popleft()
@@ -264,8 +250,7 @@ class BatchEngine:
         return num_tokens, num_tokens2
 
     def _look_up(self, sequence: Sequence) -> None:
-        """Find the beginning of a prompt in the cache, and keep all of its blocks. The blocks of answers are not kept,
-        and running requests take no room from those of others."""
+        """Keep the blocks of prompts, not of answers; running requests take no room from others' blocks."""
         size = self.limits.block_tokens
         if self.limits.slots:
             least = SIMILARITY * sequence.prompt_tokens / size
@@ -276,8 +261,7 @@ class BatchEngine:
         sequence.cached_tokens = min(sequence.prompt_tokens - 1, size * num_held)
 
     def _cut_pieces(self, now_s: float) -> tuple[int, int]:
-        """The pieces of prompts that the next step reads, first of those that are read in part. Returns their tokens,
-        and by how much the squares of what is read grow."""
+        """Return the next step's tokens and the growth of squared lengths."""
         limits = self.limits
         for sequence in self._batch:
             if sequence.state is State.ABORTED:
@@ -290,7 +274,7 @@ class BatchEngine:
             if sum(min(_unread(sequence), most) for sequence in self._batch) >= budget:
                 break
             size = self.waiting[0].prompt_tokens + self.waiting[0].num_emitted
-            others = len(self.running) + len(self._batch)  # each needs one more token in the next step
+            others = len(self.running) + len(self._batch)  # one more token each in the next step
             if self._context + self._num_reserved() + size + others + 1 > limits.kv_tokens:
                 break
             sequence = self.waiting.popleft()
@@ -307,7 +291,6 @@ class BatchEngine:
         return budget - left, num_tokens2
 
     def _num_reserved(self) -> int:
-        """Tokens of the KV cache that prompts will take which are being read."""
         return sum(sequence.prompt_tokens + sequence.num_emitted for sequence in self._batch)
 
     def _preempt(self, now_s: float) -> None:
@@ -362,7 +345,6 @@ class BatchEngine:
         self._drop_aborted()
 
     def _decoded(self, num_steps: int, end_s: float) -> None:
-        """End steps in which each running sequence got a token."""
         self.num_steps += num_steps
         self._context += num_steps * len(self.running)
         while self._finish and self._finish[0][0] <= self.num_steps:
@@ -388,7 +370,6 @@ class BatchEngine:
         self._aborted.clear()
 
     def _whole_steps(self, now_s: float) -> int:
-        """Decode steps of this span that have ended by `now_s`."""
         if self._span is not _Span.DECODE:
             return 0
         elapsed = (now_s - self._start_s) / self._slowdown
@@ -399,7 +380,6 @@ class BatchEngine:
         return min(steps, self._planned)
 
     def _cut(self, now_s: float) -> None:
-        """End the present decode span at the boundary after `now_s`, or before the cache overflows."""
         if self._span is not _Span.DECODE:
             return
         num = len(self.running)
@@ -410,5 +390,4 @@ class BatchEngine:
 
 
 def _unread(sequence: Sequence) -> int:
-    """Tokens of a prompt, and of an answer that is computed again, which the engine has not read."""
     return sequence.prompt_tokens + sequence.num_emitted - sequence.num_read

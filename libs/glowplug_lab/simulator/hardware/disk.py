@@ -1,4 +1,4 @@
-"""The disk of one node in virtual time: copies of weights behind host memory, with one link for reads and writes."""
+"""A node's disk in virtual time, with one link for reads and writes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +10,14 @@ from glowplug_lab.simulator.links import Link, Transfer
 
 
 class Disk:
-    """The disk of one node. `handlers` has a method for each effect of the prefetcher; reads and writes share `link`,
-    reads first. `changed()` is called when the set of copies changes."""
+    """Reads come before writes. `changed()` follows a change in the set of copies."""
 
     def __init__(self, node: Server, changed: Callable[[], None]) -> None:
         self.node, self.run, self._changed = node, node.run, changed
         self.link = Link(f"{node.node_id}/disk", node.server.disk_bytes_per_s)
         self.copies: dict[str, CachedWeights] = {}
         self.num_bytes_read = 0.0
-        self._writing: dict[str, tuple[Transfer, float]] = {}  # digest -> the transfer, and when it began
+        self._writing: dict[str, tuple[Transfer, float]] = {}  # by digest, with its begin
         self.handlers: dict[type, Any] = {
             pw.WriteCopy: self._write,
             pw.StopCopy: self._stop,
@@ -26,7 +25,6 @@ class Disk:
         }
 
     def stop_all(self) -> None:
-        """Stop all writes, since the process that writes has ended."""
         for transfer, _ in self._writing.values():
             self.run.links.stop(transfer)
         self._writing.clear()

@@ -1,4 +1,4 @@
-"""One engine process of a simulated node: its weights, its batching engine, and how much its neighbours slow it."""
+"""One engine process of a simulated node, and its slowdown by neighbours."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ from glowplug_lab.simulator.setup import ModelSetup, Params, StartSeconds
 
 
 class Origin(StrEnum):
-    """The place where a start found the model, warmest first."""
+    """Where a start found the model, warmest first."""
 
-    PREWARMED = "prewarmed"  # a replica with all of its weights
-    PREWARMING = "prewarming"  # a replica that was still loading
-    SWAPPED = "swapped"  # an engine asleep outside the GPU
-    HOST = "host"  # weights in the node's host memory
-    DISK = "disk"  # ... on its disk
+    PREWARMED = "prewarmed"
+    PREWARMING = "prewarming"  # replica still loading
+    SWAPPED = "swapped"  # engine asleep outside the GPU
+    HOST = "host"
+    DISK = "disk"
     REMOTE = "remote"
 
 
@@ -33,67 +33,65 @@ ORIGINS: Final = {StartKind.CACHED: Origin.HOST, StartKind.DISK: Origin.DISK, St
 
 @dataclass(slots=True, eq=False)
 class SimEngine:
-    """An engine process on the GPUs of one node. `stage_gpus` are the GPUs of all pipeline stages it answers for."""
+    """`stage_gpus`: GPUs of all pipeline stages it answers for."""
 
     instance_id: str
     node_id: str
     model: ModelSetup
     gpu_ids: tuple[str, ...]
-    num_bytes: int  # granted, over all of its GPUs
+    num_bytes: int  # granted, over all its GPUs
     launched_at: float
     is_replica: bool = False
-    shares: bool = False  # reads its weights in pages that it shares with others
+    shares: bool = False  # reads shared weight pages
     stage: int = 0
     num_stages: int = 1
-    up_at: float = -1.0  # when the process was launched; -1: not yet
-    fetched_at: float = -1.0  # when its weights were in host memory
-    found: StartKind = StartKind.COLD  # where its weights were at the start
+    up_at: float = -1.0  # -1: not yet launched
+    fetched_at: float = -1.0
+    found: StartKind = StartKind.COLD
     load_began_at: float = -1.0
     loaded_at: float = -1.0
-    is_activating: bool = False  # a dormant instance that is becoming an engine
+    is_activating: bool = False  # dormant, becoming an engine
     is_swapped: bool = False
-    is_background: bool = False  # its weights load in the background of other engines
-    rest_bytes: int = 0  # bytes over each lane that a replica was not granted
+    is_background: bool = False
+    rest_bytes: int = 0  # per lane, not granted to a replica
     num_migrations: int = 0
     transfer: Transfer | None = None
     serving: BatchEngine | None = None
     wake: Timer | None = None
     tickets: dict[int, Any] = field(default_factory=dict)
     stage_gpus: tuple[tuple[str, ...], ...] = ()
-    start: StartSeconds = field(default_factory=StartSeconds)  # times of its latest start or wake
-    pace: float = 1.0  # factor on all of its step costs
-    first: "SimEngine | None" = None  # first stage of the pipeline that it was a later stage of
-    adapters: dict[str, str] = field(default_factory=dict)  # instance_id -> model_key, of the adapters that it holds
+    start: StartSeconds = field(default_factory=StartSeconds)
+    pace: float = 1.0  # factor on step costs
+    first: "SimEngine | None" = None  # of the pipeline it was a later stage of
+    adapters: dict[str, str] = field(default_factory=dict)  # model_key by instance_id
     slot_bytes: int = 0  # kept for adapters, out of its KV cache
-    shares_compute: tuple[bool, ...] = ()  # by stage, (): all; the others have a reserved part of their GPU
+    shares_compute: tuple[bool, ...] = ()  # by stage, (): all; others have a reserved part of their GPU
 
     def __post_init__(self) -> None:
         self.stage_gpus = self.stage_gpus or (self.gpu_ids,)
 
     @property
     def carries(self) -> "SimEngine | None":
-        """The serving first stage of the pipeline that this engine is a later stage of, if any."""
+        """The serving first stage, seen from a later one."""
         first = self.first
         return first if first is not None and first.num_stages > 1 and first.serving is not None else None
 
     @property
     def num_in_flight(self) -> int:
-        """Requests whose tokens pass through this engine."""
         carried = self.carries
         return len(self.tickets) + (len(carried.tickets) if carried is not None else 0)
 
     @property
     def kv_tokens(self) -> int:
-        """Capacity of the KV cache in tokens; 0 while the engine does not serve."""
+        """0 if not serving."""
         return self.serving.limits.kv_tokens if self.serving is not None else 0
 
     @property
     def num_slots(self) -> int:
-        """Requests that the engine runs at once; 0 while it does not serve."""
+        """0 if not serving."""
         return self.serving.limits.max_sequences if self.serving is not None else 0
 
     def ready(self, *phases: Phase) -> EngineReady:
-        """The stimulus for the agent once the engine serves, or once a pipeline's stage has its part."""
         return EngineReady(
             self.instance_id,
             f"sim://{self.instance_id}",
@@ -106,17 +104,16 @@ class SimEngine:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of its weights that other engines on the GPU read in the same pages."""
         return self.weights_bytes if self.shares else 0
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the engine's part of the model, over all of its GPUs."""
+        """The engine's part of the model, over all its GPUs."""
         return -(-self.model.model.weights_bytes // self.num_stages)
 
     @property
     def load_bytes(self) -> int:
-        """Bytes of weights that go over the PCIe lane of each of its GPUs."""
+        """Per GPU lane."""
         return -(-self.weights_bytes // len(self.gpu_ids))
 
     def kv_bytes_used(self, now_s: float) -> int:
@@ -125,7 +122,6 @@ class SimEngine:
         return self.serving.kv_tokens_used(now_s) * self.model.kv_bytes_per_token
 
     def serve(self, gpu_kind: str, params: Params, stages: "tuple[SimEngine, ...]" = ()) -> None:
-        """Begin to serve, alone or as the first of `stages` (which include this engine)."""
         if stages:
             self.stage_gpus = tuple(one.gpu_ids for one in stages)
             for one in stages[1:]:
@@ -142,7 +138,7 @@ class SimEngine:
         )
 
     def become_whole(self, gpu_kind: str, params: Params, now_s: float) -> None:
-        """Become a single worker (HydraServe section 6) without losing a running request."""
+        """Become a single worker (HydraServe section 6) without losing a request."""
         self.num_stages, self.stage = 1, 0
         self.num_bytes = max(self.num_bytes, self.model.model.memory_bytes)
         self.stage_gpus, self.shares_compute = (self.gpu_ids,), ()
@@ -155,8 +151,7 @@ class SimEngine:
         return self.model.costs[gpu_kind].pipelined(self.num_stages, self.model.start.hop_s)
 
     def _limits(self, stages: "tuple[SimEngine, ...]", params: Params) -> EngineLimits:
-        """The limits of the batching engine. A stage keeps the KV of its own layers only, so the stage with the least
-        memory bounds them all. An engine that was granted less memory has a smaller KV cache."""
+        """A stage keeps its own layers' KV, so the one with the least memory bounds all."""
         model, per_token = self.model.model, self.model.kv_bytes_per_token
         kv_tokens = (model.kv_bytes - self.slot_bytes) // per_token
         if self.num_bytes > self.weights_bytes:
@@ -175,36 +170,32 @@ class SimEngine:
 
 
 class Sharing:
-    """The busy engines of each GPU and how they slow each other. Engines busy at once on one GPU share its time evenly
-    (as in MuxServe, without its reordering); a background load slows an engine a little. A pipeline is as slow as its
-    stages on average, a tensor group as its slowest GPU. `watch(engine)` is called when an engine's next boundary has
-    moved."""
+    """Busy engines on one GPU share time evenly (as in MuxServe, without its reordering); a background load slows a
+    little. A pipeline is as slow as its stages on average, a tensor group as its slowest GPU. `watch(engine)` follows a
+    moved boundary."""
 
     def __init__(self, run: Run, watch: Callable[[SimEngine], None]) -> None:
         self._run, self._watch = run, watch
         self._busy: dict[str, dict[SimEngine, None]] = {}
-        self._loads: dict[str, int] = {}  # gpu_id -> background loads under way
+        self._loads: dict[str, int] = {}
 
     def busy(self, engine: SimEngine) -> None:
-        """Note that an engine has got its first request."""
         for gpu_id in chain(*engine.stage_gpus):
             self._busy.setdefault(gpu_id, {})[engine] = None
         self._settle(engine)
 
     def idle(self, engine: SimEngine) -> None:
-        """Note that an engine has ended its last request, or is gone. Has no effect on an idle engine."""
         for gpu_id in chain(*engine.stage_gpus):
             self._busy.get(gpu_id, {}).pop(engine, None)
         self._settle(engine)
 
     def pace(self, engine: SimEngine, pace: float) -> None:
-        """Make an engine's steps take `pace` times as long as its costs say."""
+        """`pace`: factor on step costs."""
         if pace != engine.pace:
             engine.pace = pace
             self._slow(engine)
 
     def load(self, engine: SimEngine, background: bool) -> None:
-        """Note that an engine's weights load in the `background` of others on its GPUs, or no longer do."""
         if engine.is_background is background:
             return
         engine.is_background = background

@@ -1,4 +1,4 @@
-"""Weights on their way into one node's host memory, whole or by byte range, and the engines that wait for them."""
+"""Weights arriving in one node's host memory, and engines that wait for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,17 +20,16 @@ Arrived = Callable[[SimEngine], None]
 
 
 class Fetching:
-    """The fetches of one node. `handlers` has a method for each effect of the prefetcher; `regions` are complete
-    weights in host memory, by digest. Fetches of the digests in `failing` end with that error code. `changed()` is
-    called when the content of host memory changes."""
+    """`regions`: complete weights by digest. Fetches in `failing` end with that error code. `changed()` follows a
+    change in host memory."""
 
     def __init__(self, node: Server, disk: Disk, changed: Callable[[], None]) -> None:
         self.node, self.run, self._disk, self._changed = node, node.run, disk, changed
         self.regions: dict[str, CachedWeights] = {}
         self.failing: dict[str, str] = {}
-        self._failed: dict[str, pw.MarkFailed] = {}  # by instance_id, for instances that do not wait yet
-        self._waiting: dict[str, tuple[str, SimEngine, Arrived]] = {}  # instance_id -> digest, engine, callback
-        self._parts: dict[str, list[tuple[int, int]]] = {}  # digest -> ranges of bytes in host memory
+        self._failed: dict[str, pw.MarkFailed] = {}  # instances not waiting yet
+        self._waiting: dict[str, tuple[str, SimEngine, Arrived]] = {}  # digest, engine, callback
+        self._parts: dict[str, list[tuple[int, int]]] = {}  # byte ranges by digest
         self._fetches: dict[str, tuple[pw.StartFetch, Transfer | None]] = {}
         self.handlers: dict[type, Any] = {
             pw.StartFetch: self._start,
@@ -43,22 +42,19 @@ class Fetching:
         }
 
     def keep(self, digest: str, num_bytes: int) -> None:
-        """Add complete weights to host memory."""
         model_keys = self.run.keys_of.get(digest, ())
         self.regions[digest] = CachedWeights(digest=digest, num_bytes=num_bytes, model_keys=model_keys)
 
     def has(self, engine: SimEngine, weights: WeightsRef) -> bool:
-        """Return whether an engine's part of the weights is in host memory."""
         return self.has_all(weights) or self._covers(engine, digest_of(weights))
 
     def found(self, engine: SimEngine, weights: WeightsRef) -> StartKind:
-        """The place where an engine's start finds its part of the weights."""
         if self.has(engine, weights):
             return StartKind.CACHED
         return StartKind.DISK if digest_of(weights) in self._disk.copies else StartKind.COLD
 
     def _covers(self, engine: SimEngine, digest: str) -> bool:
-        """Return whether the bytes of an engine's stage are in host memory. Stages are equal, up to rounding."""
+        """Stages are equal, up to rounding."""
         num_bytes, num = engine.model.model.weights.num_bytes, engine.num_stages
         first, last = num_bytes * engine.stage // num, num_bytes * (engine.stage + 1) // num
         return any(a <= first + num and b >= last - num for a, b in self._parts.get(digest, ()))
@@ -67,7 +63,7 @@ class Fetching:
         return not weights.uri or digest_of(weights) in self.regions
 
     def wait(self, engine: SimEngine, weights: WeightsRef, then: Arrived) -> None:
-        """Call `then(engine)` once the engine's part of the weights is in host memory."""
+        """Call `then(engine)` once its part has arrived."""
         if (failed := self._failed.pop(engine.instance_id, None)) is not None:
             self.node.answer_agent(aw.WeightsFailed(engine.instance_id, failed.code, failed.message))
             return
@@ -78,24 +74,20 @@ class Fetching:
         self._failed.pop(instance_id, None)
 
     def wait_for_none(self) -> None:
-        """Drop all waiting engines, since the agent that asked for an answer is gone."""
         self._waiting.clear()
 
     def stop_all(self) -> None:
-        """Stop and drop all fetches under way, since the process that fetches has ended."""
         for _, transfer in self._fetches.values():
             if transfer is not None:
                 self.run.links.stop(transfer)
         self._fetches.clear()
 
     def rename(self, engine: SimEngine, instance_id: str) -> None:
-        """Let an engine wait under another instance_id."""
         found = self._waiting.pop(engine.instance_id, None)
         if found is not None:
             self._waiting[instance_id] = found
 
     def _arrived(self, digest: str, asked_by: str) -> None:
-        """Call back the engines that wait for weights, or for a part of them, that have arrived."""
         for instance_id, (wanted, engine, then) in list(self._waiting.items()):
             if wanted != digest:
                 continue
@@ -109,7 +101,7 @@ class Fetching:
         self.run.kernel.after(0.0, self.node.tell_prefetcher, pw.FetchSized(effect.digest, there))
 
     def _with(self, fetch: pw.StartFetch) -> list[tuple[int, int]]:
-        """The ranges of bytes in host memory after a fetch has ended. Bytes already there are not fetched again."""
+        """Bytes already there are not fetched again."""
         first = fetch.first_byte
         last = min(fetch.last_byte or fetch.weights.num_bytes, fetch.weights.num_bytes)
         return _joined([*self._parts.get(fetch.digest, ()), (first, max(first, last))])
@@ -202,7 +194,6 @@ class Fetching:
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes as sorted, disjoint ranges."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1]:

@@ -1,4 +1,4 @@
-"""One node in virtual time: its server, the controllers of its agent and prefetcher, and the executors of both."""
+"""One node in virtual time: server, agent and prefetcher controllers, and their executors."""
 
 import math
 from collections.abc import Callable
@@ -25,24 +25,18 @@ from glowplug_lab.simulator.links import Link
 from glowplug_lab.simulator.run import digest_of
 from glowplug_lab.simulator.setup import ServerSetup, Setup
 
-# LoRA adapters in the engines of one node: loaded over the host's PCIe lanes, and served in its batch.
-#
-# A load moves the adapter's bytes and takes `ADAPTER_LOAD_S` besides. While an engine holds any adapter, each step
-# takes `STEP_S` longer: Punica (Chen et al. 2023, arXiv 2310.18547, abstract) serves many LoRA adapters of one model
-# in one batch "while only adding 2ms latency per token"; S-LoRA (Sheng et al. 2023, arXiv 2311.03285) finds its
-# throughput nearly independent of how many there are. An engine started for adapters keeps its slots' bytes out of
-# the KV cache.
+# LoRA adapters take `ADAPTER_LOAD_S` and their bytes to load over PCIe, and `STEP_S` per step: Punica (Chen et al.
+# 2023, arXiv 2310.18547, abstract) serves many of one model in one batch "while only adding 2ms latency per token";
+# S-LoRA (Sheng et al. 2023, arXiv 2311.03285) finds throughput nearly independent of their number. Their slots' bytes
+# are kept out of the KV cache.
 
 STEP_S: Final = 0.002
 
 
 class Adapters:
-    """The adapters of one node. `handlers` has a method for each effect; those of `starting` that adapters share go on
-    to it for other instances."""
-
     def __init__(self, node: Server, fetching: Fetching, starting: Starting) -> None:
         self.node, self.run, self._fetching, self._starting = node, node.run, fetching, starting
-        self._coming: dict[str, SimEngine] = {}  # adapters whose weights are awaited or load, by instance_id
+        self._coming: dict[str, SimEngine] = {}
         self.handlers: dict[type, Callable[[Any], None]] = {
             aw.AwaitWeights: self._await,
             aw.LoadAdapter: self._load,
@@ -108,7 +102,6 @@ class Adapters:
         )
 
     def _reshape(self, host: SimEngine) -> None:
-        """Let a host's steps cost what they do beside adapters."""
         if host.serving is None:
             return
         costs = host.model.costs[self.node.server.gpu_kind]
@@ -137,21 +130,15 @@ class Adapters:
         self.node.answer_agent(aw.InFlight(effect.instance_id, num))
 
 
-# Replicas and sleepers of one node, which are weights without an engine and engines outside their GPUs.
-#
-# WarmServe sections 4 and 6: an engine that grows from a replica starts no process; weights still on their way
-# continue in the foreground, and the first prefill begins as soon as each missing layer will arrive before it is
-# needed. That k is "the smallest such that for every later layer the load time so far is at most the compute time so
-# far" (erratum E7): with L equal layers, when at most (L-1)/L x prefill x bandwidth bytes are missing, for the
-# shortest possible prefill. A replica holds the layers it was granted: all (as in the published code), or the first k
-# (`warmserve:first_layers=true`); the rest is streamed from the moment when an engine grows from the replica.
-# SwapServeLLM section 4: a swap-in takes a fixed time and then moves its bytes at a rate of its own, over the same
-# PCIe lanes.
+# Replicas and sleepers. WarmServe sections 4 and 6: missing weights continue in the foreground, and the first prefill
+# begins once each layer will arrive in time: k is "the smallest such that for every later layer the load time so far is
+# at most the compute time so far" (erratum E7), so with L equal layers at most (L-1)/L x prefill x bandwidth bytes are
+# missing, for the shortest prefill. A replica has all layers (as in the published code) or the first k
+# (`warmserve:first_layers=true`). SwapServeLLM section 4: a swap-in takes a fixed time, then moves bytes at its own
+# rate over the same PCIe lanes.
 
 
 class Dormancy:
-    """The replicas and sleepers of one node. `handlers` has a method for each effect of the agent."""
-
     def __init__(self, node: Server, fetching: Fetching, starting: Starting) -> None:
         self.node, self.run, self._fetching, self._starting = node, node.run, fetching, starting
         self.handlers: dict[type, Any] = {
@@ -171,7 +158,7 @@ class Dormancy:
         engine.instance_id = effect.instance_id
         mine = [w for w in effect.workers if w.node_id == node.node_id]
         engine.num_bytes = sum(w.num_bytes for w in mine)
-        engine.gpu_ids = tuple(w.gpu_id for w in mine)  # a sleeper may wake on other GPUs
+        engine.gpu_ids = tuple(w.gpu_id for w in mine)  # may differ for a sleeper
         engine.stage_gpus = (engine.gpu_ids,)
         node.engines[effect.instance_id] = engine
         engine.is_replica, engine.is_activating = False, True
@@ -190,7 +177,6 @@ class Dormancy:
         self.run.kernel.after(start.activate_s + num_pages * start.page_map_s, self._try, engine, now_s)
 
     def _try(self, engine: SimEngine, since_s: float) -> None:
-        """Serve if the first prefill will find every layer in time, else try again when it should."""
         if not self.node.lives(engine):
             return
         now_s, start = self.run.kernel.now_s, engine.start
@@ -201,7 +187,7 @@ class Dormancy:
             shortest_s = engine.model.costs[self.node.server.gpu_kind].prefill_s(1, 1)
             late = left - share * shortest_s * rate
             if rate <= 0 or late > 1.0:
-                wait_s = late / rate if rate > 0 else 0.05  # its weights are not in host memory yet
+                wait_s = late / rate if rate > 0 else 0.05  # weights not in host memory yet
                 self.run.kernel.after(max(wait_s, 1e-6), self._try, engine, since_s)
                 return
         engine.is_activating = False
@@ -210,7 +196,6 @@ class Dormancy:
         self.node.tell_agent(engine.ready(load))
 
     def _left(self, engine: SimEngine) -> float:
-        """Bytes still to load over each lane."""
         if engine.loaded_at >= 0:
             return 0.0
         if engine.transfer is None:
@@ -247,7 +232,7 @@ class Dormancy:
             return
         now_s = self.run.kernel.now_s
         start = engine.start = self.run.wake_of(engine.model)
-        self.node.requests.engine_gone(engine)  # drained, so it has no requests
+        self.node.requests.engine_gone(engine)  # drained: no requests
         delay = start.sleep_s
         if effect.becomes == "swapped_out":
             engine.is_swapped = True
@@ -271,22 +256,16 @@ class Dormancy:
             self.node.requests.watch(engine)
 
 
-# Pipelines across nodes, and their consolidation to single workers (HydraServe section 6).
-#
-# Consolidation: the rest of the model comes over the network card (or from host memory) and PCIe at background
-# priority; then the KV cache of the other stages follows at a still lower one, while the pipeline goes on serving.
-# The tokens generated meanwhile are a last, small chunk that is not charged. Bytes for a tensor group are charged to
-# the network card only, since each of its lanes carries just a part. A consolidation that is to fail (`failing`) does
-# so once the rest has come, and drops it; one that is to hang (`hanging`) then stays silent until it is abandoned.
+# Consolidation of pipelines (HydraServe section 6): the rest of the model arrives at background priority, then the
+# other stages' KV cache at a lower one, while the pipeline serves; tokens made meanwhile are not charged. For tensor
+# groups only the network card is charged. After the rest has arrived, `failing` drops it and `hanging` stays silent.
 
 
 class Pipelines:
-    """The pipelines that begin on one node. `handlers` has a method for each effect of the agent."""
-
     def __init__(self, node: Server, fetching: Fetching) -> None:
         self.node, self.run, self._fetching = node, node.run, fetching
-        self.failing: list[str] = []  # models whose next consolidation fails, once per entry; "": any model
-        self.hanging: list[str] = []  # ... hangs
+        self.failing: list[str] = []  # by model, once per entry; "": any
+        self.hanging: list[str] = []
         self.handlers: dict[type, Any] = {
             aw.ServeStages: self._serve,
             aw.ConsolidateEngine: self._consolidate,
@@ -356,23 +335,22 @@ class Pipelines:
         self.node.tell_agent(aw.EngineConsolidated(engine.instance_id, engine.kv_tokens))
 
     def _finish(self, effect: aw.FinishStages) -> None:
-        """Answer at once: a simulated engine becomes whole in its own process, so no stage is left to end."""
+        """A simulated engine becomes whole in its own process, so no stage remains to end."""
         self.node.answer_agent(aw.StagesFinished(effect.instance_id))
 
     def _abandon(self, effect: aw.AbandonConsolidation) -> None:
         engine = self.node.engines.get(effect.instance_id)
         if engine is None or engine.num_stages == 1:
-            return  # gone or whole, which the agent has been notified of
+            return  # gone or whole; the agent knows
         if engine.transfer is not None:
             self.run.links.stop(engine.transfer)
             engine.transfer = None
         self.node.sharing.load(engine, False)
-        engine.num_migrations = 0  # the KV cache moved so far is dropped
+        engine.num_migrations = 0  # moved KV cache is dropped
         self.node.answer_agent(aw.ConsolidationFailed(engine.instance_id, "given up"))
 
 
 def _struck(models: list[str], engine: SimEngine) -> bool:
-    """Return whether a fault is due for an engine's model, or for any (""), and remove that fault."""
     doomed = next((key for key in models if key in ("", engine.model.model.key)), None)
     if doomed is None:
         return False
@@ -386,13 +364,10 @@ UNHEEDED: Final = (aw.ReportStart, aw.ReportDrain, aw.ReportConsolidation, aw.Fo
 
 
 class SimNode(Server):
-    """One node, in place of the shells of its agent and prefetcher. `starting`, `dormancy`, `pipelines`, `fetching` and
-    `disk` carry out the effects."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._looks = False
-        self._memory: aw.AgentMemory | None = None  # the memory that the agent saved last
+        self._memory: aw.AgentMemory | None = None  # last saved
         self._links = (
             hardware.Link(link_id=self.network.name, bytes_per_s=self.network.bytes_per_s),
             hardware.Link(link_id=f"{self.node_id}/pcie", bytes_per_s=self.server.pcie_bytes_per_s),
@@ -435,12 +410,11 @@ class SimNode(Server):
         return PrefetcherController(self.node_id, params, digest_of=digest_of)
 
     def _streams(self, engine: str) -> frozenset[str]:
-        """The ability to stream weights while fetching, if all of an engine's models do so (`StartSeconds.overlap`)."""
+        """Stream weights while fetching if all of the engine's models do (`StartSeconds.overlap`)."""
         mine = (one.start.overlap for one in self.run.setup.models if one.model.engine == engine)
         return frozenset({STREAMS}) if all(mine) else frozenset()
 
     def start(self) -> None:
-        """Start the agent and the prefetcher with what they find on the node."""
         self.tell_agent(aw.Recalled(frozenset()))
         if self.server.weights_in_host:
             for one in self.run.setup.models:
@@ -449,13 +423,11 @@ class SimNode(Server):
         self.look_around()
 
     def _find_weights(self) -> None:
-        """Notify the prefetcher of the weights in host memory and on disk."""
         regions, copies = tuple(self.fetching.regions.values()), tuple(self.disk.copies.values())
         self.tell_prefetcher(pw.RegionsFound(regions, on_disk=copies))
 
     def restarted(self, name: str) -> None:
-        """Notify a restarted agent or prefetcher of what it finds. Engines survived; fetches ended with their
-        process."""
+        """Engines survived; fetches ended with their process."""
         if name == self.node_id:
             self.fetching.wait_for_none()
             self.tell_agent(aw.Recalled(frozenset(self.engines)))
@@ -466,7 +438,6 @@ class SimNode(Server):
         self.look_around()
 
     def look_around(self) -> None:
-        """Notify the agent of host memory and links, once for all changes of the same moment."""
         if not self._looks:
             self._looks = True
             self.run.kernel.after(0.0, self._look)
@@ -481,7 +452,6 @@ class SimNode(Server):
         self.tell_agent(around)
 
     def execute(self, effect: Any) -> None:
-        """Carry out one effect of the agent or the prefetcher."""
         self._handlers[type(effect)](effect)
 
     def _remember(self, effect: aw.Remember) -> None:
@@ -489,7 +459,6 @@ class SimNode(Server):
 
 
 def prefetcher_params(setup: Setup, server: ServerSetup) -> PrefetcherParams:
-    """The parameters of one node's prefetcher."""
     return PrefetcherParams(
         capacity_bytes=server.host_cache_bytes,
         caching=setup.policies.caching,

@@ -1,4 +1,4 @@
-"""One server in virtual time: its links, its engines, and access to the controllers of its agent and prefetcher."""
+"""One server in virtual time: links, engines, and access to the controllers of its agent and prefetcher."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,23 +15,16 @@ from glowplug_lab.simulator.setup import ServerSetup
 
 
 class Requests(Protocol):
-    """The requests that run in engines, as a server sees them."""
-
     sharing: Sharing
 
-    def watch(self, engine: SimEngine) -> None:
-        """Schedule a wake-up at the engine's next boundary."""
-        ...
+    def watch(self, engine: SimEngine) -> None: ...
 
-    def engine_gone(self, engine: SimEngine) -> None:
-        """Fail the requests of an engine whose process has ended."""
-        ...
+    def engine_gone(self, engine: SimEngine) -> None: ...
 
 
 @dataclass(eq=False, repr=False)
 class Server:
-    """The state that the executors of one node share (hardware/node.py composes them). `servers` are all of the run, by
-    node_id, including this one."""
+    """Shared by one node's executors (composed in hardware/node.py). `servers`: all of the run, by node_id."""
 
     run: Run
     control: ControlPlane
@@ -63,26 +56,23 @@ class Server:
         self.control.give(self.node_id, stimulus)
 
     def answer_agent(self, stimulus: Any) -> None:
-        """Answer the agent after the network's delay, and so never within its own call."""
+        """Answer after the network's delay, so never within the agent's call."""
         self.run.kernel.after(self.run.setup.params.network_s, self.tell_agent, stimulus)
 
     def tell_prefetcher(self, stimulus: Any) -> None:
         self.control.give(f"prefetcher-{self.node_id}", stimulus)
 
     def lanes_of(self, engine: SimEngine) -> tuple[Link, ...]:
-        """The PCIe lanes of an engine's GPUs, which carry their parts in parallel."""
         return tuple(self.lanes[gpu_id] for gpu_id in engine.gpu_ids)
 
     def lives(self, engine: SimEngine) -> bool:
         return self.engines.get(engine.instance_id) is engine
 
     def find(self, instance_id: str) -> SimEngine | None:
-        """Find an engine by its id on any server."""
         found = (server.engines.get(instance_id) for server in self.servers.values())
         return next((engine for engine in found if engine is not None), None)
 
     def end(self, instance_id: str) -> None:
-        """End the process of an engine, and fail the requests that ran in it."""
         engine = self.engines.pop(instance_id, None)
         if engine is None:
             return
@@ -98,11 +88,9 @@ class Server:
             self.servers[carried.node_id].answer_agent(exited)
 
     def kill(self, instance_id: str, reason: str) -> None:
-        """End the process of an engine and notify its agent of the exit."""
         self.end(instance_id)
         self.tell_agent(aw.EngineExited(instance_id, reason))
 
     def count(self, engine: SimEngine) -> None:
-        """Notify the agent of an engine's running requests and KV cache usage."""
         used = engine.kv_bytes_used(self.run.kernel.now_s)
         self.answer_agent(aw.InFlight(engine.instance_id, engine.num_in_flight, used))

@@ -1,8 +1,7 @@
 """Starts and stops of engines on one node: process, weights over PCIe, warm-up, first answer.
 
-With `StartSeconds.overlap` the stages overlap as in HydraServe section 5.2 (Eq. 5 with the last chunk, erratum E15):
-imports during the load, the load during the fetch. Without it one stage follows the other, as in a plain serverless
-engine.
+With `StartSeconds.overlap` stages overlap as in HydraServe section 5.2 (Eq. 5 with the last chunk, erratum E15):
+imports during the load, the load during the fetch. Otherwise they follow one another.
 """
 
 import math
@@ -21,8 +20,6 @@ from glowplug_lab.simulator.setup import ModelSetup
 
 
 class Starting:
-    """The starts and stops of one node. `handlers` has a method for each effect of the agent."""
-
     def __init__(self, node: Server, fetching: Fetching) -> None:
         self.node, self.run, self._fetching = node, node.run, fetching
         self.handlers: dict[type, Any] = {
@@ -58,12 +55,12 @@ class Starting:
         self._work(engine, start.replica_s if effect.replica else own_s, self._launched)
 
     def _slot_bytes(self, base: ModelSetup, num_slots: int) -> int:
-        """GPU bytes that an engine keeps for adapters of its base, each as large as the largest deployed."""
+        """As large as the base's largest deployed adapter."""
         models = (one.model for one in self.run.setup.models) if num_slots else ()
         return num_slots * max((m.weights_bytes for m in models if m.base == base.model.key), default=0)
 
     def _work(self, engine: SimEngine, seconds: float, then: Callable[[SimEngine], None]) -> Transfer | None:
-        """Do a start's CPU work, which takes `seconds`, or longer beside more starts than the node has cores for."""
+        """Takes longer if starts exceed the node's cores."""
         if self.node.cpu is None:
             self.run.kernel.after(seconds, then, engine)
             return None
@@ -92,7 +89,6 @@ class Starting:
             self._fetching.wait(engine, effect.weights, self._fetched)
 
     def _fetched(self, engine: SimEngine) -> None:
-        """Go on with a start once the engine's part of the weights is in host memory."""
         engine.fetched_at = self.run.kernel.now_s
         if engine.is_activating:
             self._load_when_both(engine)
@@ -110,7 +106,7 @@ class Starting:
             self.load(engine)
 
     def load(self, engine: SimEngine) -> None:
-        """Load an engine's weights over the lanes of its GPUs; a replica's weights load in the background."""
+        """Replicas load in the background."""
         now_s, start = self.run.kernel.now_s, engine.start
         left: float = engine.load_bytes
         rate = min(self.node.server.pcie_bytes_per_s, start.load_bytes_per_s / len(engine.gpu_ids))
@@ -139,7 +135,6 @@ class Starting:
         self.node.sharing.load(engine, in_background)
 
     def _way_in(self, engine: SimEngine) -> tuple[Link, ...]:
-        """The lanes of an engine's GPUs, and a link for the engine's own load rate if it has one."""
         lanes, rate = self.node.lanes_of(engine), engine.start.load_bytes_per_s / len(engine.gpu_ids)
         return lanes if math.isinf(rate) else (*lanes, Link(f"{engine.instance_id}/load", rate))
 
@@ -152,7 +147,7 @@ class Starting:
         self.node.sharing.load(engine, False)
         if engine.is_activating or engine.serving is not None:
             self.load_rest(engine)
-            return  # Dormancy polls an engine that it activates
+            return  # Dormancy polls it
         if engine.is_replica:
             self.node.tell_agent(aw.EnginePrewarmed(engine.instance_id, engine.shared_bytes))
             return
@@ -163,7 +158,6 @@ class Starting:
             self.run.kernel.at(max(now_s, imported_at), self._work, engine, start.warmup_s, self._warm)
 
     def load_rest(self, engine: SimEngine) -> None:
-        """Load the layers that a replica lacks, in the foreground, once an engine grows from it."""
         if not engine.rest_bytes:
             return
         engine.load_began_at, engine.loaded_at = self.run.kernel.now_s, -1.0
@@ -191,14 +185,14 @@ class Starting:
         engine = self.node.engines.get(effect.instance_id)
         delay = 0.0
         if engine is not None and engine.is_replica:
-            self.node.end(effect.instance_id)  # its pages are free at once
+            self.node.end(effect.instance_id)  # pages are free at once
         elif engine is not None:
             delay = engine.start.stop_s
         self.run.kernel.after(delay, self._gone, effect.instance_id, engine)
 
     def _gone(self, instance_id: str, engine: SimEngine | None) -> None:
         if self.node.engines.get(instance_id) not in (None, engine):
-            return  # another stop has ended the engine, and the instance was started anew
+            return  # already stopped, and the instance restarted
         self.node.end(instance_id)
         self.node.tell_agent(aw.EngineGone(instance_id))
 

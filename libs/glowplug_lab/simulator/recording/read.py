@@ -1,6 +1,6 @@
-"""Reading of a live fleet's recorded events for a simulation: requests, models, nodes, starts, decisions.
+"""Read a live fleet's recorded events for simulation: requests, models, nodes, starts, decisions.
 
-A recording is what `glowplug record` writes, or `glowplug tap -o json -p evt -p cmd -p tel`: one event a line.
+A recording comes from `glowplug record`, or `glowplug tap -o json -p evt -p cmd -p tel`: one event a line.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ READ: Final = frozenset({"request.finished", "request.rejected", "model.deployed
                          "weights.fetched", "decision.made", "agent.start", "agent.stop", "instance.starting",
                          "instance.loading", "instance.ready", "instance.draining", "instance.prewarmed",
                          "instance.swapped_out"})  # fmt: skip
-TYPICAL: Final = (256, 64)  # prompt and response tokens of a model that reported none
-MOST: Final = 1e12  # seconds or tokens; a higher number is an error
+TYPICAL: Final = (256, 64)  # prompt and response tokens, without reports
+MOST: Final = 1e12  # seconds or tokens; more is an error
 _MEASURED: Final = ("arrived_at", "queue_s", "ttft_s", "e2e_s", "prompt_tokens", "response_tokens")
 _KIND_OF = {("autoscaler", "scale"): "scaling", ("placer", "place"): "placement", ("placer", "evict"): "eviction"}
 
@@ -35,16 +35,16 @@ _RECORDED = frozenset({"bytes_fetched", "gpu_seconds", "num_starts", "seconds", 
 
 @dataclass(slots=True)
 class Recording:
-    """The content of a recording. Times are epoch seconds, as recorded."""
+    """Times are epoch seconds."""
 
     source: str
     finished: list[Row] = field(default_factory=list)
-    rejected: list[tuple[float, Row]] = field(default_factory=list)  # (time of the answer, fact)
+    rejected: list[tuple[float, Row]] = field(default_factory=list)  # (answered at, fact)
     models: dict[str, Row] = field(default_factory=dict)
     nodes: dict[str, Row] = field(default_factory=dict)
     starts: Starts = field(default_factory=Starts)
-    rates: list[float] = field(default_factory=list)  # bytes a second of each fetch to host memory
-    kv_tokens: dict[str, int] = field(default_factory=dict)  # by model_key, as reported by an engine
+    rates: list[float] = field(default_factory=list)  # bytes a second
+    kv_tokens: dict[str, int] = field(default_factory=dict)  # by model_key
     has_telemetry: bool = False
     num_starts: int = 0
     bytes_fetched: float = 0.0
@@ -64,20 +64,18 @@ class Recording:
 
     @property
     def held_at_first(self) -> tuple[int, int]:
-        """(GPUs in use when their node was first seen, all GPUs). A replay begins with empty GPUs."""
+        """(GPUs in use when first seen, all GPUs). A replay begins with empty GPUs."""
         return sum(held for held, _ in self._first.values()), sum(num for _, num in self._first.values())
 
     def _times(self) -> list[float]:
         return [float(row["arrived_at"]) for row in self.finished] + [at_s for at_s, _ in self.rejected]
 
     def policy_names(self) -> dict[str, str]:
-        """The policies that the decisions name, by kind, without unknown ones."""
         found = {kind: counts.most_common(1)[0][0] for kind, counts in self.policies.items()}
         return {kind: name for kind, name in sorted(found.items()) if is_known(kind, name)}
 
     def arrivals(self) -> list[tuple[float, str, int, int]]:
-        """(seconds from the first arrival, model key, prompt tokens, response tokens) of each request. A refused
-        request has no token counts and gets the medians of its model."""
+        """(seconds from the first arrival, model key, prompt tokens, response tokens); medians for refused requests."""
         began = self.began_at
         typical = {key: self.typical(key) for key in {row["model_key"] for row in self.finished}}
         rows = [
@@ -95,7 +93,7 @@ class Recording:
         return sorted(rows)
 
     def typical(self, key: str) -> tuple[int, int]:
-        """(median prompt tokens, median response tokens) of a model's requests of known length; TYPICAL without any."""
+        """Median prompt and response tokens; TYPICAL if unknown."""
         mine = [row for row in self.finished if row["model_key"] == key]
         known = ([row[name] for row in mine if row[name]] for name in ("prompt_tokens", "response_tokens"))
         prompt, response = (int(median(some)) if some else usual for some, usual in zip(known, TYPICAL, strict=True))
@@ -106,7 +104,6 @@ class Recording:
         return Slo(ttft_s=own.get("ttft_s", 0.0), tpot_s=own.get("tpot_s", 0.0))
 
     def numbers(self) -> Row:
-        """The figures of a simulated run, as far as they were recorded."""
         results = Results(
             bytes_fetched=self.bytes_fetched, gpu_seconds=self.gpu_seconds, starts=Counter(recorded=self.num_starts)
         )
@@ -131,7 +128,7 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read the recording in a file of JSON lines. Raises ScenarioError when it holds no request, model or node."""
+    """Raises ScenarioError for a file without a request, model or node."""
     recording = Recording(str(path))
     for number, row in enumerate(read_rows(path), start=1):
         problem = _wrong_with(row)
@@ -153,7 +150,6 @@ def read_recording(path: Path) -> Recording:
 
 
 def _wrong_with(row: Row) -> str:
-    """'field: problem' of an invalid row; '' if the row is valid, or of a type that is not read."""
     if not isinstance(row.get("type"), str):
         return "is no event of ours: type: is missing" if "type" not in row else "type: is no text"
     if row["type"] not in READ:

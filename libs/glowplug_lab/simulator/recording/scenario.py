@@ -1,11 +1,7 @@
-"""A recorded fleet as a scenario: its nodes, its models with costs and starts estimated from the recording, its
-arrivals.
+"""A recorded fleet as a scenario: nodes, arrivals, and models with estimated costs and starts.
 
-A recording does not hold everything: bytes of KV per token come from an engine's reported cache, else from the model's
-KV memory over the tokens it admits; step costs and the pace of each request from `costs` (engines that shared cores
-slowed each other in the recording, so the replay does not slow them again); times of starts, swaps and replicas from
-`starts`; the delay of a command from the facts that it caused. The controllers' other times are the defaults of a live
-fleet.
+KV bytes per token come from an engine's reported cache, else KV memory over admitted tokens; paces include the recorded
+slowdown by neighbours, so the replay must not repeat it. Other times are a live fleet's defaults.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,29 +25,23 @@ from glowplug_lab.simulator.recording.starts import (
 from glowplug_lab.simulator.scenario.tree import Tree, merge, with_system
 from glowplug_lab.simulator.setup import ABILITIES
 
-# The step costs of a recorded engine, estimated from its answered requests.
-#
-# - Prefill: a line of the seconds to the first token over the prompt's tokens, from requests that found an idle engine,
-#   where nothing but the prefill took time.
-# - A later token: a line of its seconds over the number of requests decoded at the same time, less the prefills in
-#   between, which the simulation charges by itself.
-# - Pace: the time of each request over the time by these two lines. It is kept for each request, because engines are
-#   not always equally fast; the n-th request of a replay is as slow as the n-th that was recorded.
-#
-# Both slopes are medians (Theil's method), since a machine that was busy elsewhere for a while makes a few requests
-# many times as slow; their paces keep that slowness. The pace of a prompt that waited for others is unknown, so the
+# Step costs, estimated from answered requests:
+# - Prefill: a line of seconds to the first token over prompt tokens, from requests that found an idle engine.
+# - A later token: a line of seconds over concurrent decodes, less prefills in between (simulated separately).
+# - Pace: each request's time over these lines, kept for the n-th request of a replay.
+# Slopes are medians (Theil's method), against outliers of a busy machine. Waiting prompts have no known pace, so the
 # prefill's line goes through the mean.
 
 LEAST_S: Final = 1e-4
-FEW: Final = 3  # least requests that found an idle engine; with fewer, all requests are used
-TOGETHER_S: Final = 0.05  # requests that waited for a start are sent to its engine within this time
-HELD: Final = 0.9  # share of a decode spent on other prompts above which the request's own pace is unknown
-PACES: Final = (0.05, 100.0)  # bounds of a pace; outside them the machine was suspended or its clock jumped
-EVEN: Final = 0.03  # mean distance of the paces from 1 below which they are noise
+FEW: Final = 3  # with fewer, use requests on busy engines too
+TOGETHER_S: Final = 0.05  # in which a started engine is sent the requests that waited
+HELD: Final = 0.9  # decode spent on other prompts, hiding its pace
+PACES: Final = (0.05, 100.0)  # beyond: suspended machine or clock jump
+EVEN: Final = 0.03  # mean deviation that is noise
 
 
 class Busy:
-    """The number of requests that one engine decoded, over time. `spans`: (begin, end) of each request's decode."""
+    """`spans`: (begin, end) of decodes."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
@@ -61,7 +51,6 @@ class Busy:
         self._areas = [0.0, *accumulate(w * n for w, n in zip(widths, self._counts, strict=False))]
 
     def mean(self, begin: float, end: float) -> float:
-        """Mean number of requests being decoded between two times."""
         return (self._area(end) - self._area(begin)) / (end - begin) if end > begin else 0.0
 
     def _area(self, at_s: float) -> float:
@@ -72,10 +61,10 @@ class Busy:
 
 
 class Costs:
-    """The costs of one model: `tree` as a scenario writes them, and the `pace` of its requests in order of arrival."""
+    """`tree` for a scenario, and `pace` in order of arrival."""
 
     def __init__(self, rows: Sequence[Row], prompt_tokens: int) -> None:
-        """`prompt_tokens` is assumed for requests whose own number is unknown."""
+        """`prompt_tokens` replaces unknown numbers."""
         self._rows = sorted(rows, key=lambda r: r["arrived_at"])
         sound = [r for r in self._rows if not r.get("error_code") and r["ttft_s"] > 0]
         self._prompt = prompt_tokens
@@ -87,7 +76,7 @@ class Costs:
         self._sent = {name: sorted(_sent_at(row) for row in mine) for name, mine in self._by_instance.items()}
         self._firsts = {name: sorted(_decoded(row)[0] for row in mine) for name, mine in self._by_instance.items()}
         self._busy = {name: Busy([_decoded(row) for row in mine]) for name, mine in self._by_instance.items()}
-        self._together = {  # requests that each engine was sent first, by time of the first token
+        self._together = {  # each engine's first requests, by first token
             name: sorted(filter(self._is_first, mine), key=_decoded) for name, mine in self._by_instance.items()
         }
         self._whole_s = 0.0 if self._streamed else _slope_of_whole(sound)
@@ -96,7 +85,7 @@ class Costs:
 
     @property
     def tree(self) -> Row:
-        """The field `costs` of a model in a scenario, in milliseconds."""
+        """Milliseconds."""
         return {
             "prefill_ms": [round(self.prefill_base_s * 1e3, 4), round(self.prefill_s * 1e3, 6)],
             "decode_ms": [round(self.decode_base_s * 1e3, 4), round(self.decode_s * 1e3, 6)],
@@ -104,8 +93,7 @@ class Costs:
 
     @property
     def pace(self) -> list[list[float]]:
-        """[pace of the prompt, pace of the later tokens] of each request; empty if all are about as fast as the costs
-        say."""
+        """[prompt pace, later tokens' pace] per request; empty if near the costs."""
         paces = [
             [self._prompt_pace(row), self._later_pace(row)]
             if row.get("ttft_s") and not row.get("error_code") and _is_streamed(row)
@@ -117,8 +105,8 @@ class Costs:
         return [[round(pace, 4) for pace in one] for one in paces]
 
     def first_s(self, instance_id: str) -> float:
-        """Extra seconds of the first prefill of an engine. That prefill is of one prompt: an engine that is sent
-        several requests at once prefills one, and then the rest together (`_rest_pace`)."""
+        """Extra seconds of an engine's first prefill, of one prompt; the rest of a first group follow together
+        (`_rest_pace`)."""
         if instance_id not in self._together:
             return 0.0
         first = self._together[instance_id][0]
@@ -126,7 +114,6 @@ class Costs:
         return max(0.0, float(first["ttft_s"] - first["queue_s"]) - usual_s)
 
     def _rest_pace(self, row: Row) -> float:
-        """Pace of the prompts that an engine prefilled together after its very first one."""
         first, *rest = self._together[row["instance_id"]]
         if row is first:
             return 1.0
@@ -147,7 +134,6 @@ class Costs:
         return _line([(self._tokens(row), max(LEAST_S, row["ttft_s"] - row["queue_s"])) for row in some], mean=True)
 
     def _was_alone(self, row: Row) -> bool:
-        """Return whether nothing else ran on the request's engine from its dispatch until its first token."""
         name, sent_at = row["instance_id"], _sent_at(row)
         begin, _ = _decoded(row)
         in_between = bisect_left(self._sent[name], begin) - bisect_left(self._sent[name], sent_at)
@@ -164,8 +150,7 @@ class Costs:
         return _line(points)
 
     def _read_meanwhile(self, row: Row) -> float:
-        """Seconds that the engine spent on other prompts during this request's decode: their usual time or, for
-        requests sent together to a started engine, the actual time, which `_rest_pace` accounts for."""
+        """Usual prefill time, or the actual time for a started engine's first group (`_rest_pace`)."""
         begin, end = _decoded(row)
         firsts = self._firsts[row["instance_id"]]
         num = bisect_right(firsts, end) - bisect_right(firsts, begin)
@@ -177,16 +162,13 @@ class Costs:
         return max(counted_s, min(end, all_read_at) - begin)
 
     def _was_held(self, row: Row) -> bool:
-        """Return whether the engine did little but prefill other prompts during this request's decode."""
         begin, end = _decoded(row)
         return self._read_meanwhile(row) > HELD * (end - begin)
 
     def _is_first(self, row: Row) -> bool:
-        """Return whether the request is among the first that its engine was sent, which `first_s` accounts for."""
         return _sent_at(row) <= self._sent[row["instance_id"]][0] + TOGETHER_S
 
     def _is_typical(self, row: Row) -> bool:
-        """Return whether the request's time to first token is due to its own prompt only."""
         return not row["cold"] and not self._is_first(row) and self._was_alone(row)
 
     def _prompt_pace(self, row: Row) -> float:
@@ -210,7 +192,6 @@ def _bounded(pace: float) -> float:
 
 
 def _is_streamed(row: Row) -> bool:
-    """Return whether the request's tokens came one after the other."""
     return row["response_tokens"] > 1 and bool(row.get("stream") or row["e2e_s"] > row["ttft_s"] * 1.01)
 
 
@@ -219,20 +200,18 @@ def _sent_at(row: Row) -> float:
 
 
 def _decoded(row: Row) -> tuple[float, float]:
-    """(time of the first token, time of the last) of a request."""
+    """Times of the first and last token."""
     return float(row["arrived_at"] + row["ttft_s"]), float(row["arrived_at"] + row["e2e_s"])
 
 
 def _slope_of_whole(rows: Sequence[Row]) -> float:
-    """Seconds per token of requests that do not stream: the slope of their whole time over their tokens, or the least
-    time per token if all are equally long."""
     whole = [(row["response_tokens"], max(LEAST_S, row["e2e_s"] - row["queue_s"])) for row in rows]
     return (slope(whole) or min(seconds / max(1, tokens) for tokens, seconds in whole)) if whole else 0.0
 
 
 def _line(points: Sequence[tuple[float, float]], *, mean: bool = False) -> tuple[float, float]:
-    """(intercept, slope) of Theil's line, neither below 0. The slope is the median of the slopes between each point of
-    the lower half and its counterpart of the upper; the line goes through the points' median, or their mean."""
+    """Theil's (intercept, slope): median slope between counterparts of the two halves, through the points' median or
+    mean."""
     some = sorted(points)
     half = (len(some) + 1) // 2
     pairs = [(a, b) for a, b in zip(some, some[half:], strict=False) if b[0] > a[0]]
@@ -244,7 +223,7 @@ def _line(points: Sequence[tuple[float, float]], *, mean: bool = False) -> tuple
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The slope of least squares, bounded by 0 and by the slope of the line through the origin and the means."""
+    """Least squares, bounded by 0 and by the line through the origin and the means."""
     mean_x, mean_y = sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     per = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
@@ -253,7 +232,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 ARRIVALS = "arrivals.csv"
 KIND = "recorded"
-PCIE_BYTES_PER_S: Final = 32e9  # not recorded, so no bound: engines load as fast as they did
+PCIE_BYTES_PER_S: Final = 32e9  # not recorded: no bound
 LIVE: Final[Tree] = {
     "agent_tick_s": TICK_S,
     "agent": {"drain_quiet_s": DRAIN_QUIET_S},
@@ -269,7 +248,7 @@ _KEPT = (
 
 
 def scenario_of(recording: Recording) -> Tree:
-    """The tree of a scenario that replays a recording; its workload is `arrivals.csv` beside it."""
+    """`arrivals.csv` beside the scenario is its workload."""
     emulated = any(row.get("emulated") for row in recording.finished)
     cores, by_model = (0.0, recording.starts.by_model) if emulated else alone(recording.starts.by_model)
     quiet_s = drain_quiet_s({model.get("engine", "") for model in recording.models.values()})
@@ -290,19 +269,18 @@ def scenario_of(recording: Recording) -> Tree:
 
 
 def _policies(named: Mapping[str, str]) -> str | Mapping[str, str]:
-    """The policies that decided, or the default system if they all belong to it, which adds the other kinds."""
+    """The default system adds the missing kinds."""
     return DEFAULT if named.items() <= system(DEFAULT).policies.items() else named
 
 
 def write_arrivals(recording: Recording, path: Path) -> None:
-    """Write the requests of a recording as a trace in our own format."""
     lines = [f"{at_s:.6f},{key},{prompt},{response}" for at_s, key, prompt, response in recording.arrivals()]
     path.write_text("\n".join(["t_s,model,prompt_tokens,response_tokens", *lines]) + "\n", encoding="utf-8")
 
 
 def _servers(recording: Recording, start_cores: float) -> list[Row]:
-    """The `servers` of the scenario: nodes of one shape are one kind of server. If no weights were fetched during the
-    recording, they count as in host memory: emulated engines need none, and others had fetched them before."""
+    """Without recorded fetches, weights count as in host memory: emulated engines need none, others had fetched
+    them."""
     sizes_of_weights = [_weights(model) for model in recording.models.values()]
     in_host = not recording.rates
     least = sum(sizes_of_weights) if in_host else 2 * max(sizes_of_weights, default=0)

@@ -1,7 +1,6 @@
-"""The times of starts, swaps and replicas of a recorded fleet, from the facts of its instances.
+"""Times of starts, swaps and replicas, from facts of recorded instances.
 
-A cold start reports its stages. An engine that grew from a sleeper or a replica reports the time of its load. The time
-that an engine took to leave its GPUs lies between the end of its last answer and the fact that it is asleep.
+Swapping out takes from the end of the last answer to the fact of sleeping.
 """
 
 import math
@@ -13,59 +12,53 @@ from typing import Any, Final
 from glowplug_lab.simulator.setup import StartSeconds
 
 Row = dict[str, Any]
-TICK_S: Final = 0.05  # a live agent's tick_s: it notices the end of a drain half of that later, on average
-DRAIN_QUIET_S: Final = 0.05  # a live agent's drain_quiet_s: the time before it counts the requests of a drain
-REFUSING: Final = frozenset({"emulated", "llamacpp"})  # engines that are asked to sleep at once (engines/port.py)
+TICK_S: Final = 0.05  # a live agent's; it notices the end of a drain half of it later on average
+DRAIN_QUIET_S: Final = 0.05  # a live agent's, before it counts requests
+REFUSING: Final = frozenset({"emulated", "llamacpp"})  # asked to sleep at once (engines/port.py)
 LEAST_S: Final = 1e-3
-STREAMED_S: Final = 0.05  # a load that began this long before its fetch ended loaded weights while they came
-STAGES: Final = ("launch", "load", "warmup")  # of a start; CPU work for an engine that runs by CPU
-CORES: Final = (1.0, 1.5, 2.0, 3.0, 4.0)  # numbers of start cores that `alone` tries
-MIN_BESIDE: Final = 3  # least starts that ran beside another one, to tell how starts slow each other
-CLEARER: Final = 0.9  # the spread of start times must fall to this share, or chance explains it as well
-MOST_BUS_S: Final = 0.25  # a longer delay is not the bus's: the agent was busy or away
+STREAMED_S: Final = 0.05  # a load that began this long before its fetch ended was streaming
+STAGES: Final = ("launch", "load", "warmup")
+CORES: Final = (1.0, 1.5, 2.0, 3.0, 4.0)  # tried by `alone`
+MIN_BESIDE: Final = 3  # concurrent starts needed
+CLEARER: Final = 0.9  # largest remaining spread that rules out chance
+MOST_BUS_S: Final = 0.25  # beyond: the agent was busy
 
 
 @dataclass(slots=True)
 class ModelStarts:
-    """The start times of one model, in the order they were recorded, in seconds."""
+    """In recorded order, in seconds."""
 
-    cold: list[dict[str, float]] = field(default_factory=list)  # stages by name
-    spans: list[tuple[str, float, float]] = field(default_factory=list)  # node, begin and end of each of `cold`
-    cold_ids: list[str] = field(default_factory=list)  # of the instances of `cold`
+    cold: list[dict[str, float]] = field(default_factory=list)  # by stage
+    spans: list[tuple[str, float, float]] = field(default_factory=list)  # node, begin, end
+    cold_ids: list[str] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)  # swaps in
     wake_ids: list[str] = field(default_factory=list)
     outs: list[float] = field(default_factory=list)  # swaps out
-    growths: list[float] = field(default_factory=list)  # from a replica to an engine
-    replicas: list[float] = field(default_factory=list)  # until a replica's weights are on its GPU
+    growths: list[float] = field(default_factory=list)  # replica to engine
+    replicas: list[float] = field(default_factory=list)  # until loaded
 
 
 def drain_quiet_s(engines: Set[str]) -> float:
-    """Seconds that a live agent lets an engine of these kinds drain before it counts its requests."""
     return 0.0 if engines <= REFUSING else DRAIN_QUIET_S
 
 
 class Starts:
-    """The start times of all models, collected from the events in order."""
-
     def __init__(self) -> None:
         self.by_model: dict[str, ModelStarts] = {}
-        self.bus: list[float] = []  # seconds from a command to the first fact that it caused
-        self._asked: dict[str, float] = {}  # event_id of a command -> its time
-        self._dormant: dict[str, str] = {}  # instance_id -> "swapped_out" or "prewarmed"
-        self._free_at: dict[str, float] = {}  # instance_id -> when its drain may have ended
-        self._ended_at: dict[str, float] = {}  # instance_id -> end of its last answer
+        self.bus: list[float] = []  # seconds from command to fact
+        self._asked: dict[str, float] = {}  # by event_id
+        self._dormant: dict[str, str] = {}  # "swapped_out" or "prewarmed"
+        self._free_at: dict[str, float] = {}  # when its drain may have ended
+        self._ended_at: dict[str, float] = {}
 
     def commanded(self, row: Mapping[str, Any]) -> None:
-        """Take a command to an agent."""
         self._asked[str(row.get("event_id", ""))] = row["occurred_at"]
 
     def finished(self, data: Row) -> None:
-        """Take the end of a request."""
         name = data["instance_id"]
         self._ended_at[name] = max(self._ended_at.get(name, 0.0), data["finished_at"])
 
     def changed(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Take a fact of an instance."""
         instance, at_s = row["data"]["instance"], row["occurred_at"]
         name = instance["instance_id"]
         mine = self.by_model.setdefault(instance["model_key"], ModelStarts())
@@ -98,7 +91,7 @@ class Starts:
                 mine.spans.append((node, max(ends) - sum(took.get(name, 0.0) for name in STAGES), max(ends)))
                 at = {one["name"]: one for one in instance["phases"]}
                 if "fetch" in took and at["load"]["started_at"] < at["fetch"]["ended_at"] - STREAMED_S:
-                    del took["load"]  # the fetch slowed it, so its own speed is unknown
+                    del took["load"]  # slowed by the fetch
                 mine.cold.append(took)
                 mine.cold_ids.append(instance["instance_id"])
         elif "load" in took:
@@ -110,8 +103,7 @@ class Starts:
 
 
 def alone(by_model: Mapping[str, ModelStarts]) -> tuple[float, dict[str, ModelStarts]]:
-    """(starts at once that a node has cores for, times of each start as if it had run alone). 0 cores if starts beside
-    others took no longer than starts alone, or too few were seen."""
+    """(start cores per node, start times as if alone); 0 cores without evidence of slowdown."""
     beside = {key: [_beside(span, by_model) for span in one.spans] for key, one in by_model.items()}
     if sum(num > 1.2 for some in beside.values() for num in some) < MIN_BESIDE:
         return 0.0, dict(by_model)
@@ -129,7 +121,6 @@ def alone(by_model: Mapping[str, ModelStarts]) -> tuple[float, dict[str, ModelSt
 
 
 def _beside(span: tuple[str, float, float], by_model: Mapping[str, ModelStarts]) -> float:
-    """Mean number of starts on a start's node while it ran, including itself."""
     node, begin, end = span
     together = sum(
         max(0.0, min(end, other_end) - max(begin, other_begin))
@@ -141,8 +132,6 @@ def _beside(span: tuple[str, float, float], by_model: Mapping[str, ModelStarts])
 
 
 def _spread(by_model: Mapping[str, ModelStarts], beside: Mapping[str, list[float]], cores: float) -> float:
-    """The spread of the start times, each as if it had run alone on so many `cores`: the sum of squared relative
-    distances from the mean of its model."""
     total = 0.0
     for key, one in by_model.items():
         whole = [
@@ -155,7 +144,7 @@ def _spread(by_model: Mapping[str, ModelStarts], beside: Mapping[str, list[float
 
 
 def pooled(by_model: Mapping[str, ModelStarts], bytes_of: Mapping[str, int], weights_bytes: int) -> ModelStarts:
-    """The start times of all models together, with the times of moving weights scaled to `weights_bytes`."""
+    """Pool start times, scaling weight moves to `weights_bytes`."""
     found = ModelStarts()
     for key, one in by_model.items():
         share = weights_bytes / max(1, bytes_of.get(key, weights_bytes))
@@ -170,8 +159,7 @@ def pooled(by_model: Mapping[str, ModelStarts], bytes_of: Mapping[str, int], wei
 def trees_of(
     mine: ModelStarts, others: ModelStarts, weights_bytes: int, first_s: Callable[[str], float] = lambda _: 0.0
 ) -> Row:
-    """`start`, `starts` and `wakes` of one model in a scenario; times that the model lacks come from `others`.
-    `first_s` gives the extra time of an instance's first prefill."""
+    """Missing times come from `others`. `first_s`: extra time of a first prefill."""
     starts = [_cold(one, weights_bytes) for one in mine.cold or others.cold]
     for one, name in zip(starts, mine.cold_ids, strict=False):
         one["first_s"] = round(first_s(name), 4)
@@ -198,8 +186,7 @@ def _cold(took: Mapping[str, float], weights_bytes: int) -> dict[str, float]:
 
 
 def _wakes(mine: ModelStarts, others: ModelStarts, weights_bytes: int) -> list[dict[str, float]]:
-    """The `wakes` of one model: one rate for both ways, that of swapping in; the extra time of swapping out is
-    fixed."""
+    """One rate, that of swapping in; the excess of swapping out is fixed."""
     ins = mine.wakes or mine.outs or others.wakes or others.outs
     outs = mine.outs or others.outs or ins
     return [

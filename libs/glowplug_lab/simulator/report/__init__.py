@@ -1,1 +1,1 @@
-"""Reports of runs for people: tables, and one self-contained HTML file."""
+"""Reports of runs: tables, and one self-contained HTML file."""

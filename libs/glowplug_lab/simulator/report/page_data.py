@@ -1,10 +1,7 @@
-"""The data of the report's page, and the HTML file with all of it: variants over seeds, a plan's curve, one run in
-full.
+"""Data and HTML of the report: variants over seeds, a plan's curve, one run in full.
 
-A run's data are columns of plain numbers, with each name written once. Rows beyond what a page can carry are left out
-by rule, never by chance, and counted: of more than `MAX_REQUESTS` requests it keeps cold, failed and slow ones first,
-and each n-th of the rest; of more than `MAX_DECISIONS` decisions those about the requests and instances shown; of more
-than `MAX_SPANS` spans on GPUs the longest.
+Excess rows are dropped by rule and counted: above `MAX_REQUESTS`, cold, failed and slow requests are kept first, then
+each n-th; above `MAX_DECISIONS`, decisions about shown requests and instances; above `MAX_SPANS`, the longest spans.
 """
 
 import json
@@ -35,7 +32,7 @@ def page_data(
     plan: Detail | None = None,
     notes: Iterable[str] = (),
 ) -> Detail:
-    """All data of the page. `detail` is of one run (`detail_of_run`), `plan` of a sweep over fleets."""
+    """`detail`: one run (`detail_of_run`); `plan`: a sweep over fleets."""
     setup = scenario.setup
     ttft_s = {one.model.slo.ttft_s for one in setup.models}
     return {
@@ -59,7 +56,7 @@ def page_data(
 
 
 def variants_over_seeds(outcomes: Sequence[Outcome]) -> list[Detail]:
-    """One entry per variant: each figure as mean and range over seeds; models and curves from the first seed."""
+    """Figures over seeds; models and curves from the first seed."""
     by_variant: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_variant.setdefault(outcome.variant, []).append(outcome)
@@ -76,7 +73,6 @@ def variants_over_seeds(outcomes: Sequence[Outcome]) -> list[Detail]:
 
 
 def spread(rows: Sequence[Mapping[str, Any]]) -> Detail:
-    """Each figure of the rows as mean and range, or unchanged for a single row; None where no row has it."""
     out: Detail = {}
     for name in rows[0]:
         values = [row.get(name) for row in rows]
@@ -91,7 +87,7 @@ def spread(rows: Sequence[Mapping[str, Any]]) -> Detail:
 
 
 def html(data: Detail) -> str:
-    """The self-contained HTML file; the same data give the same bytes."""
+    """Deterministic."""
     folder = resources.files("glowplug_lab.simulator.report").joinpath("page")
 
     def text(name: str) -> str:
@@ -111,11 +107,11 @@ MAX_RIVALS: Final = 12
 MAX_SPANS: Final = 40_000
 MAX_STEPS: Final = 5_000
 OWNERS: Final = ("weights", "kv", "prewarm", "reservation", "sleeper")
-ReadRows = Callable[[], Iterable[Mapping[str, Any]]]  # each call reads from the beginning
+ReadRows = Callable[[], Iterable[Mapping[str, Any]]]  # from the beginning
 
 
 class Spans:
-    """The spans of time for which holders held bytes of GPUs. `gpu` is called at each change, in order of time."""
+    """Call `gpu` in order of time."""
 
     def __init__(self, setup: Setup) -> None:
         self.gpus = [
@@ -126,7 +122,7 @@ class Spans:
         ]
         self._numbers = {gpu["id"]: number for number, gpu in enumerate(self.gpus)}
         self._open: dict[int, tuple[float, tuple[tuple[str, str, int], ...]]] = {}
-        self._holders: dict[str, int] = {}  # numbered in the order they come
+        self._holders: dict[str, int] = {}
         self.columns: dict[str, list[Any]] = {
             name: [] for name in ("gpu", "from", "to", "owner", "holder", "base", "bytes")
         }
@@ -134,7 +130,7 @@ class Spans:
         self._latest: dict[tuple[int, str, str], int] = {}
 
     def gpu(self, gpu_id: str, at_s: float, grants: Iterable[tuple[str, str, int]]) -> None:
-        """Note that a GPU holds `grants`, each (holder, owner, bytes), from `at_s` (seconds of the run) on."""
+        """`grants`: (holder, owner, bytes), from `at_s` (seconds of the run) on."""
         number = self._numbers[gpu_id]
         held = tuple(sorted(grants, key=lambda grant: (grant[0], OWNERS.index(grant[1]))))
         since_s, before = self._open.get(number, (0.0, ()))
@@ -152,7 +148,7 @@ class Spans:
         self._open.clear()
 
     def use(self) -> list[tuple[float, int]]:
-        """Steps (time, number of GPUs in use from then on)."""
+        """Steps (time, GPUs in use)."""
         steps: dict[float, int] = {0.0: 0}
         now = 0
         for at_s, change in self._held:
@@ -162,7 +158,6 @@ class Spans:
         return found[:: -(-len(found) // MAX_STEPS)]
 
     def kept(self) -> tuple[dict[str, list[Any]], int]:
-        """(columns, number of spans left out). If there are too many, the shortest are left out."""
         columns, num = self.columns, len(self.columns["gpu"])
         if num <= MAX_SPANS:
             return columns, 0
@@ -191,7 +186,6 @@ class Spans:
             base += num_bytes
 
     def _same(self, number: int, since_s: float, holder: str, owner: str, base: int, num_bytes: int) -> int | None:
-        """The number of the earlier span that a new one continues unchanged; None if there is none."""
         last = self._latest.get((number, holder, owner))
         if last is None:
             return None
@@ -201,7 +195,7 @@ class Spans:
 
 
 def request_columns(read: ReadRows, models: Sequence[str], began_at: float) -> tuple[Detail, int]:
-    """(columns of requests, number left out), from the facts `request.finished` and `request.rejected`."""
+    """(columns, number left out), from `request.finished` and `request.rejected`."""
     kept, num = _thinned(read)
     numbers = {key: number for number, key in enumerate(models)}
     columns: Detail = {
@@ -221,7 +215,7 @@ def request_columns(read: ReadRows, models: Sequence[str], began_at: float) -> t
 
 
 def _thinned(read: ReadRows) -> tuple[list[Mapping[str, Any]], int]:
-    """(requests kept, number of all requests). Reads them twice instead of keeping all in memory."""
+    """Two passes save memory."""
     times, num, num_marked = Quantiles(), 0, 0
     for row in read():
         num += 1
@@ -242,12 +236,11 @@ def _thinned(read: ReadRows) -> tuple[list[Mapping[str, Any]], int]:
 
 
 def _is_marked(row: Mapping[str, Any]) -> bool:
-    """Return whether a request was cold or failed."""
     return bool(row.get("cold") or row.get("error_code") or row.get("code"))
 
 
 def decision_rows(read: ReadRows, requests: Detail, began_at: float) -> tuple[list[Detail], int]:
-    """(decisions in order of time, number left out). Decisions about shown requests and instances are kept first."""
+    """(decisions in order of time, number left out); shown requests and instances come first."""
     shown = {*requests["id"], *requests["instance"]} - {""}
 
     def near(row: Mapping[str, Any]) -> bool:
@@ -273,12 +266,11 @@ def decision_rows(read: ReadRows, requests: Detail, began_at: float) -> tuple[li
 
 
 def _rivals(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rivals of a decision, the chosen one first, and at most `MAX_RIVALS`."""
     return sorted(row.get("rivals", ()), key=lambda rival: rival["name"] != row.get("chosen"))[:MAX_RIVALS]
 
 
 def _scored(rival: Mapping[str, Any], began_at: float) -> dict[str, Any]:
-    """A rival with a rounded score; a score that is a time counts from the beginning of the run, like `at`."""
+    """Times count from the run's beginning."""
     is_moment = rival.get("unit", "").startswith("at ") and rival["score"] > 0
     score = round(rival["score"] - began_at, 3) if is_moment else _short(rival["score"])
     return {**rival, "score": score}
@@ -292,7 +284,7 @@ def _short(value: Any) -> Any:
 
 
 def detail_of_run(folder: Path, setup: Setup) -> Detail:
-    """All data of the run in `folder`. Raises ScenarioError when it is no folder of a run."""
+    """Raises ScenarioError unless `folder` is a run's."""
     about, results = read_json(folder, "setup.json"), read_json(folder, "results.json")
     models_of: dict[str, str] = {}
     for row in read_lines(folder, "events.jsonl", INSTANCES):

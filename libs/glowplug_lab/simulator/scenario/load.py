@@ -1,4 +1,4 @@
-"""Loading of scenarios, each a named fleet and workload in YAML. docs/simulator.md says what the fields mean.
+"""Load scenarios, each a named fleet and workload in YAML; docs/simulator.md explains the fields.
 
 scenario file ─▶ base files ─▶ key=value settings ─▶ checked words ─▶ Setup, arrivals, history
 """
@@ -31,15 +31,13 @@ from glowplug_lab.simulator.scenario.words import HistoryWords, LengthWords, Mod
 from glowplug_lab.simulator.setup import Fault, ModelSetup, Params, PolicyNames, ServerSetup, Setup, watchful
 from glowplug_lab.simulator.workload.arrival import Arrival, TraceError
 
-# The fleet of a scenario, built and checked: servers, models with their costs, policies, params and faults.
-
 T = TypeVar("T")
 _OURS = frozenset(ModelWords.model_fields)
 _FIXED = frozenset({"key", "weights", "source", "revision"})
 
 
 def build_setup(words: ScenarioWords) -> tuple[Setup, dict[str, str | LengthWords]]:
-    """Build the Setup, and the lengths of models that name their own (by key). Raises ScenarioError."""
+    """Also return models' own lengths, by key. Raises ScenarioError."""
     servers = _servers(words.servers)
     models: list[ModelSetup] = []
     lengths: dict[str, str | LengthWords] = {}
@@ -83,8 +81,7 @@ def _servers(entries: Sequence[Mapping[str, Any]]) -> tuple[ServerSetup, ...]:
 
 
 def _check_host_cache(servers: Sequence[ServerSetup], models: Sequence[ModelSetup]) -> None:
-    """Check that each model's weights fit the host memory of some server, through which they are loaded. Raises
-    ScenarioError naming the servers' field."""
+    """Raises ScenarioError for a model too large for every server's host memory, through which weights are loaded."""
     if not models or any(server.weights_in_host for server in servers):
         return
     largest = max(models, key=lambda one: one.model.weights_bytes).model
@@ -131,7 +128,7 @@ def _faults(
 def _models(
     given: dict[str, Any], servers: Sequence[ServerSetup], path: str
 ) -> tuple[list[ModelSetup], str | LengthWords | None]:
-    """(models of one entry, one per copy; lengths of its requests if it names its own). Raises ScenarioError."""
+    """(models, one per copy; own lengths). Raises ScenarioError."""
     try:
         words = ModelWords.model_validate(given)
     except ValidationError as error:
@@ -169,7 +166,6 @@ def _key(name: str, path: str) -> str:
 
 
 def _kv_bytes(words: ModelWords, num_gpus: int, servers: Sequence[ServerSetup], path: str) -> int:
-    """KV bytes of one instance of a model. Raises ScenarioError when no server of the fleet can hold the instance."""
     wide = [server.gpu_bytes for server in servers if server.num_gpus >= num_gpus]
     if not wide:
         most = max(server.num_gpus for server in servers)
@@ -187,9 +183,9 @@ def _kv_bytes(words: ModelWords, num_gpus: int, servers: Sequence[ServerSetup], 
 
 
 def _costs(given: Any, gpu_kind: str, path: str) -> StepCosts:
-    """Read `costs` in any of its forms: `llama-2-7b` (as measured on this kind of GPU), `llama-2-7b/a10` (on another
-    one), `{profile, scale}`, `{prefill_ms: [base, per token, per token squared], decode_ms: [base, per sequence, per
-    context token]}`, or one of these by kind of GPU. Raises ScenarioError."""
+    """Read `costs`: `llama-2-7b` (as measured on this kind of GPU), `llama-2-7b/a10` (on another), `{profile, scale}`,
+    `{prefill_ms: [base, per token, per token squared], decode_ms: [base, per sequence, per context token]}`, or one of
+    these by kind of GPU. Raises ScenarioError."""
     if isinstance(given, Mapping) and not given.keys() & {"profile", "prefill_ms", "decode_ms"}:
         if gpu_kind not in given:
             raise ScenarioError(path, f"nothing for GPUs of kind {gpu_kind!r} {known(gpu_kind, map(str, given))}")
@@ -229,8 +225,7 @@ def _profile(name: str, gpu_kind: str, path: str) -> StepCosts:
 
 
 def overlay(default: T, given: Mapping[str, Any], path: str) -> T:
-    """Copy the dataclass `default` with the fields of `given`, checked against their types; inner dataclasses are
-    overlaid likewise. Raises ScenarioError naming the field."""
+    """Overlay typed fields on the dataclass `default`, recursively. Raises ScenarioError naming the field."""
     if not isinstance(given, Mapping):
         raise ScenarioError(path, f"{given!r} is no mapping of fields to values")
     types = _types(type(default))  # type: ignore[arg-type]
@@ -271,20 +266,20 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-BATCH = 8  # sequences assumed to run together when a request's time in flight is estimated
-EULER = 0.5772  # the mean of the Gumbel distribution
+BATCH = 8  # assumed in estimates of time in flight
+EULER = 0.5772  # mean of the Gumbel distribution
 __all__ = ["Scenario", "ScenarioError", "load", "load_tree"]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A loaded scenario, ready to run. `notes` names what was replaced, and must be shown with every figure."""
+    """`notes` names replacements, to be shown with every figure."""
 
     words: ScenarioWords
     setup: Setup
     traffic: Traffic
-    tree: Mapping[str, Any]  # as written, with settings; a run folder keeps it and `load_tree` reads it
-    beside: Path  # folder of its relative paths
+    tree: Mapping[str, Any]  # as written, with settings
+    beside: Path
 
     @property
     def name(self) -> str:
@@ -303,20 +298,18 @@ class Scenario:
         return tuple(dict.fromkeys(self.traffic.notes))
 
     def arrivals(self, seed: int | None = None) -> Iterator[Arrival]:
-        """The requests in order of time, the same for the same seed (the scenario's own if none is given)."""
         return self.traffic.arrivals(self.seed if seed is None else seed)
 
 
 def load(path: Path, settings: Iterable[str] = ()) -> Scenario:
-    """Load the scenario in `path` with 'dotted.path=value' settings over it. Raises ScenarioError naming the field, or
-    the file and line of a trace that cannot be read."""
+    """Apply 'dotted.path=value' settings. Raises ScenarioError naming the field, or a trace's file and line."""
     tree = override(read_tree(path.resolve()), settings, path.resolve().parent)
     tree.setdefault("name", path.stem)
     return load_tree(tree, path.resolve().parent)
 
 
 def load_tree(tree: Tree, beside: Path) -> Scenario:
-    """Load the scenario that a mapping describes. Raises ScenarioError."""
+    """Raises ScenarioError."""
     try:
         seconds = seconds_of(in_units(tree), beside)
     except (TraceError, OSError) as error:
@@ -330,7 +323,7 @@ def load_tree(tree: Tree, beside: Path) -> Scenario:
     keys = [one.model.key for one in setup.models]
     try:
         traffic = Traffic(words.workload, keys, words.seconds, beside, lengths)
-        if next(traffic.arrivals(words.seed), None) is None:  # an invalid first row raises here
+        if next(traffic.arrivals(words.seed), None) is None:  # an invalid first row raises
             traffic.require_requests()
     except TraceError as error:
         raise ScenarioError("workload.source", str(error)) from error
@@ -340,7 +333,6 @@ def load_tree(tree: Tree, beside: Path) -> Scenario:
 
 
 def _with_past(words: ScenarioWords, setup: Setup, traffic: Traffic) -> Setup:
-    """The Setup with the time of day at which the trace begins, and the predictor's history."""
     began_at = setup.began_at + words.workload.start_s % DAY_S
     if not words.history.seconds:
         return replace(setup, began_at=began_at)
@@ -353,7 +345,6 @@ def _with_past(words: ScenarioWords, setup: Setup, traffic: Traffic) -> Setup:
 
 
 def _window_s(setup: Setup) -> float:
-    """The predictor's window: its own setting, or what the forecaster's paper uses."""
     own: float = getattr(choose("prediction", base_name(setup.policies.prediction)), "WINDOW_S", 60.0)
     return setup.params.predictor.window_s or own
 
@@ -361,8 +352,8 @@ def _window_s(setup: Setup) -> float:
 def windows_before(
     words: HistoryWords, traffic: Traffic, one: ModelSetup, window_s: float, began_s: float
 ) -> tuple[WindowTotals, ...]:
-    """The closed windows of one model before `began_s` (epoch seconds), oldest first, without a gap, on the grid of
-    multiples of `window_s`. Empty when the trace has no past."""
+    """Windows before `began_s` (epoch seconds), oldest first, without gaps, at multiples of `window_s`. Empty without a
+    past."""
     key = one.model.key
     bins = traffic.past(key, words.seconds)
     if not bins:
@@ -397,29 +388,27 @@ def windows_before(
 
 
 def request_seconds(one: ModelSetup, prompt: float, response: float) -> float:
-    """Estimate the seconds in flight of a request of these lengths, on the model's first kind of GPU in a batch of
-    8."""
+    """Time in flight on the first kind of GPU, in a batch of 8."""
     costs = next(iter(one.costs.values()))
     context = round(BATCH * (prompt + response / 2))
     return costs.prefill_s(round(prompt), round(prompt * prompt)) + response * costs.decode_s(BATCH, context)
 
 
 def _cut(bin_: Bin, began_s: float, window_s: float) -> Iterator[tuple[int, Bin]]:
-    """(number of the window, part of the bin in it) for each window that a bin touches."""
     from_s, width_s, num = bin_
     at_s, end_s = began_s + from_s, began_s + from_s + width_s
     while at_s < end_s:
         number = int(at_s // window_s)
         upto_s = min(end_s, (number + 1) * window_s)
-        if upto_s <= at_s:  # nothing is left, by rounding
+        if upto_s <= at_s:  # by rounding
             return
         yield number, (at_s - began_s, upto_s - at_s, num * (upto_s - at_s) / width_s)
         at_s = upto_s
 
 
 def highest(mean: float, cv: float, num: float) -> float:
-    """The expected maximum, at least `mean`, of `num` independent gamma-distributed numbers with this mean and a
-    variance of cv^2 mean: the quantile 1 - e^-0.577 / num (Gumbel), by Wilson and Hilferty."""
+    """Expected maximum of `num` independent gamma variables with this mean and variance cv^2 mean, at least `mean`: the
+    quantile 1 - e^-0.577 / num (Gumbel), by Wilson and Hilferty."""
     shape = mean / (cv * cv)
     deviate = max(0.0, NormalDist().inv_cdf(1 - math.exp(-EULER) / num))
     root = 1 - 1 / (9 * shape) + deviate / (3 * math.sqrt(shape))

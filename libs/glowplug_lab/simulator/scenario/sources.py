@@ -1,7 +1,6 @@
-"""Sources of a scenario's requests: traces by name, lengths for traces without any, and ServeGen clients as models.
+"""Sources of requests: named traces, lengths for traces without any, and ServeGen clients as models.
 
-The traces are in the data folder (`GLOWPLUG_DATA`), outside the repository. The generator replaces a missing trace at
-the trace's own rate, and the run says so.
+Traces are in the data folder (`GLOWPLUG_DATA`); the generator replaces missing ones at their rate, with a note.
 """
 
 import math
@@ -31,7 +30,7 @@ NUM_PAIRS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace known by name: its mean rate in requests a second, and the trace from which its lengths come."""
+    """Mean requests a second, and the source of lengths."""
 
     rps: float
     lengths: str
@@ -58,8 +57,8 @@ FALLBACK_LENGTHS: Final = {
 
 
 def find(name: str, beside: Path, field: str) -> Path | None:
-    """Find the file of a trace; None for a known trace that is not in the data folder. A path is relative to the
-    scenario's folder `beside`. Raises ScenarioError for an unknown name, or a path without a file."""
+    """Return None for a known trace missing from the data folder. Paths are relative to `beside`. Raises ScenarioError
+    for an unknown name or missing path."""
     if is_path(name):
         return trace_file(name, beside, field)
     folder = data_folder()
@@ -72,15 +71,14 @@ def find(name: str, beside: Path, field: str) -> Path | None:
 
 
 class LengthBook:
-    """The lengths that a scenario names, each read once. Adds a note to `notes` for each one that is replaced."""
+    """Each is read once; replacements are added to `notes`."""
 
     def __init__(self, words: WorkloadWords, beside: Path, notes: list[str]) -> None:
         self._words, self._beside, self._notes = words, beside, notes
         self._made: dict[str, Lengths] = {}
 
     def of(self, spec: str | LengthWords | None, source: str, field: str = "workload.lengths") -> Lengths:
-        """The lengths named by `spec` in `field`, else those that belong to `source`, inside the bounds of the
-        workload. Raises ScenarioError."""
+        """Default to the lengths of `source`. Raises ScenarioError."""
         if spec is None:
             field = "workload.source"
             spec = TRACES[source].lengths if source in TRACES else source
@@ -95,7 +93,6 @@ class LengthBook:
         return found
 
     def bounded(self, pairs: Sequence[tuple[int, int]]) -> Lengths:
-        """Lengths from these pairs, inside the bounds of the workload."""
         return Lengths(pairs, *self._words.token_bounds)
 
     def _pairs(self, spec: str | LengthWords, field: str) -> list[tuple[int, int]]:
@@ -117,7 +114,7 @@ def _first_pairs(path: Path) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=8)
 def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:
-    """Draw a pool of lognormal pairs; the same for the same words, whatever the seed of the run."""
+    """Independent of the run's seed."""
     return lognormal_pairs(
         NUM_PAIRS,
         Random(repr(words)),
@@ -129,12 +126,12 @@ def drawn_pairs(words: LengthWords) -> list[tuple[int, int]]:
 
 
 def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Read the lengths of ServeGen clients: client -> (prompt median, prompt sigma, response median, response sigma) of
-    each of its 6 h windows, as lognormals through the published p50 and p90."""
+    """ServeGen client -> (prompt median, prompt sigma, response median, response sigma) per 6 h window: lognormals
+    through the published p50 and p90."""
     by_client: dict[str, list[tuple[float, float, float, float]]] = {}
     for row in rows(path):
         prompt, response = (row.seconds(name) if row.text(name) else 0.0 for name in ("prompt_p50", "resp_p50"))
-        if not prompt or not response:  # a window without text, or not published
+        if not prompt or not response:
             continue
         spread = [math.log(max(1.0, row.positive(f"{kind}_p90") / mid)) / 1.2816 for kind, mid in
                   (("prompt", prompt), ("resp", response))]  # fmt: skip
@@ -144,7 +141,7 @@ def _read_lengths(path: Path) -> dict[str, list[tuple[float, float, float, float
 
 
 def require(condition: bool, path: Path, problem: str) -> None:
-    """Raise TraceError naming the file unless the condition holds."""
+    """Raises TraceError naming the file."""
     if not condition:
         raise TraceError(str(path), 0, "", problem)
 
@@ -156,18 +153,17 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True)
 class Client:
-    """One ServeGen client. `windows`: (start in seconds of the trace, requests, distribution of the gaps, its
-    shape)."""
+    """`windows`: (start in seconds of the trace, requests, distribution of gaps, its shape)."""
 
     name: str
     windows: list[tuple[float, int, str, float]] = field(default_factory=list)
     num_requests: int = 0
     cvs: list[float] = field(default_factory=list)
-    ratio: float = 1.0  # requests served per request of the trace
+    ratio: float = 1.0  # served per request of the trace
 
 
 def read_clients(path: Path, upto_s: float, from_s: float) -> list[Client]:
-    """Read the clients with their windows before `upto_s`, ordered by name; requests and CVs count from `from_s` on."""
+    """Windows before `upto_s`, clients by name; requests and CVs count from `from_s` on."""
     return [replace(client) for client in read_once(_read_clients, path, upto_s, from_s)]
 
 
@@ -188,9 +184,8 @@ def _read_clients(path: Path, upto_s: float, from_s: float) -> tuple[Client, ...
 
 
 def client_weights(path: Path, num_models: int) -> list[float]:
-    """Shares of `num_models` models in the first day's requests, which sum to 1. Clients are assigned round robin to
-    models (HydraServe section 8.1), in an order independent of their rates; with fewer clients than models, each other
-    model gets half of the quietest client's rate. Raises TraceError."""
+    """Shares in the first day's requests. Clients go round robin to models (HydraServe section 8.1), independently of
+    rates; models without a client get half of the quietest one's. Raises TraceError."""
     rates = [float(client.num_requests) for client in read_clients(path, 86_400.0, 0.0)]
     weights = [0.0] * num_models
     for number, rate in enumerate(rates):
@@ -204,8 +199,6 @@ def client_weights(path: Path, num_models: int) -> list[float]:
 
 
 class Clients:
-    """The ServeGen clients that play the models of a scenario, and their requests."""
-
     def __init__(self, words: WorkloadWords, keys: Sequence[str], seconds: float, path: Path, book: LengthBook) -> None:
         self._words, self._seconds, self._book = words, seconds, book
         span_s = seconds * words.squeeze
@@ -219,7 +212,6 @@ class Clients:
         self._lengths = {key: self._of(client.name, measured) for key, client in self._by_key.items()}
 
     def _of(self, name: str, measured: dict[str, list[tuple[float, float, float, float]]]) -> Lengths:
-        """The lengths of one client, or those of the workload for a client without any."""
         windows = measured.get(name)
         if not windows or self._words.lengths is not None:
             return self._book.of(self._words.lengths, self._words.source)
@@ -230,7 +222,6 @@ class Clients:
         return self._lengths[key]
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        """The requests of all clients, in order of time."""
         streams = [self._one(key, client, Random(f"{seed}/{key}")) for key, client in self._by_key.items()]
         return merge(*streams)
 
@@ -247,7 +238,7 @@ class Clients:
                     yield Arrival(at_s, key, *lengths.draw(chance))
 
     def past(self, key: str, seconds: float) -> list[tuple[float, float, float]]:
-        """(start, width, expected requests) of each window in the `seconds` before the run; starts are below 0."""
+        """(start, width, expected requests) before the run; starts are negative."""
         client, start_s, squeeze = self._by_key[key], self._words.start_s, self._words.squeeze
         return [
             ((from_s - start_s) / squeeze, SERVEGEN_WINDOW_S / squeeze, num * client.ratio * self._words.keep)
@@ -258,7 +249,6 @@ class Clients:
 
 @lru_cache(maxsize=64)
 def _drawn(name: str, prompt: float, prompt_sigma: float, response: float, response_sigma: float) -> Pairs:
-    """Draw a pool of one client's lengths; the same for every run."""
     draw = Random(name).lognormvariate
     return tuple(
         (max(1, round(prompt * draw(0, prompt_sigma))), max(1, round(response * draw(0, response_sigma))))
@@ -267,7 +257,7 @@ def _drawn(name: str, prompt: float, prompt_sigma: float, response: float, respo
 
 
 def _pick(group: ClientWords, there: list[Client], seconds: float) -> list[Client]:
-    """Take the clients of one group out of `there`, scaled to the group's rate. Raises ScenarioError."""
+    """Raises ScenarioError."""
     if len(there) < group.num:
         raise ScenarioError("workload.clients", f"{group.num} {group.pick} ones, and only {len(there)} are left")
     ranked = sorted(there, key=lambda client: (-client.num_requests, client.name))

@@ -1,8 +1,7 @@
-"""A trace that a scenario names by its path: its contents, the fields it may inherit, and a fleet for a trace alone.
+"""A trace given by path: its contents, inheritable fields, and a fleet for it alone.
 
-Users who name a file want its requests unchanged. So a scenario file, or a command line, that names one in
-`workload.source` inherits no field that would draw arrivals or lengths anew (`DRAWS`), nor the duration; its own fields
-apply.
+It is served unchanged: a scenario or command line that names one inherits no duration and no field that draws anew
+(`DRAWS`).
 """
 
 from array import array
@@ -25,8 +24,8 @@ DRAWS: Final = (
     "max_prompt_tokens", "min_response_tokens", "max_total_tokens",
 )  # fmt: skip
 """Fields of a workload that make other requests of a trace than those it holds."""
-LAST_S: Final = 1.0  # a run goes on for so long after the last request of its trace
-MAX_MODELS: Final = 32  # of the fleet made for a trace, which may name thousands of models
+LAST_S: Final = 1.0  # after the trace's last request
+MAX_MODELS: Final = 32
 _ENDINGS: Final = (".csv", ".gz", ".jsonl")
 _FLEET: Final[Tree] = {
     "servers": [
@@ -41,20 +40,18 @@ _FLEET: Final[Tree] = {
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of a trace. `last_s` is the time of its last request, or the end of its last count, since the
-    first."""
+    """`last_s`: last request, or end of the last count, since the first."""
 
-    times: Sequence[float]  # of requests, or of counts, in order; seconds since the first
-    upto: Sequence[int]  # number of requests up to and including each time
+    times: Sequence[float]  # seconds since the first
+    upto: Sequence[int]  # cumulative
     last_s: float
-    models: tuple[str, ...]  # named in the trace, in order of appearance
+    models: tuple[str, ...]  # in order of appearance
 
     @property
     def num_requests(self) -> int:
         return self.upto[-1] if self.upto else 0
 
     def num_within(self, from_s: float, seconds: float) -> int:
-        """The number of requests from `from_s` on, for `seconds`."""
         return self._before(from_s + seconds) - self._before(from_s)
 
     def _before(self, at_s: float) -> int:
@@ -63,12 +60,11 @@ class Contents:
 
 
 def is_path(source: object) -> bool:
-    """Return whether a source of requests is the path of a file, not a name."""
     return isinstance(source, str) and (source.endswith(_ENDINGS) or "/" in source)
 
 
 def trace_file(source: str, beside: Path, field: str) -> Path:
-    """The file of a source given by its path. Raises ScenarioError when there is none."""
+    """Raises ScenarioError if there is no file."""
     path = Path(source) if Path(source).is_absolute() else beside / source
     if not path.is_file():
         raise ScenarioError(field, f"{source!r} is no file beside the scenario")
@@ -76,7 +72,7 @@ def trace_file(source: str, beside: Path, field: str) -> Path:
 
 
 def contents(path: Path) -> Contents:
-    """Read the contents of the trace at `path`. Raises TraceError, OSError."""
+    """Raises TraceError and OSError."""
     found: Contents = read_once(_contents, path)
     return found
 
@@ -104,8 +100,7 @@ def _times(path: Path) -> Iterator[Count]:
 
 
 def under_trace(under: Tree, over: Tree, beside: Path) -> Tree:
-    """`under` without the fields that would draw the requests anew, if `over` names a trace by its path. Lengths stay
-    for a trace without any."""
+    """Drop inherited fields that draw anew, if `over` names a trace by path; keep lengths for a trace without any."""
     source = _named(over)
     if not source:
         return under
@@ -122,7 +117,6 @@ def under_trace(under: Tree, over: Tree, beside: Path) -> Tree:
 
 
 def _named(tree: Tree) -> str:
-    """The path of the trace that a tree names; "" if it names none by its path."""
     workload = tree.get("workload")
     source = workload.get("source") if isinstance(workload, dict) else None
     return str(source) if is_path(source) else ""
@@ -132,7 +126,7 @@ def _has_lengths(path: Path) -> bool:
     try:
         return has_lengths(path)
     except (TraceError, OSError):
-        return True  # reading the trace later reports its fault
+        return True  # a later read reports it
 
 
 def _without_lengths(entries: Any) -> Any:
@@ -142,20 +136,20 @@ def _without_lengths(entries: Any) -> Any:
 
 
 def seconds_of(tree: Tree, beside: Path) -> float | None:
-    """The duration of a tree without `seconds` that names a trace by its path: up to the trace's last request. None if
-    the tree has `seconds` or names no trace. Raises ScenarioError, TraceError, OSError."""
+    """Last until the last request of a trace given by path; None with `seconds` or without such a trace. Raises
+    ScenarioError, TraceError and OSError."""
     source = _named(tree)
     if "seconds" in tree or not source:
         return None
     path, workload = trace_file(source, beside, "workload.source"), tree["workload"]
     start_s, squeeze = workload.get("start_s", 0.0), workload.get("squeeze", 1.0)
     if not isinstance(start_s, int | float) or not isinstance(squeeze, int | float) or squeeze <= 0:
-        return None  # invalid values, which the check of the fields refuses
+        return None  # refused later
     return max(0.0, contents(path).last_s - start_s) / squeeze + LAST_S
 
 
 def served_by(names: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-    """Model named in a trace -> model of the scenario that serves it: the one of that name, else the next in turn."""
+    """Map a trace's models to the scenario's: by name, else the next in turn."""
     by_name = {key: key for key in keys}
     for name in names:
         own = _key(name)
@@ -164,8 +158,7 @@ def served_by(names: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
 
 
 def fleet_for(path: Path, source: str) -> Tree:
-    """A scenario for a trace alone: two servers of two GPUs, and a 7B model for each model in the trace. Raises
-    ScenarioError."""
+    """Two servers of two GPUs, and a 7B model per model in the trace. Raises ScenarioError."""
     try:
         keys = dict.fromkeys(_key(name) for name in contents(path).models)
     except (TraceError, OSError) as error:

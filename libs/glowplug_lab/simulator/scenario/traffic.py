@@ -1,4 +1,4 @@
-"""The requests of a scenario, drawn as in the papers. All randomness comes from the seed of the run.
+"""Draw a scenario's requests as in the papers, with all randomness from the run's seed.
 
 | workload | requests |
 |---|---|
@@ -9,8 +9,8 @@
 | trace of requests | the requests as one stream, split by the shares; a trace that names models keeps them apart |
 | ServeGen clients | every client is one model |
 
-Scaling down keeps each request with a probability; scaling up repeats every request a whole number of times at the same
-moment and then scales down, which makes bursts (WarmServe section 7.1).
+Scaling down keeps each request with a probability; scaling up repeats each at the same moment and then scales down,
+which makes bursts (WarmServe section 7.1).
 """
 
 import math
@@ -49,7 +49,7 @@ from glowplug_lab.simulator.workload.sampling import (
 )
 from glowplug_lab.simulator.workload.tables import read_once
 
-Bin = tuple[float, float, float]  # start (s of the run, negative before it), width (s), expected requests
+Bin = tuple[float, float, float]  # start (s of the run), width (s), expected requests
 BIN_S: Final = 600.0
 SERVICES: Final = {"generator": generator_fitted.CONVERSATION, "generator_code": generator_fitted.CODE}
 STANDS_FOR: Final = {"azure_2023_code": "generator_code", "azure_2024_code_10s": "generator_code",
@@ -60,7 +60,7 @@ BEGINS: Final = {"azure_2024_conv_10s": 6 * DAY_S, "azure_2024_code_10s": 4 * DA
 
 
 class Generated:
-    """Generated traffic of `rate` requests a second in all; `shares` and `lengths` are by model, in order."""
+    """`rate` requests a second in all; `shares` and `lengths` by model."""
 
     def __init__(
         self, words: WorkloadWords, seconds: float, rate: float, shares: dict[str, float], lengths: dict[str, Lengths]
@@ -69,12 +69,11 @@ class Generated:
         self._words, self._seconds, self._rate, self._shares, self._lengths = words, seconds, rate, shares, lengths
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        """The requests in order of time, up to the end of the run."""
         words, keys = self._words, list(self._shares)
         squeeze, span_s = words.squeeze, self._seconds * words.squeeze
         rate = self._rate / squeeze
         if words.source == "generator_fleet":
-            Random(len(keys)).shuffle(keys)  # popularity is independent of the order of the models
+            Random(len(keys)).shuffle(keys)  # popularity is independent of model order
         if self._kind == "generator_fleet":
             stream = generator.fleet(seed, len(keys), rate, span_s, start_s=self._start_s(0), names=keys)
         else:
@@ -87,7 +86,7 @@ class Generated:
         return self._fitted(stream, Random(f"{seed}/lengths"))
 
     def past(self, key: str, seconds: float) -> list[tuple[float, float, float]]:
-        """(start, width, expected requests) of bins before the run, from the daily cycle only; empty for fleets."""
+        """(start, width, expected requests), from the daily cycle; empty for fleets."""
         kind = SERVICES.get(self._kind)
         if kind is None:
             return []
@@ -108,7 +107,6 @@ class Generated:
         return BEGINS.get(words.source, 0.0) + day * DAY_S + words.start_s
 
     def _fitted(self, stream: Iterator[Arrival], chance: Random) -> Iterator[Arrival]:
-        """The requests with the scenario's lengths, if it names some, all inside its bounds."""
         words = self._words
         for arrival in stream:
             given, prefix = self._lengths.get(arrival.model), arrival.prefix
@@ -122,7 +120,7 @@ class Generated:
 
 
 class Traffic:
-    """All requests of one scenario. `notes` names what was replaced or changed."""
+    """`notes` names replacements."""
 
     def __init__(
         self,
@@ -162,7 +160,6 @@ class Traffic:
             self._read_by_path(self.path)
 
     def _read_by_path(self, path: Path) -> None:
-        """Add notes on a trace given by its path: its requests, and which of them are not served as they are."""
         words, held = self.words, contents(path)
         span_s = self.seconds * words.squeeze
         here = sum(held.num_within(day_s, span_s) for day_s in self._starts())
@@ -182,23 +179,20 @@ class Traffic:
             self.notes.append(f"models that {words.source} names are served: {', '.join(others[:5])}{more}")
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        """All requests in order of time, from 0 s up to the end of the run."""
         if self._of_tenants:
             own = (self._by_tenant(name, traffic, seed) for name, traffic in self._of_tenants.items())
             return merge(*own, *([self._dealt(seed)] if self._dealers else []))
         return self._dealt(seed) if self._dealers else self._undealt(seed)
 
     def _undealt(self, seed: int) -> Iterator[Arrival]:
-        """The requests without those of tenants that have a workload of their own."""
         found = self.streams.arrivals(seed) if self.streams else self._arrivals(seed)
         return with_errors(found, f"{seed}/expected") if self.words.length_errors else found
 
     def _by_tenant(self, name: str, traffic: "Traffic", seed: int) -> Iterator[Arrival]:
-        own_seed = Random(f"{seed}/{name}").getrandbits(32)  # tenants with the same words do not send at the same times
+        own_seed = Random(f"{seed}/{name}").getrandbits(32)  # equal words must not send at equal times
         return (arrival._replace(tenant=name) for arrival in traffic.arrivals(own_seed))
 
     def _dealt(self, seed: int) -> Iterator[Arrival]:
-        """The requests, dealt to the tenants without a workload of their own by their shares."""
         chance, names = Random(f"{seed}/tenants"), [tenant.name for tenant in self._dealers]
         upto = list(accumulate(tenant.share for tenant in self._dealers))
         for arrival in self._undealt(seed):
@@ -213,8 +207,7 @@ class Traffic:
         return self._requests(chance)
 
     def require_requests(self) -> None:
-        """Check that the trace itself holds a request in the time served; thinning may still leave a short run without
-        one. Raises TraceError."""
+        """Raises TraceError if the trace has no request in the time served, before thinning."""
         if self.path is None or self.streams is not None:
             return
         words = self.words
@@ -227,14 +220,13 @@ class Traffic:
         require(found, self.path, f"holds no request from {words.start_s:g} s on, for {span_s:g} s")
 
     def _starts(self) -> list[float]:
-        """The times of the trace at which the run begins, one per model if models have days of their own."""
         return [self._day_s(number) for number in range(len(self.keys))] if self.words.days else [self.words.start_s]
 
     def lengths_of(self, key: str) -> Lengths:
         return self.streams.lengths_of(key) if isinstance(self.streams, Clients) else self._lengths[key]
 
     def past(self, key: str, seconds: float) -> list[Bin]:
-        """The bins of a model in the `seconds` before the run, oldest first; empty when the trace has no past."""
+        """Bins before the run, oldest first."""
         if self.streams is not None:
             return self.streams.past(key, seconds)
         number = self.keys.index(key)
@@ -248,13 +240,11 @@ class Traffic:
         ]
 
     def _lengths_by(self, key: str) -> Lengths:
-        """The lengths of a model: named by the model, else by the workload, else those of the source."""
+        """The model's lengths, else the workload's, else the source's."""
         spec, field = self._own_lengths.get(key), f"models.{key}.lengths"
         if spec is None:
             spec, field = self.words.lengths, "workload.lengths"
         return self._book.of(spec, self.words.source, field)
-
-    # rates and shares
 
     def _shares(self) -> list[float]:
         if self.words.shares == "servegen":
@@ -268,7 +258,6 @@ class Traffic:
         return power_law_shares(len(self.keys), self.words.alpha)
 
     def _streams(self) -> Generated | Clients | None:
-        """The source that draws requests by itself (the generator, or the clients of a trace), if there is one."""
         words = self.words
         if self.path is not None:
             own_clients = words.clients and not self.counted
@@ -291,12 +280,10 @@ class Traffic:
                 raise ScenarioError("workload.days", f"day {day} lies past the end of {self.words.source}")
 
     def _day_s(self, number: int) -> float:
-        """The time of the trace at which model `number` begins."""
         days = self.words.days
         return days[number % len(days)] * DAY_S + self.words.start_s
 
     def _rate(self) -> float:
-        """Requests a second of all models together."""
         if self.words.rps:
             return self.words.rps
         if self._bins:
@@ -316,7 +303,6 @@ class Traffic:
         return 0 <= offset_s < self.seconds * self.words.squeeze
 
     def _ratio(self, start_s: float, share: float) -> float:
-        """Requests served per request of the counted trace, from its time `start_s` on."""
         if not self.words.rps:
             return self.words.keep
         there = self._num_counted(start_s)
@@ -324,10 +310,7 @@ class Traffic:
         return self.words.rps * share * self.seconds / there
 
     def _num_counted(self, start_s: float) -> int:
-        """The number of requests of the counted trace in a run that begins at its time `start_s`."""
         return sum(num for from_s, _, num in self._bins if self._inside(from_s - start_s))
-
-    # ways to draw
 
     def _renewal(self, seed: int) -> Iterator[Arrival]:
         rate, cv = self._rate(), self.words.cv or 1.0
@@ -337,7 +320,7 @@ class Traffic:
         return self._merged(seed, lambda number, share, chance: self._long_renewal(rate * share, cv, chance))
 
     def _long_renewal(self, rate: float, cv: float, chance: Random) -> Iterator[float]:
-        """Times of a stationary renewal process: the first gap is cut at a random place."""
+        """Stationary: the first gap is cut at random."""
         early_s = 20 / rate * (1 + chance.random()) if rate > 0 else 0.0
         for at_s in gamma_times(rate, cv, self.seconds + early_s, chance) if rate > 0 else ():
             if at_s >= early_s:
@@ -347,8 +330,6 @@ class Traffic:
         return self._merged(seed, lambda number, share, chance: self._from_bins(self._day_s(number), share, chance))
 
     def _merged(self, seed: int, times: Callable[[int, float, Random], Iterator[float]]) -> Iterator[Arrival]:
-        """Merge one stream per model, with times from `times(number, share, chance)`."""
-
         def one(number: int, key: str, share: float, chance: Random) -> Iterator[Arrival]:
             for at_s in times(number, share, chance):
                 yield Arrival(at_s, key, *self._lengths[key].draw(chance))
@@ -357,7 +338,7 @@ class Traffic:
         return merge(*(one(number, key, share, Random(f"{seed}/{key}")) for number, (key, share) in models))
 
     def _from_bins(self, start_s: float, share: float, chance: Random) -> Iterator[float]:
-        """Times in the run from the counts after `start_s`, uniform inside each bin."""
+        """Uniform inside each bin."""
         start_s = start_s if self.words.days else self.words.start_s
         ratio, squeeze = self._ratio(start_s, share), self.words.squeeze
         repeats = max(1, math.ceil(ratio))
@@ -371,7 +352,6 @@ class Traffic:
                 yield (from_s - start_s + offset_s) / squeeze
 
     def _requests(self, chance: Random) -> Iterator[Arrival]:
-        """The requests of a trace, cut to the run, squeezed, scaled and split over models."""
         words = self.words
         assert self.path is not None
         reading = Reading(model="", lengths=self._book.of(words.lengths, words.source), keep=words.keep, chance=chance)
@@ -417,7 +397,7 @@ class Traffic:
 
 
 def _asked(tenant: TenantWords, keys: Sequence[str]) -> tuple[str, ...]:
-    """The models that a tenant's own workload asks for. Raises ScenarioError for one that the scenario lacks."""
+    """Raises ScenarioError for a model that the scenario lacks."""
     for name in tenant.models:
         if name not in keys:
             raise ScenarioError("workload.tenants", f"{tenant.name} asks for {name!r}, which is no model here")
@@ -429,7 +409,7 @@ def _read_bins(path: Path) -> list[tuple[float, float, int]]:
 
 
 def _repeated(width_s: float, num: int, repeats: int, keep: float, chance: Random) -> list[float]:
-    """Draw `num` times in a bin, and repeat each at the same moment as often as `repeats` tries succeed."""
+    """Repeats are at the same moment."""
     times: list[float] = []
     for _ in range(num):
         times += [chance.random() * width_s] * binomial(repeats, keep, chance)

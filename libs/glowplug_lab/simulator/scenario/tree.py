@@ -1,4 +1,4 @@
-"""A scenario as it is written: YAML with inheritance, settings of the command line, and units as people write them."""
+"""A scenario as written: YAML with inheritance, command-line settings, and human units."""
 
 import math
 import os
@@ -17,17 +17,15 @@ from glowplug_lab.simulator.scenario.trace import under_trace
 Tree = dict[str, Any]
 MAX_BASES = 8
 SOURCE = "workload.source"
-REST = "rest"  # the word of kv_bytes that is no size
+REST = "rest"  # of kv_bytes, no size
 
 
 def read_tree(path: Path) -> Tree:
-    """Read the mapping in `path`, laid over that of its `base` (a path beside it), and so on. Without policies it gets
-    those of a fleet without settings. Raises ScenarioError."""
+    """Policies default to an unconfigured fleet's. Raises ScenarioError."""
     return with_default_system(_read(path, ()))
 
 
 def with_default_system(tree: Tree) -> Tree:
-    """The tree, with the policies of a fleet without settings if it names none."""
     return tree if "policies" in tree else with_system({**tree, "policies": DEFAULT})
 
 
@@ -55,7 +53,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> Tree:
 
 
 def expand(tree: Mapping[str, Any]) -> Tree:
-    """Expand 'a.b: 1' to 'a: {b: 1}', at any depth."""
+    """'a.b: 1' becomes 'a: {b: 1}', at any depth."""
     out: Tree = {}
     for name, value in tree.items():
         head, dot, rest = str(name).partition(".")
@@ -66,7 +64,7 @@ def expand(tree: Mapping[str, Any]) -> Tree:
 
 
 def merge(under: Tree, over: Tree) -> Tree:
-    """Lay `over` over `under`: mappings field by field, everything else whole."""
+    """Lay `over` over `under`: mappings by field, others whole."""
     out = dict(under)
     for name, value in over.items():
         old = out.get(name)
@@ -75,9 +73,8 @@ def merge(under: Tree, over: Tree) -> Tree:
 
 
 def override(tree: Tree, settings: Iterable[str], beside: Path | None = None) -> Tree:
-    """Copy the tree and set each 'dotted.path=value'. A path enters a list by number, by the `name` of an entry, or
-    with '*' for all; the value is YAML. With `beside`, the folder of relative paths, a trace named by its path replaces
-    the tree's own requests. Raises ScenarioError."""
+    """Apply each 'dotted.path=value' to a copy. Paths enter lists by number, entry `name`, or '*' for all; values are
+    YAML. With `beside`, a trace path replaces the tree's requests. Raises ScenarioError."""
     settings = list(settings)
     sources = [value.strip() for key, _, value in (one.partition("=") for one in settings) if key.strip() == SOURCE]
     if beside is not None and sources:
@@ -116,8 +113,8 @@ def _place(items: list[Any], head: str, path: str) -> int:
 
 
 def in_units(value: Any, path: str = "") -> Any:
-    """Convert '12.55GB' to bytes and '5m' to seconds wherever a field's name ends in a unit. Raises ScenarioError for a
-    size, rate or time that is below 0 or no number."""
+    """Convert '12.55GB' to bytes and '5m' to seconds by the unit in the field's name. Raises ScenarioError for a
+    negative or non-numeric value."""
     if isinstance(value, dict):
         return {
             name: _measured(name, in_units(item, join(path, name)), join(path, name)) for name, item in value.items()
@@ -138,21 +135,20 @@ def _measured(name: str, value: Any, path: str) -> Any:
             return _bytes(value) if size else parse_seconds(value)
         except ValueError as error:
             raise ScenarioError(path, str(error)) from error
-    least = -1 if name == "keep_alive_s" else 0  # -1 keeps alive for ever
+    least = -1 if name == "keep_alive_s" else 0  # for ever
     if (size or time) and isinstance(value, int | float) and value < least:
         raise ScenarioError(path, f"{value} is below {least}")
     return value
 
 
 def _bytes(text: str) -> int:
-    """Parse a size, or a rate in bits or bytes: '16Gbps' is 2 GB a second."""
+    """'16Gbps' is 2 GB a second."""
     if text.lower().endswith("bps"):
         return parse_bytes(text[:-3] + "B") // 8
     return parse_bytes(text.removesuffix("/s"))
 
 
 def data_folder() -> Path:
-    """The folder of the traces: GLOWPLUG_DATA, or `../shared/data` beside the working folder or the source tree."""
     if named := os.environ.get("GLOWPLUG_DATA", ""):
         return Path(named)
     places = [Path("../shared/data"), Path(__file__).parents[4] / "shared/data"]
@@ -160,8 +156,7 @@ def data_folder() -> Path:
 
 
 def with_system(tree: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
-    """Replace the name of a system in `policies` by its policies. The system's settings go under those of the tree, or
-    `over` them. Raises ScenarioError for an unknown name."""
+    """A system's settings go under or `over` the tree's. Raises ScenarioError for an unknown name."""
     named = tree.get("policies")
     if not isinstance(named, str):
         return dict(tree)

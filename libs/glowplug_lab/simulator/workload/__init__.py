@@ -1,1 +1,1 @@
-"""Workloads: readers of public traces, samplers as the papers describe them, and a generator in place of traces."""
+"""Workloads: readers of public traces, samplers of the papers, and a generator."""

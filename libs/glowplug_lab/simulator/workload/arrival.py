@@ -1,4 +1,4 @@
-"""The types of a workload: a request to come, a count of requests, and the error of an unreadable trace."""
+"""Types of a workload."""
 
 import heapq
 from collections.abc import Iterable, Iterator
@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 
 class Arrival(NamedTuple):
-    """A request to come: its time (seconds from the start of its trace), model and lengths. `expected_tokens` is a
-    length predictor's estimate of its response; 0: none. `tenant`: by name; "": of nobody in particular. `prefix`: the
-    blocks of its prompt (policies/routing/prefix_index.py), where its trace has them."""
+    """`at_s`: seconds from the start of the trace. `expected_tokens`: predicted response length; 0: none. `tenant`: ""
+    for none. `prefix`: prompt blocks (policies/routing/prefix_index.py), if traced."""
 
     at_s: float
     model: str
@@ -20,12 +19,12 @@ class Arrival(NamedTuple):
 
 
 def merge(*streams: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Merge ordered streams to one; ties go to the stream named first."""
+    """Ties go to the first stream."""
     return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
 
 
 class Count(NamedTuple):
-    """`num_requests` for one model somewhere in `[from_s, from_s + width_s)`, from a trace that holds counts only."""
+    """`num_requests` somewhere in `[from_s, from_s + width_s)`."""
 
     from_s: float
     width_s: float
@@ -34,7 +33,7 @@ class Count(NamedTuple):
 
 
 class TraceError(ValueError):
-    """A trace cannot be read. The message names the file, the line and the field."""
+    """The message names file, line and field."""
 
     def __init__(self, source: str, line: int, field: str, problem: str) -> None:
         where = f"{source}, line {line}" if line else source
@@ -42,5 +41,5 @@ class TraceError(ValueError):
         self._arguments = (source, line, field, problem)
 
     def __reduce__(self) -> tuple[type["TraceError"], tuple[str, int, str, str]]:
-        """Pickle the error as its arguments, for worker processes."""
+        """Pickle the arguments."""
         return type(self), self._arguments

@@ -1,4 +1,4 @@
-"""Readers of the public trace formats, each known by its header. A trace without token counts has its lengths drawn.
+"""Readers of public trace formats, recognised by header. Missing token counts are drawn.
 
 | format | columns |
 |---|---|
@@ -25,15 +25,15 @@ MINUTE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Options for reading a trace: the model of rows that name none, lengths for rows without any, the share kept."""
+    """Defaults for rows without a model or lengths."""
 
     model: str = "model"
     lengths: Lengths | None = None
-    keep: float = 1.0  # share of the requests
+    keep: float = 1.0  # of the requests
     chance: Random = field(default_factory=lambda: Random(0))
 
     def draw(self, source: str) -> Lengths:
-        """The lengths to draw from. Raises TraceError if none were given."""
+        """Raises TraceError without lengths."""
         if self.lengths is None:
             problem = "the trace has no token counts, and no lengths were given to draw from"
             raise TraceError(source, 0, "lengths", f"{problem} (workload.lengths names some)")
@@ -42,8 +42,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One public format: the columns that identify it (all must be present), its name in errors, and its reader.
-    `has_lengths`: its rows have token counts."""
+    """`columns` are all required and identify the format."""
 
     columns: tuple[str, ...]
     says: str
@@ -52,16 +51,15 @@ class Format:
 
 
 def read(path: Path, how: Reading | None = None) -> Iterator[Arrival]:
-    """Read the requests of a trace in order of time, the first at or after 0 s.
+    """Read requests in order of time, the first at or after 0 s.
 
-    Raises TraceError for an unknown format, and, when it is reached, for an invalid row.
+    Raises TraceError for an unknown format, and, when reached, an invalid row.
     """
     return _format(path).read(path, how or Reading())
 
 
 def _format(path: Path) -> Format:
-    """The format of a trace. Raises TraceError for an unknown header, naming the columns that it lacks of the nearest
-    format."""
+    """Raises TraceError for an unknown header, naming the columns missing from the nearest format."""
     names = header(path)
     for one in FORMATS:
         if all(name in names for name in one.columns):
@@ -75,25 +73,22 @@ def _format(path: Path) -> Format:
 
 
 def accepted() -> str:
-    """The columns of every known format, for an error about another one."""
     return f"read are: {'; '.join(one.says for one in FORMATS)}"
 
 
 def is_counted(path: Path) -> bool:
-    """Return whether a trace holds counts in bins (`t_s, requests`), not requests. Raises TraceError when it is
-    empty."""
+    """Whether a trace holds counts in bins (`t_s, requests`). Raises TraceError when it is empty."""
     names = set(header(path)) if path.is_file() else set()
     return {"t_s", "requests"} <= names and "dist" not in names
 
 
 def has_lengths(path: Path) -> bool:
-    """Return whether a trace has the lengths of its requests. Raises TraceError when its format is unknown."""
+    """Raises TraceError for an unknown format."""
     return _format(path).has_lengths
 
 
 def _kept(path: Path, arrivals: Iterable[tuple[int, Arrival]], how: Reading, field: str) -> Iterator[Arrival]:
-    """Thin arrivals, given as (line, arrival), with times from the first one on. `field` is the column of the time.
-    Raises TraceError for an arrival earlier than the one before it."""
+    """Times count from the first. Raises TraceError for an arrival out of order."""
     last_s, start_s = float("-inf"), None
     for line, arrival in arrivals:
         if start_s is None:
@@ -121,9 +116,7 @@ def _requests(
     answered: bool = False,
     blocks: str = "",
 ) -> Callable[[Path, Reading], Iterator[Arrival]]:
-    """A reader of rows that are a request each, given the columns and the function `at_s` that reads the time.
-    `answered`: skip requests without a response. `blocks`: the column with the blocks of the prompt, where it is
-    there."""
+    """`answered`: skip requests without a response. `blocks`: column of prompt blocks, if present."""
 
     def each(path: Path, how: Reading) -> Iterator[tuple[int, Arrival]]:
         for row in rows(path):
@@ -141,8 +134,7 @@ def _ms(row: Row, field: str) -> float:
 
 
 def counts(path: Path, how: Reading | None = None) -> Iterator[list[Count]]:
-    """Read a counted trace: the Counts of each time, as wide as the step to the next time (the last as the one before).
-    Raises TraceError."""
+    """A count lasts until the next time (the last as long as the one before). Raises TraceError."""
     how = how or Reading()
     group: list[Count] = []
     width_s = MINUTE_S
@@ -184,7 +176,7 @@ FORMATS: Final = (
 
 
 def length_pairs(path: Path) -> list[tuple[int, int]]:
-    """Every (prompt_tokens, response_tokens) of a trace that has them, or of a file of lengths only."""
+    """(prompt_tokens, response_tokens) of a trace with requests, or with lengths only."""
     names = header(path)
     if {"prompt_tokens", "response_tokens"} <= set(names):
         return [_tokens(row, "prompt_tokens", "response_tokens") for row in rows(path)]

@@ -1,10 +1,8 @@
-"""Generated traffic in place of a trace: seeded, and fitted to public traces (generator_fitted.py says to which).
+"""Generated traffic in place of a trace: seeded, and fitted to public traces (see generator_fitted.py).
 
-One service (`service`): the daily and weekly cycle, a rate that strays from it, bursts, lengths from a mixture. Many
-tenants (`fleet`): popularity over orders of magnitude, idle tails, each with bursts and lengths of its own. Arrivals
-follow the rate by a renewal process in operational time, in which a unit passes faster the higher the rate. Gaps are
-Gamma with a coefficient of variation; the first one is the rest of a gap already begun, so that runs do not all begin
-with a burst. `LABEL` marks the traffic as generated: it begins every model's name unless names are given.
+`service`: daily and weekly cycle, rate deviations, bursts, a mixture of lengths. `fleet`: tenants with popularity over
+orders of magnitude, idle tails, own bursts and lengths. Arrivals are a renewal process in operational time with Gamma
+gaps; the first is the rest of a gap, so that runs do not begin with a burst. `LABEL` begins generated model names.
 """
 
 import math
@@ -29,7 +27,7 @@ WEEK_S: Final = 7 * DAY_S
 
 
 class Span(NamedTuple):
-    """A span of time with a constant rate: `rate` requests a second in `[from_s, from_s + width_s)`."""
+    """`rate` requests a second in `[from_s, from_s + width_s)`."""
 
     from_s: float
     width_s: float
@@ -37,10 +35,10 @@ class Span(NamedTuple):
 
 
 def renewal(spans: Iterable[Span], cv: float, chance: Random) -> Iterator[float]:
-    """Times of arrivals over ordered, adjacent spans. Raises ValueError for a negative cv."""
+    """Arrival times over adjacent spans. Raises ValueError for a negative cv."""
     if not cv >= 0:
         raise ValueError(f"arrivals with CV {cv}")
-    shape = 1 / max(cv * cv, 1e-4)  # below CV 0.01 it is a clock
+    shape = 1 / max(cv * cv, 1e-4)  # a clock below CV 0.01
     wait = chance.random() * chance.gammavariate(shape + 1, 1 / shape)
     for span in spans:
         if span.rate <= 0:
@@ -54,8 +52,7 @@ def renewal(spans: Iterable[Span], cv: float, chance: Random) -> Iterator[float]
 
 
 def hours(kind: Cycle, at_s: float) -> float:
-    """The rate over the mean weekday rate at `at_s` seconds after a Monday's 00:00, interpolated between the middles of
-    the hours."""
+    """Relative to the mean weekday rate, `at_s` after a Monday's 00:00, interpolated between mid-hours."""
     middle, within = divmod((at_s - 1800.0) % WEEK_S, 3600.0)
 
     def at(hour: int) -> float:
@@ -67,7 +64,7 @@ def hours(kind: Cycle, at_s: float) -> float:
 
 
 def stray(sigma: float, keep: float, chance: Random) -> Iterator[float]:
-    """Factors with mean 1, one per window: exp of an AR(1) process with stationary deviation `sigma`."""
+    """One factor per window, with mean 1: exp of an AR(1) process with stationary deviation `sigma`."""
     value = chance.gauss(0.0, 1.0)
     step = math.sqrt(max(0.0, 1 - keep * keep))
     while True:
@@ -76,7 +73,7 @@ def stray(sigma: float, keep: float, chance: Random) -> Iterator[float]:
 
 
 def between(quantiles: Sequence[float], share: float) -> float:
-    """The value at `share` in [0, 1) of a distribution given by its evenly spaced 0 ... 100 % points."""
+    """Quantile from evenly spaced 0 ... 100 % points."""
     at = share * (len(quantiles) - 1)
     low = min(int(at), len(quantiles) - 2)
     return quantiles[low] + (at - low) * (quantiles[low + 1] - quantiles[low])
@@ -87,7 +84,7 @@ Draw = Callable[[Random], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """A time span: `seconds` from `start_s` on, which counts from a Monday's 00:00 UTC."""
+    """`start_s` counts from a Monday's 00:00 UTC."""
 
     seconds: float
     start_s: float = NOON_S
@@ -100,9 +97,9 @@ class When:
 def service(
     kind: Cycle, seed: int, rps: float, seconds: float, *, model: str, start_s: float = NOON_S, cv: float | None = None
 ) -> Iterator[Arrival]:
-    """Requests of one service, on average `rps` a second, times from 0: a chat (`CONVERSATION`), or code completion
-    (`CODE`: long prompts, short responses, a quiet weekend). `cv` of the gaps defaults to that of the fitted trace.
-    Raises ValueError for a rate or a time that is not above 0."""
+    """`rps` a second on average, times from 0: chat (`CONVERSATION`) or code completion (`CODE`: long prompts, short
+    responses, a quiet weekend). `cv` defaults to the fitted trace's. Raises ValueError unless rate and time are above
+    0."""
     when = When(seconds=seconds, start_s=start_s)
     if not 0 < rps < math.inf:
         raise ValueError(f"rps: {rps} requests a second")
@@ -113,7 +110,6 @@ def service(
 
 
 def lengths(kind: Cycle) -> Draw:
-    """A function that draws (prompt_tokens, response_tokens) of one request of a service."""
     upto = list(accumulate(part[0] for part in kind.parts))
 
     def draw(chance: Random) -> tuple[int, int]:
@@ -126,7 +122,7 @@ def lengths(kind: Cycle) -> Draw:
 
 
 def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span]:
-    """The rate in bins of 10 s: the cycle, scaled to a mean of `rps` over the span, with its random deviations."""
+    """10 s bins, scaled to a mean of `rps`."""
     num = math.ceil(when.seconds / BIN_S)
     sampled = range(0, num, max(1, num // 10_000))
     shape = [hours(kind, when.start_s + (at + 0.5) * BIN_S) for at in sampled]
@@ -144,7 +140,7 @@ def _cycle(kind: Cycle, rps: float, when: When, chance: Random) -> Iterator[Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One model of a fleet. `rate` is its long-run mean, `active` the share of windows with any request."""
+    """`rate`: long-run mean; `active`: share of windows with a request."""
 
     name: str
     rate: float
@@ -160,9 +156,8 @@ class Tenant:
 
 
 def tenants(seed: int, num_models: int, rps: float, names: Sequence[str] = ()) -> list[Tenant]:
-    """The models of a fleet, the most popular first. Popularity is the same for every seed (even steps through the
-    fitted distribution); their other properties are drawn. Raises ValueError for no model or no rate, and when `names`
-    are too few."""
+    """Return models, the most popular first. Popularity is fixed (even steps through the fitted distribution), the rest
+    is drawn. Raises ValueError without a model or rate, or with too few `names`."""
     if num_models < 1 or not 0 < rps < math.inf:
         raise ValueError(f"num_models: {num_models} models with {rps} requests a second in all")
     if names and len(names) < num_models:
@@ -206,8 +201,8 @@ def fleet(
     max_prompt: int = 8192,
     max_response: int = 2048,
 ) -> Iterator[Arrival]:
-    """Requests of many models, as from the clients of one provider, `rps` a second in all on the long-run average (an
-    hour may bring half or twice of that, as in the traces). Raises ValueError as `tenants` does."""
+    """One provider's clients, `rps` a second in all on the long-run average (an hour may bring half or twice, as in the
+    traces). Raises ValueError as `tenants` does."""
     when = When(seconds=seconds, start_s=start_s)
     streams = [_of(t, seed, when, max_prompt, max_response) for t in tenants(seed, num_models, rps, names)]
     return merge(*streams)
@@ -222,7 +217,7 @@ def _of(tenant: Tenant, seed: int, when: When, max_prompt: int, max_response: in
 
 
 def _windows(tenant: Tenant, when: When, chance: Random) -> Iterator[Span]:
-    """Windows of 600 s, active or idle, in runs whose mean lengths give the tenant's share of active windows."""
+    """600 s windows in active and idle runs."""
     ends = 1 / tenant.run_windows
     begins = min(1.0, ends * tenant.active / max(1e-9, 1 - tenant.active))
     active = chance.random() < tenant.active
@@ -239,12 +234,11 @@ def _windows(tenant: Tenant, when: When, chance: Random) -> Iterator[Span]:
 
 
 def dealt_functions(num_models: int, num_functions: int = 46_413) -> list[float]:
-    """Shares of models to which functions are assigned round robin; they sum to 1. The order of the functions is fixed
-    and independent of their popularity.
+    """Shares of models that get functions round robin, in a fixed order independent of popularity.
 
-    HydraServe section 8.3 maps the functions of Azure's 2019 trace (Shahrad et al., ATC 2020; 46,413 a day) to models
-    in this way. Popularity is lognormal through its two published points (section 3.3): 45 % are invoked once an hour
-    or less on average, 81 % once a minute or less. Raises ValueError for no model or fewer functions than models.
+    HydraServe section 8.3 maps the functions of Azure's 2019 trace (Shahrad et al., ATC 2020; 46,413 a day) in this
+    way. Popularity is lognormal through two published points (section 3.3): 45 % are invoked once an hour or less on
+    average, 81 % once a minute or less. Raises ValueError for no model or fewer functions than models.
     """
     if not 1 <= num_models <= num_functions:
         raise ValueError(f"{num_functions} functions for {num_models} models")

@@ -1,4 +1,4 @@
-"""The fitted parameters of the generator, from generator_fitted.toml, as typed records."""
+"""Fitted generator parameters, from generator_fitted.toml."""
 
 import tomllib
 from importlib import resources
@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 
 
 class Cycle(NamedTuple):
-    """Parameters of one service. `weekday` and `weekend`: the rate of each of 24 hours (UTC) over the mean weekday
-    hour. The rate strays from them by a log-AR(1) of `stray_sigma` over windows of 600 s, correlated by `stray_keep`,
-    and by `jitter_sigma` every 10 s. `parts`: share, mean and sigma of log prompt, mean and sigma of log response."""
+    """`weekday`, `weekend`: hourly rates (UTC) over the mean weekday hour. Deviations: log-AR(1) of `stray_sigma` over
+    600 s windows, correlated by `stray_keep`, and `jitter_sigma` every 10 s. `parts`: share, mean and sigma of log
+    prompt, mean and sigma of log response."""
 
     weekday: list[float]
     weekend: list[float]
@@ -23,9 +23,9 @@ class Cycle(NamedTuple):
 
 
 class Tenants(NamedTuple):
-    """Parameters of the clients of one provider. With z, a client's standardised log10 rate: share of active windows =
-    Phi(active_base + active_slope z + noise of active_sigma), mean windows of one active run = exp(run_base + run_slope
-    x the argument of Phi). Quantiles are the 0, 10 ... 100 % points over clients."""
+    """With z, a client's standardised log10 rate: share of active windows = Phi(active_base + active_slope z + noise of
+    active_sigma), mean windows of an active run = exp(run_base + run_slope x the argument of Phi). Quantiles are the 0,
+    10 ... 100 % points over clients."""
 
     rate_sigma_log10: float
     active_base: float
@@ -36,12 +36,11 @@ class Tenants(NamedTuple):
     cv_quantiles: list[float]
     stray_quantiles: list[float]
     stray_keep: float
-    daily_share: float  # of busy clients with a correlation above 0.7 to the day before
+    daily_share: float  # of busy clients with a day-to-day correlation above 0.7
 
 
 class TenantLengths(NamedTuple):
-    """Parameters of clients' lengths. The medians of clients are lognormal and correlated in prompt and response; each
-    client's requests vary around them by a sigma of its own."""
+    """Medians are lognormal and correlated in prompt and response; requests vary by each client's own sigma."""
 
     prompt_log_mean: float
     prompt_log_sigma: float

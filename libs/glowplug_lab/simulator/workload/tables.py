@@ -1,4 +1,4 @@
-"""Rows of a trace file, gzip or plain, CSV or JSON lines, with errors that name file, line and field."""
+"""Rows of a trace file (CSV or JSON lines, gzip or plain); errors name file, line and field."""
 
 import csv
 import gzip
@@ -20,53 +20,51 @@ GZIP: Final = b"\x1f\x8b"
 
 @dataclass(slots=True)
 class Row:
-    """One line of a table."""
-
     values: Mapping[str, str]
     source: str
     line: int
 
     def text(self, field: str) -> str:
-        """The text of a field. Raises TraceError when the row is too short."""
+        """Raises TraceError when the row is too short."""
         value = self.values.get(field)
         if value is None:
             raise TraceError(self.source, self.line, field, "is missing")
         return value.strip()
 
     def one_of(self, field: str, words: tuple[str, str]) -> str:
-        """A field that must be one of two words. Raises TraceError."""
+        """Raises TraceError for any other word."""
         text = self.text(field)
         if text not in words:
             raise TraceError(self.source, self.line, field, f"{text[:20]!r} is neither {words[0]} nor {words[1]}")
         return text
 
     def count(self, field: str) -> int:
-        """A field as a whole number from 0 up. Raises TraceError."""
+        """A whole number from 0 up. Raises TraceError."""
         return self._read(field, int, "a whole number from 0 up", lambda n: n >= 0)
 
     def seconds(self, field: str) -> float:
-        """A field as finite seconds from 0 up. Raises TraceError."""
+        """Finite seconds from 0 up. Raises TraceError."""
         return self._read(field, float, "seconds from 0 up", lambda s: 0 <= s < float("inf"))
 
     def number(self, field: str) -> float:
-        """A field as a finite number from 0 up. Raises TraceError."""
+        """A finite number from 0 up. Raises TraceError."""
         return self._read(field, float, "a number from 0 up", lambda x: 0 <= x < float("inf"))
 
     def numbers(self, field: str) -> tuple[int, ...]:
-        """A field with whole numbers, apart by spaces or as a JSON list; () when it is empty. Raises TraceError."""
+        """Whole numbers, separated by spaces or as a JSON list. Raises TraceError."""
         return self._read(field, lambda text: tuple(map(int, text.strip("[]").replace(",", " ").split())),
                           "whole numbers", lambda _: True)  # fmt: skip
 
     def positive(self, field: str) -> float:
-        """A field as a finite number above 0. Raises TraceError."""
+        """A finite number above 0. Raises TraceError."""
         return self._read(field, float, "a number above 0", lambda x: 0 < x < float("inf"))
 
     def moment(self, field: str) -> float:
-        """A calendar time in epoch seconds, always read as UTC. Raises TraceError."""
+        """Epoch seconds of a calendar time, read as UTC. Raises TraceError."""
 
         def read(text: str) -> float:
             whole, _, rest = text.partition(".")
-            digits = rest.rstrip("Z").partition("+")[0]  # traces carry seven digits, Python reads six
+            digits = rest.rstrip("Z").partition("+")[0]  # traces have seven digits, Python reads six
             second = datetime.fromisoformat(whole.rstrip("Z").partition("+")[0] + "+00:00").timestamp()
             return second + float(f"0.{digits or 0}")
 
@@ -84,8 +82,7 @@ class Row:
 
 
 def read_once(read: Callable[..., T], path: Path, *arguments: Any) -> T:
-    """Return `read(path, *arguments)`, cached while the file is unchanged, so that the runs of a sweep share their
-    traces. Callers must not change the result. Raises what `read` raises."""
+    """Cache results while the file is unchanged. Callers must not change them. Raises the errors of `read`."""
     try:
         there = path.stat()
     except OSError:
@@ -100,8 +97,7 @@ def _kept(read: Callable[..., Any], path: Path, _: tuple[int, int], arguments: t
 
 
 def open_text(path: Path) -> io.TextIOBase:
-    """Open a trace file as text, unpacked if its content is gzip or its name ends in .gz. Raises TraceError when it
-    cannot be read."""
+    """Unpack gzip by content or .gz. Raises TraceError."""
     return io.TextIOWrapper(_open(path), "utf-8-sig", newline="")
 
 
@@ -115,7 +111,7 @@ def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
 
 
 def header(path: Path) -> tuple[str, ...]:
-    """The names of a CSV's columns; `("{",)` for JSON lines. Raises TraceError for an empty file."""
+    """Column names; `("{",)` for JSON lines. Raises TraceError for an empty file."""
     with open_text(path) as file:
         line = next(_lines(file, str(path)), "").strip()
     if not line:
@@ -126,8 +122,7 @@ def header(path: Path) -> tuple[str, ...]:
 
 
 def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """Read the rows of a CSV or of JSON lines, without blank lines and the CSV's header. `columns` are the names for a
-    CSV that is published without a header. Raises TraceError for a row with more cells than columns."""
+    """`columns` are for a CSV without a header. Raises TraceError for a row with more cells than columns."""
     source = str(path)
     names = columns or header(path)
     with open_text(path) as file:
@@ -176,7 +171,7 @@ def _lines(file: io.TextIOBase, source: str) -> Iterator[str]:
 
 
 def _undecodable(path: Path) -> int:
-    """The number of the first line that is no UTF-8, which a buffered reader hits while at an earlier line."""
+    """A buffered reader fails at an earlier line."""
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
             try:
