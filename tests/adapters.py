@@ -26,7 +26,6 @@ from glowplug.engines.samples import prepare
 Matrix = NDArray[np.float32]
 F32, F16, Q8_0, BF16 = 0, 1, 8, 30  # GGML's numbers
 _ALIGNMENT = 32
-# GGUF's name of a projection -> PEFT's
 MODULES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -40,8 +39,6 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a llama-like model its adapters depend on."""
-
     layers: int
     hidden: int
     heads: int
@@ -49,7 +46,6 @@ class Shape:
     ffn: int
 
     def of(self, module: str) -> tuple[int, int]:
-        """(outputs, inputs) of a projection."""
         kv = self.hidden // self.heads * self.kv_heads
         outputs = {"attn_k": kv, "attn_v": kv, "ffn_gate": self.ffn, "ffn_up": self.ffn}.get(module, self.hidden)
         return outputs, self.ffn if module == "ffn_down" else self.hidden
@@ -60,7 +56,7 @@ SMOLLM2 = Shape(layers=30, hidden=576, heads=9, kv_heads=3, ffn=1536)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """Its factors by (layer, module), in the order of rows that Hugging Face has."""
+    """Factors by (layer, module), with rows in Hugging Face's order."""
 
     shape: Shape
     rank: int
@@ -71,7 +67,7 @@ class Adapter:
 def make(
     seed: int, rank: int = 8, shape: Shape = SMOLLM2, modules: Sequence[str] = tuple(MODULES), size: float = 0.02
 ) -> Adapter:
-    """`size`: the root mean square of each entry of the delta, before it is scaled by alpha / rank."""
+    """`size`: the root mean square of each entry of the delta, before scaling by alpha / rank."""
     rng = np.random.default_rng(seed)
     factors = {}
     for layer in range(shape.layers):
@@ -84,7 +80,6 @@ def make(
 
 
 def write_peft(adapter: Adapter, out: Path) -> Path:
-    """The directory that `hf:org/name` of an adapter has: adapter_config.json and adapter_model.safetensors."""
     out.mkdir(parents=True, exist_ok=True)
     modules = sorted({MODULES[module].rpartition(".")[2] for _, module in adapter.factors})
     config = {
@@ -106,7 +101,6 @@ def write_peft(adapter: Adapter, out: Path) -> Path:
 
 
 def write_gguf(adapter: Adapter, out: Path) -> Path:
-    """The one file that llama.cpp reads."""
     tensors = {}
     for (layer, module), (a, b) in adapter.factors.items():
         name = f"blk.{layer}.{module}.weight"
@@ -133,8 +127,8 @@ def write_gguf(adapter: Adapter, out: Path) -> Path:
 
 
 def merged(base: Path, out: Path, adapter: Adapter | None, modules: Sequence[str] = tuple(MODULES)) -> Path:
-    """`base`, a GGUF of Q8_0, with the projections of these modules in 32 bits, and the adapter's delta in them (None:
-    none). Both ways of serving then compute with numbers of the same precision."""
+    """`base`, a Q8_0 GGUF, with these projections in 32 bits, plus the delta if any: both ways of serving then compute
+    with the same precision."""
     with base.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, out.open("wb") as made:
         reader = GgufReader(data)
         for _ in reader.values():
@@ -162,7 +156,6 @@ def merged(base: Path, out: Path, adapter: Adapter | None, modules: Sequence[str
 
 
 def merged_hf(base: Path, out: Path, adapter: Adapter) -> Path:
-    """`base`, a directory of bfloat16 safetensors, with the adapter's delta in its projections, in 32 bits."""
     out.mkdir()
     for other in base.iterdir():
         if other.name != "model.safetensors":
@@ -199,7 +192,7 @@ def _floats(numbers: bytes, kind: int) -> Matrix:
 
 
 def _rows_of_gguf(b: Matrix, module: str, shape: Shape) -> Matrix:
-    """GGUF has the halves of a head's rotary pairs side by side in the rows of q and k."""
+    """GGUF puts the halves of rotary pairs side by side in the rows of q and k."""
     if module not in ("attn_q", "attn_k"):
         return b
     heads = shape.heads if module == "attn_q" else shape.kv_heads

@@ -36,14 +36,12 @@ SPEED = 50.0
 
 
 def emulated_model(name: str = "tiny", *, mib: int = 100, **fields: Any) -> Model:
-    """A model of the emulated engine, fifty times as fast as the hardware it stands for."""
     fields.setdefault("engine_args", {"time_scale": SPEED})
     fields.setdefault("weights", WeightsRef(uri=f"file:///weights/{name}", num_bytes=4))
     return a_model(name, mib=mib, **fields)
 
 
 def write_weights(shm_dir: Path, model: Model, node_id: str = NODE, source: str = "file") -> Region:
-    """Write complete weights of `model` into host memory, as the prefetcher does."""
     region = Region.at(shm_dir, node_id, region_digest(model.weights))
     region.begin()
     region.blob.write_bytes(b"seed")
@@ -52,14 +50,12 @@ def write_weights(shm_dir: Path, model: Model, node_id: str = NODE, source: str 
 
 
 async def complete(url: str, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
-    """Ask an engine for one completion."""
     body = {"model": "tiny", "prompt": "tell", "max_tokens": 4} | fields
     async with httpx.AsyncClient(timeout=60) as client:
         return await client.post(f"{url}/v1/completions", json=body, headers=headers)
 
 
 async def until_runs(url: str, headers: dict[str, str] | None = None) -> None:
-    """Wait until an emulated engine runs a request."""
     async with httpx.AsyncClient(timeout=WAIT_S, headers=headers) as client:
 
         async def runs() -> bool:
@@ -91,7 +87,7 @@ def stop_command(instance_id: str, *, grace_s: float = 30.0, node_id: str = NODE
 
 
 class AgentRig:
-    """An agent under test, which may be started again after `crash`: its state directory and store live on."""
+    """One agent; `crash` leaves its state directory and store for another start."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         given: dict[str, Any] = {
@@ -137,13 +133,11 @@ class AgentRig:
         return service
 
     async def run(self, model: Model, instance_id: str = "i-1", **fields: Any) -> Instance:
-        """Start an instance whose weights are in host memory, and wait until it is READY."""
         write_weights(self.settings.shm_dir.absolute(), model)
         await self.send(start_command(model, instance_id), **fields)
         return await self.reaches(instance_id, InstanceState.READY)
 
     async def send(self, event: Event, **fields: Any) -> None:
-        """Send a command, with other values for `fields` if given."""
         await self.sender.publish(replace(event, data=replace(event.data, **fields)))
 
     async def stop(self, instance_id: str, **how: Any) -> Instance:
@@ -151,7 +145,7 @@ class AgentRig:
         return await self.reaches(instance_id, InstanceState.STOPPED)
 
     async def crash(self) -> None:
-        """End the agent as kill -9 does: nothing is drained, published or saved; engines and files stay."""
+        """End the agent as kill -9 does: without drain, publication or save; engines and files stay."""
         service = self.service
         for task in service._tasks:
             task.cancel()
@@ -177,12 +171,10 @@ class AgentRig:
         return from_json(raw, Instance) if raw else None
 
     def facts(self, instance_id: str) -> list[str]:
-        """Types of the facts published of one instance, in order."""
         found = [e for e in self.broker.published if e.type.startswith("instance.")]
         return [e.type for e in found if e.data.instance.instance_id == instance_id]
 
     def handle(self, instance_id: str) -> dict[str, Any]:
-        """The engine's handle as the agent saved it."""
         path = self.settings.node_dir / "agent.json"
         written = json.loads(path.read_bytes()) if path.exists() else {"handles": {}}
         found: dict[str, Any] = written["handles"].get(instance_id, {})
@@ -197,8 +189,6 @@ class AgentRig:
 
 
 class DormantRig(AgentRig):
-    """An agent whose node has memory for two small models, and one such model."""
-
     def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder, **({"kv_reservation": "paper"} | settings))
         self.model = emulated_model(mib=60, kv_bytes=100 * MIB)
@@ -208,7 +198,6 @@ class DormantRig(AgentRig):
         write_weights(self.settings.shm_dir.absolute(), self.model)
 
     def granted(self) -> dict[str, int]:
-        """MiB of the node's GPU by owner."""
         found: dict[str, int] = {}
         for grant in self.service.controller.ledger.gpus[0].grants:
             found[grant.owner.value] = found.get(grant.owner.value, 0) + grant.num_bytes // MIB
@@ -216,12 +205,10 @@ class DormantRig(AgentRig):
 
     @property
     def processes(self) -> list[str]:
-        """Ids of the instances whose engine processes the agent has saved."""
         written = json.loads((self.settings.node_dir / "agent.json").read_bytes())
         return sorted(written["handles"])
 
     def kill(self, instance_id: str) -> None:
-        """Kill an engine with SIGKILL."""
         handle = self.handle(instance_id)
         process.kill_group(handle["pid"], handle["pid_started_at"])
 
@@ -230,14 +217,12 @@ class DormantRig(AgentRig):
         return pid
 
     async def replica(self, model: Model, *, mib: int = 0, until: InstanceState = InstanceState.PREWARMED) -> Instance:
-        """Start the replica r-1, whose worker has `mib` MiB; 0 leaves the bytes to the agent."""
         event = start_command(model, "r-1")
         workers = tuple(replace(w, num_bytes=mib * MIB) for w in event.data.workers)
         await self.send(event, replica=True, workers=workers)
         return await self.reaches("r-1", until)
 
     async def grow(self, instance_id: str = "i-1", source: str = "r-1", model: Model | None = None) -> Instance:
-        """Start an instance from a dormant one, and check that it answers once it is READY."""
         ready = await self.run(model or self.model, instance_id, source=source)
         answer = await complete(ready.url, model=self.model.name)
         assert answer.status_code == 200 and answer.json()["choices"][0]["text"]

@@ -1,4 +1,4 @@
-"""An agent's controller that is checked at each step and brings instances to a state in one call; its stimuli."""
+"""A controller checked at each step, shortcuts to its states, and its stimuli."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -34,8 +34,8 @@ WIDE = replace(MODEL, kv_bytes=160 * MIB, max_concurrency=32)  # M = 160 MiB, M/
 
 
 class CheckedAgent(AgentController):
-    """An agent's controller whose records, moves and bytes are checked after every stimulus and table. `seen`: all
-    pairs of state and stimulus that any such controller has met."""
+    """A controller whose records, moves and bytes are checked after every stimulus. `seen`: all (state, stimulus) pairs
+    so far."""
 
     seen: ClassVar[set[tuple[State | None, type]]] = set()
 
@@ -60,20 +60,17 @@ class CheckedAgent(AgentController):
         return self.ledger.gpus[gpu].used_bytes // MIB
 
     def shared(self, gpu: int = 0) -> dict[int, tuple[str, ...]]:
-        """MiB -> the holders that share them."""
         return {one.num_bytes // MIB: one.holders for one in self.ledger.gpus[gpu].shared}
 
     def owned(self, gpu: int = 0) -> dict[tuple[str, str], int]:
-        """(holder, owner) -> MiB of one GPU."""
         return {(g.holder, g.owner.value): g.num_bytes // MIB for g in self.ledger.gpus[gpu].all_grants}
 
     def halves(self, instance_id: str, now_s: float) -> list[Effect]:
-        """Report that an instance's process is up and its weights are in host memory."""
         self.handle(msg.EngineLaunched(instance_id), now_s)
         return self.handle(msg.WeightsComplete(instance_id, "/w"), now_s)
 
     def ready(self, now_s: float = 10.0, **fields: Any) -> Self:
-        """Bring i-1 through its whole start, to READY three seconds after `now_s`."""
+        """Bring i-1 to READY three seconds after `now_s`."""
         self.handle(start(**fields), now_s)
         self.handle(msg.EngineLaunched("i-1"), now_s + 0.5)
         self.handle(msg.WeightsComplete("i-1", "/w"), now_s + 2)
@@ -85,14 +82,14 @@ class CheckedAgent(AgentController):
         return self
 
     def stopped(self, instance_id: str = "i-1", now_s: float = 20.0) -> list[Effect]:
-        """Stop an instance without a grace period; its process is gone a second later."""
+        """Stop without a grace period; the process exits a second later."""
         self.handle(stop(instance_id, grace_s=0), now_s)
         return self.handle(msg.EngineGone(instance_id), now_s + 1)
 
     def restarted(
         self, living: Iterable[str], now_s: float = 50.0, **fields: Any
     ) -> tuple["CheckedAgent", list[Effect]]:
-        """(next controller after the agent was killed, its effects). `fields` are those of `make`."""
+        """(next controller after a kill, its effects). `fields` are those of `make`."""
         reborn = make(self.memory(), **fields)
         return reborn, reborn.handle(msg.Recalled(frozenset(living)), now_s)
 
@@ -102,30 +99,28 @@ class CheckedAgent(AgentController):
         return self
 
     def replica(self, instance_id: str = "r-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
-        """Bring a replica to PREWARMED a second after `now_s`, with `shared` MiB of its weights reported as shared."""
+        """Bring a replica to PREWARMED a second after `now_s`; it reports `shared` MiB as shared."""
         self.loading(instance_id, now_s, replica=True, **fields)
         self.handle(msg.EnginePrewarmed(instance_id, shared * MIB), now_s + 1)
         return self
 
     def serving(self, instance_id: str = "i-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
-        """Bring an instance to READY a second after `now_s`, with `shared` MiB of its weights reported as shared."""
+        """Bring an instance to READY a second after `now_s`; it reports `shared` MiB as shared."""
         self.loading(instance_id, now_s, **fields)
         self.handle(msg.EngineReady(instance_id, "http://e", shared_bytes=shared * MIB), now_s + 1)
         return self
 
     def drained(self, becomes: str, now_s: float = 20.0) -> list[Effect]:
-        """Stop i-1 and report that it has no request left."""
         self.handle(stop(becomes=becomes), now_s)
         return self.handle(msg.InFlight("i-1", 0), now_s + 1)
 
     def asleep(self, becomes: str, now_s: float = 20.0, *, keeps: int = -1) -> Self:
-        """Drain i-1 and let it sleep two seconds after `now_s`, with `keeps` bytes reported as left on its GPU."""
+        """Put i-1 to sleep two seconds after `now_s`; it reports `keeps` bytes as left on its GPU."""
         self.drained(becomes, now_s)
         self.handle(msg.EngineAsleep("i-1", keeps), now_s + 2)
         return self
 
     def draining(self) -> Self:
-        """Drain i-1 of the model WIDE, to become a replica."""
         self.serving(model=WIDE)
         self.handle(stop(becomes="prewarmed"), 20.0)
         return self
@@ -147,8 +142,8 @@ def make(
     refuses: bool = False,
     groups_lack: Iterable[str] = (),
 ) -> CheckedAgent:
-    """Make an agent of `gpus` GPUs of `mib` MiB each, whose emulated engine has `abilities` and keeps at most
-    `asleep_mib` when it sleeps (0: unchecked). `refuses`: a sleeping engine refuses requests."""
+    """`abilities` are the emulated engine's; asleep it keeps at most `asleep_mib` (0: unchecked). `refuses`: a sleeping
+    engine refuses requests."""
     ledger = ByteLedger([Gpu(gpu_id=f"{NODE}/{n}", total_bytes=mib * MIB, kind=gpu_kind) for n in range(gpus)])
     engines = {
         "emulated": msg.EngineKind(
@@ -166,7 +161,6 @@ def make(
 
 
 def workers(instance_id: str, *gpus: int, mib: int = 0) -> tuple[Worker, ...]:
-    """One worker on each of these GPUs of the node; `mib` 0 leaves the bytes to the agent."""
     return tuple(
         Worker(worker_id=f"{instance_id}-{n}", node_id=NODE, gpu_id=f"{NODE}/{gpu}", num_bytes=mib * MIB, rank=n)
         for n, gpu in enumerate(gpus)
@@ -197,7 +191,6 @@ def of(kind: type[T], effects: list[Effect]) -> list[T]:
 
 
 def facts(effects: list[Effect]) -> list[str]:
-    """Types of the instance facts among `effects`."""
     return [e.payload.TYPE for e in of(Publish, effects) if e.payload.TYPE.startswith("instance.")]
 
 
@@ -208,5 +201,4 @@ def code(effects: list[Effect]) -> str:
 
 
 def start_of(instance_id: str = "i-1", **fields: Any) -> Event:
-    """A start on GPU 0 whose worker names no bytes."""
     return start(instance_id, **({"model": MODEL, "workers": workers(instance_id, 0)} | fields))

@@ -1,4 +1,4 @@
-"""The common part of seeded walks of an agent's controller: its node, and the starts on it."""
+"""The common part of seeded walks of an agent's controller."""
 
 from dataclasses import replace
 from random import Random
@@ -28,13 +28,11 @@ PAIR = replace(a_model("pair", weights_bytes=130 * MIB, kv_bytes=201 * MIB, max_
 
 
 class Walk:
-    """A walk of one agent with two GPUs, and the memory that the agent has saved."""
-
     params: ClassVar[AgentParams] = PARAMS
-    mib: ClassVar[int] = 400  # of each GPU
+    mib: ClassVar[int] = 400
 
     def __init__(self, seed: int) -> None:
-        self.streams = seed % 3 == 0  # its engines load their weights while they arrive
+        self.streams = seed % 3 == 0  # its engines load weights as they arrive
         self.random, self.now_s, self.num_ids = Random(seed), 1000.0, 0
         self.memory: msg.AgentMemory | None = None
         self.agent = self.new_agent()
@@ -51,7 +49,6 @@ class Walk:
         )
 
     def start_of(self, kind: str, instance_id: str, model: Model, gpus: tuple[int, ...], **fields: Any) -> Event:
-        """The start of a plain instance, a replica, or the first or a later stage of a pipeline."""
         own = workers(instance_id, *gpus)
         far = tuple(replace(w, node_id="node-2", gpu_id="node-2/0") for w in own) if kind == "first" else ()
         return start(

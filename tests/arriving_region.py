@@ -1,5 +1,4 @@
-"""Local weights that arrive in a region at a given rate, in the order in which an engine reads them, as by a fetch over
-a slow link."""
+"""Local weights that arrive at a given rate, in an engine's read order."""
 
 import asyncio
 import time
@@ -16,8 +15,6 @@ from glowplug.weights.writer import RegionWriter
 
 
 class ArrivingRegion:
-    """One region below `folder`, into which nothing arrives before `land`."""
-
     def __init__(self, source: Path, folder: Path) -> None:
         self._source, self.is_directory = source, source.is_dir()
         paths = sorted(p for p in source.rglob("*") if p.is_file()) if self.is_directory else [source]
@@ -36,7 +33,7 @@ class ArrivingRegion:
         self._left = [piece for piece in self._pieces() if there.gaps(*self._span(piece))]
 
     def _pieces(self) -> list[int]:
-        """The pieces in the order in which they are read; a piece in several ranges comes with the first."""
+        """Pieces in read order; one in several ranges takes its first place."""
         layout = self.writer.layout
         assert layout is not None
         headers = {f.path: header for f in layout.files if (header := _header(self._file(f.path))) is not None}
@@ -52,16 +49,13 @@ class ArrivingRegion:
         return self._source / name if name else self._source
 
     def layout(self) -> dict[str, Any]:
-        """The layout in the form of layout.json."""
         assert self.writer.layout is not None
         return self.writer.layout.to_json()
 
     def taken_up(self) -> "ArrivingRegion":
-        """The same region with a new writer, as after a restart of the prefetcher."""
         return ArrivingRegion(self._source, self.region.directory.parent)
 
     def put(self, piece: int) -> int:
-        """Land one piece; returns its bytes."""
         first, last = self._span(piece)
         position = first
         while position < last:
@@ -74,14 +68,12 @@ class ArrivingRegion:
         return last - first
 
     async def land(self, ratio: float = 1.0, bytes_per_s: float = float("inf")) -> None:
-        """Land the next bytes, until the share `ratio` of all bytes has landed."""
         began, num_bytes = time.monotonic(), 0
         while self._left and self.writer.landed.total < ratio * self.num_bytes:
             num_bytes += self.put(self._left.pop(0))
             await asyncio.sleep(max(0.0, began + num_bytes / bytes_per_s - time.monotonic()))
 
     def complete(self) -> None:
-        """Mark the region complete and verified."""
         assert self.writer.landed.total == self.num_bytes
         info = RegionInfo(
             path=str(self.root.absolute()), num_bytes=self.num_bytes, sha256="", source="file", seconds=1.0
@@ -104,7 +96,6 @@ def _header(path: Path) -> Header | None:
 
 
 def has_landed(directory: Path, first: int, last: int) -> bool:
-    """Return whether all bytes in [first, last) of the region in a directory may be read."""
     layout = read_layout(directory)
     assert layout is not None
     pieces = layout.touched(first, last)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from playwright.async_api import Browser, ConsoleMessage, Error, Page, ViewportSize, async_playwright
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first: a fifth less time
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # first: a fifth less time
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 MISSING = "no chromium on this machine (apt-get install chromium-headless-shell)"
 FLAGS = (
@@ -24,11 +24,11 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--renderer-process-limit=1",  # each test's console has another port, for which chromium starts another process
+    "--renderer-process-limit=1",  # each console has its own port, for which chromium would start another process
 )
 VIEWPORT: ViewportSize = {"width": 1440, "height": 900}
 COLOURS: Literal["dark"] = "dark"
-MOTION: Literal["reduce"] = "reduce"  # nothing is drawn sixty times a second
+MOTION: Literal["reduce"] = "reduce"
 PATIENCE_S = 90.0
 CLOSE_S = 20.0
 POLL_S = 0.05
@@ -37,8 +37,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def browsing(*flags: str) -> AsyncIterator[Browser]:
-    """One headless browser with a fresh profile. One that does not answer at its end is left: its driver's pipe closes
-    with this process, and a lane is not kept for it."""
+    """Open a fresh profile. A browser that hangs at its end is left: its driver's pipe closes with this process."""
     assert CHROMIUM, MISSING
     driver = await async_playwright().start()
     try:
@@ -52,7 +51,6 @@ async def browsing(*flags: str) -> AsyncIterator[Browser]:
 
 
 async def _ended(closing: Coroutine[Any, Any, None]) -> None:
-    """Wait for an end, and say so where it does not come within `CLOSE_S`."""
     try:
         await asyncio.wait_for(closing, CLOSE_S)
     except TimeoutError:
@@ -60,8 +58,7 @@ async def _ended(closing: Coroutine[Any, Any, None]) -> None:
 
 
 async def new_page(browser: Browser, complaints: list[str], **options: Any) -> Page:
-    """Open a tab, 1440 by 900, dark and without motion unless `options` differ, whose errors and warnings go to
-    `complaints`."""
+    """Open a tab of 1440 by 900, dark and without motion unless `options` differ."""
     usual = {"viewport": VIEWPORT, "color_scheme": COLOURS, "reduced_motion": MOTION}
     tab = await browser.new_page(**{**usual, **options})
     tab.set_default_timeout(PATIENCE_S * 1000)
@@ -70,7 +67,7 @@ async def new_page(browser: Browser, complaints: list[str], **options: Any) -> P
 
 
 def listen(page: Page, complaints: list[str]) -> None:
-    """Collect uncaught errors, and errors and warnings of the page's console (a broken security policy is one)."""
+    """Collect uncaught errors and the console's, including violations of the security policy."""
 
     def said(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning", "assert"):
@@ -81,8 +78,7 @@ def listen(page: Page, complaints: list[str]) -> None:
 
 
 async def until(page: Page, script: str, within_s: float = PATIENCE_S) -> Any:
-    """Wait until a JavaScript expression is true in the page, and return it. Raises AssertionError with the page's
-    text."""
+    """Poll a JavaScript expression until true, and return it. AssertionError carries the page's text."""
     last: object = None
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

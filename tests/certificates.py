@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def self_signed(directory: Path) -> None:
-    """Write cert.pem and key.pem into a directory, valid for a day."""
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "weights")]), datetime.now(UTC)
     certificate = (

@@ -1,4 +1,4 @@
-"""Fixtures that every folder of tests may use."""
+"""Fixtures for every folder of tests."""
 
 import asyncio
 import contextlib
@@ -22,16 +22,15 @@ from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import WAIT_S
 
 LONGEST_ID = 40
-gc.disable()  # what is imported and collected stays: looking through it takes a fifth of the time of collecting
-os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/gp-config-{os.getpid()}"  # not the contexts of a person
-# With this package jsonschema takes 2.4 s of CPU to import, for the grammar of IRIs, which no schema of ours has.
+gc.disable()  # imported and collected objects stay: scanning them takes a fifth of the collection time
+os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/gp-config-{os.getpid()}"  # not a person's contexts
+# With it jsonschema takes 2.4 s to import, for the grammar of IRIs, unused in our schemas.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
-# Constants of the modules that happen to be imported would make other examples from run to run.
+# Constants of modules that happen to be imported would change examples between runs.
 providers.is_local_module_file = lambda path: False
-# A busy machine takes longer than the five seconds that httpx waits where a test says nothing.
 for _phase in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, WAIT_S)
-# Nor is 20 ms of CPU for each client, most of whom speak no TLS, which reads the certificates of a hundred authorities.
+# Save 20 ms per client for reading a hundred certificates: most speak no TLS.
 httpx._transports.default.create_ssl_context = functools.cache(httpx._transports.default.create_ssl_context)
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -40,7 +39,7 @@ for _lane, _num_examples in lanes.EXAMPLES.items():
         _lane,
         max_examples=_num_examples,
         deadline=None,
-        derandomize=True,  # the same examples each time, so that failures are reproducible
+        derandomize=True,
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
@@ -48,7 +47,7 @@ for _lane, _num_examples in lanes.EXAMPLES.items():
 
 @contextlib.contextmanager
 def _folder(name: str) -> Iterator[Path]:
-    """A temporary folder with a short path, since the path of a Unix socket must not be long."""
+    """Unix sockets require a short path."""
     with tempfile.TemporaryDirectory(prefix=f"gp-{name}-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
@@ -61,8 +60,8 @@ def session_servers() -> Iterator[Infra]:
 
 @pytest.fixture(scope="module")
 def infra(session_servers: Infra) -> Iterator[Infra]:
-    """Real NATS (JetStream on file) and Valkey (AOF), the same for all files. Do not stop or empty them. Tables are
-    emptied behind a file: routers of the next one would ask for the keys that it left."""
+    """Real NATS (JetStream on file) and Valkey (AOF), shared by all files: do not stop or empty them. Tables are
+    emptied after each file, else the next one's routers ask for leftover keys."""
     yield session_servers
     with redis.Redis.from_url(session_servers.valkey.url) as store:
         store.flushall()
@@ -70,14 +69,13 @@ def infra(session_servers: Infra) -> Iterator[Infra]:
 
 @pytest.fixture
 def own_nats() -> Iterator[NatsProcess]:
-    """A NATS of this test's own, started, free to be killed and restarted."""
     with _folder("nats") as folder, NatsProcess(folder) as server:
         yield server
 
 
 @pytest.fixture
 def own_valkey() -> Iterator[ValkeyProcess]:
-    """A Valkey of this test's own, started, free to be killed, flushed and restarted."""
+    """A test may kill, flush and restart it."""
     with _folder("valkey") as folder, ValkeyProcess(folder) as server:
         yield server
 
@@ -92,16 +90,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files of the other lane; the long lane has tests in many files."""
+    """Skip files of the other lane; many files have long tests."""
     path = _relative(collection_path, config)
     if collection_path.suffix != ".py" or path in lanes.BOTH or config.option.lane == lanes.LONG:
         return None
     return True if config.option.lane not in (None, lanes.lane(path)) else None
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name
+@pytest.hookimpl(tryfirst=True)  # xdist reads groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each test its group, and sort the longest first. Markers decide on the lane in files of both lanes."""
+    """Assign groups, the longest first. Markers decide on the lane in files of both lanes."""
     ranks, others = {}, []
     for item in items:
         path = _relative(item.path, config)
@@ -110,7 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own |= {lanes.LONG} if lanes.is_property(path) else set()
         if config.option.lane and config.option.lane not in own:
             others.append(item)
-        if item.get_closest_marker("xdist_group") is None:  # the test names no group itself
+        if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(lanes.group(path, item.nodeid, is_vllm=is_vllm)))
         ranks[item] = lanes.rank(path, is_vllm=is_vllm)
     if others:
@@ -120,7 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail if tests lack their groups: then a file's tests would run in any process, and each would build its fleet."""
+    """Without groups a file's tests would spread over processes, each building its fleet."""
     gc.freeze()
     gc.enable()
     if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in session.items):
@@ -128,8 +126,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name long values by their argument: bytes that each process packs anew (with a time) would give other names, and
-    a text of megabytes would go to the reports, once for each thing that is said of its test."""
+    """Name long values by their argument: bytes with a time differ between processes, and megabytes of text would fill
+    the reports."""
     return argname if isinstance(val, bytes | str) and len(val) > LONGEST_ID else None
 
 
@@ -138,7 +136,7 @@ def _relative(path: Path, config: pytest.Config) -> str:
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """Run tests on asyncio's own loop, those of the data port on uvloop as in production, and its answers on both."""
+    """Run the data port on uvloop, as in production, and its answers on both loops."""
     if not item.path.name.startswith("test_data_port"):
         return {"asyncio": asyncio.new_event_loop}
     factories: dict[str, LoopFactory] = {"uvloop": uvloop.new_event_loop}

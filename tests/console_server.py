@@ -1,5 +1,4 @@
-"""A console over a memory bus and store, served on a real port in the test's own loop; and a fake router, autoscaler
-and placer in one, which records what the console passes on to it."""
+"""A console over a memory bus and store on a real port; a fake router, autoscaler and placer in one."""
 
 import asyncio
 import contextlib
@@ -39,8 +38,6 @@ _numbers = itertools.count(1000)
 
 @dataclass
 class StoppableClock:
-    """A clock for the console: real time until `stop`; then it moves only by `forward`."""
-
     stopped_at: float = 0.0
 
     def __call__(self) -> float:
@@ -65,41 +62,34 @@ class ConsoleUnderTest:
     clock: StoppableClock
 
     async def publish(self, *events: Event) -> None:
-        """Publish events and let the console's handler run."""
         bus = MemoryBus(self.broker)
         for event in events:
             await bus.publish(event)
         await asyncio.sleep(0.01)
 
     async def tell(self, *payloads: object) -> None:
-        """Publish payloads as facts of the present time."""
         await self.publish(*(story.fact(data, self.clock(), next(_numbers)) for data in payloads))
 
     async def get(self, path: str, **query: str) -> httpx.Response:
-        """The console's answer, whatever its status."""
         async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.get(self.url + path, params=query or None)
 
     async def read(self, path: str, **query: str) -> Any:
-        """The JSON of an answer with status 200."""
         answer = await self.get(path, **query)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     async def post_spans(self, body: Any, headers: Mapping[str, str] = {}) -> httpx.Response:
-        """The console's answer to an export, protobuf unless `headers` differ; a header with an empty value is left
-        out."""
+        """Send protobuf unless `headers` differ; omit a header with an empty value."""
         given = {name: value for name, value in {"Content-Type": PROTOBUF, **headers}.items() if value}
         async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.post(f"{self.url}/v1/traces", content=body, headers=given)
 
     async def export(self, request: ExportTraceServiceRequest) -> None:
-        """Send spans as a service does."""
         answer = await self.post_spans(request.SerializeToString())
         assert answer.status_code == 200, answer.text
 
     async def messages(self, path: str) -> AsyncGenerator[tuple[str, Any], None]:
-        """(name, data) of each server-sent event."""
         async with httpx.AsyncClient(timeout=WAIT_S) as client, client.stream("GET", self.url + path) as answer:
             assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
             name = ""
@@ -112,7 +102,7 @@ class ConsoleUnderTest:
 
 @contextlib.asynccontextmanager
 async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
-    """A console on a port of its own, fed by doubles in memory. Without a `state_dir` it gets one for its time."""
+    """Serve a console with in-memory doubles, and a temporary `state_dir` unless one is given."""
     with tempfile.TemporaryDirectory(prefix="gp-console-", ignore_cleanup_errors=True) as folder:
         async with _serving(**{"state_dir": folder, **settings}) as console:
             yield console
@@ -131,7 +121,7 @@ async def _serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
     feed = Feed(console, MemoryBus(broker), store, connect)
     server, url = await serve_rest(build_app(console), given)
     feed.start()
-    while len(broker.subscriptions) < 3:  # facts, telemetry and commands
+    while len(broker.subscriptions) < 3:
         await asyncio.sleep(0)
     try:
         yield ConsoleUnderTest(console, url, broker, store, registry, clock)
@@ -143,7 +133,6 @@ async def _serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
 
 @contextlib.asynccontextmanager
 async def visited(**settings: object) -> AsyncIterator[tuple[ConsoleUnderTest, httpx.AsyncClient]]:
-    """A console and a client of it."""
     async with serving(**settings) as at, httpx.AsyncClient(base_url=at.url, timeout=SILENCE_S) as client:
         yield at, client
         await at.console.upstream.close()
@@ -153,12 +142,10 @@ Visit = contextlib.AbstractAsyncContextManager[tuple[ConsoleUnderTest, httpx.Asy
 
 
 def event(**data: object) -> bytes:
-    """One SSE event."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def piece(text: str) -> bytes:
-    """One chunk of a streamed answer."""
     return event(choices=[{"index": 0, "delta": {"content": text}}])
 
 
@@ -167,16 +154,15 @@ DONE = event(choices=[], usage={"completion_tokens": 3}) + b"data: [DONE]\n\n"
 
 @dataclass
 class FakeOwner:
-    """A fake router, autoscaler and placer. Answers chats with `script` (bytes to send, Events to wait for), and
-    actions with 202."""
+    """Answers chats with `script` (bytes to send, Events to wait for), actions with 202."""
 
     url: str = ""
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     script: list[bytes | asyncio.Event] = field(default_factory=lambda: [piece("Hello"), piece(", there"), DONE])
-    refuses: dict[str, Any] | None = None  # a whole error answer for chats, with its "status"
+    refuses: dict[str, Any] | None = None  # an error answer for chats, with its "status"
     api_key: str = ""
     prices: dict[str, Any] = field(default_factory=dict)  # by GPU
-    hold: asyncio.Event | None = None  # actions are answered only once it is set
+    hold: asyncio.Event | None = None  # actions wait until it is set
     head_at_once: bool = True
     emulated: bool = True
     num_sent: int = 0
@@ -196,7 +182,6 @@ class FakeOwner:
 
     @property
     def chats(self) -> list[dict[str, Any]]:
-        """The bodies of all chat requests."""
         return [json.loads(body) for _, path, _, body in self.asked if path == "/v1/chat/completions"]
 
     async def chat(self, request: Request) -> Response:
@@ -268,7 +253,6 @@ class FakeOwner:
 
 @contextlib.asynccontextmanager
 async def owning() -> AsyncIterator[FakeOwner]:
-    """Serve a FakeOwner on a port of its own."""
     owner = FakeOwner()
     server, owner.url = await serve_rest(owner.app(), ServiceSettings())
     try:
@@ -282,5 +266,4 @@ async def owning() -> AsyncIterator[FakeOwner]:
 
 
 def addresses(owner: FakeOwner) -> dict[str, str]:
-    """Settings of a console that passes everything on to `owner`."""
     return {f"{name}_url": owner.url for name in ("router", "autoscaler", "placer")}

@@ -1,4 +1,4 @@
-"""A made-up fleet and its traces, as real events and real OTLP, for the console's tests and screenshots."""
+"""A made-up fleet and its traces, as real events and real OTLP."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from glowplug.telemetry import semconv
 from tests.fleet_builder import a_model, a_node, an_instance
 
 MIB = 1 << 20
-MARKUP = "<img src=x onerror=document.title='owned'><b>bold</b>"  # which every view must escape
+MARKUP = "<img src=x onerror=document.title='owned'><b>bold</b>"  # every view must escape this
 PHASE_SECONDS = {
     PhaseName.DECIDE: (0.0, 0.018),
     PhaseName.FETCH: (0.02, 0.61),
@@ -46,7 +46,6 @@ Value = str | int | float | bool
 
 
 def trace_id(seed: int) -> str:
-    """The trace id of a seed, unique to it."""
     return f"{seed + 1:032x}"
 
 
@@ -56,8 +55,6 @@ def traceparent(seed: int) -> str:
 
 @dataclass
 class Trace:
-    """A maker of the spans of one trace that begins at `at`. Ids are small numbers; parent 0 is none."""
-
     seed: int
     at: float
 
@@ -90,7 +87,6 @@ class Trace:
 
 
 def pairs(attributes: Mapping[str, Value]) -> list[KeyValue]:
-    """Attributes in OTLP's form."""
     fields = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
     return [
         KeyValue(key=key, value=AnyValue(**{fields[type(value)]: value}))  # type: ignore[arg-type]
@@ -99,7 +95,6 @@ def pairs(attributes: Mapping[str, Value]) -> list[KeyValue]:
 
 
 def export(**by_service: list[Span]) -> ExportTraceServiceRequest:
-    """One export with a resource per service."""
     request = ExportTraceServiceRequest()
     for service, spans in by_service.items():
         part = request.resource_spans.add()
@@ -111,12 +106,10 @@ def export(**by_service: list[Span]) -> ExportTraceServiceRequest:
 
 
 def received(request: ExportTraceServiceRequest, **options: bool) -> otlp.Batch:
-    """An export as the console decodes it."""
     return otlp.decode(request.SerializeToString(), otlp.PROTOBUF, **options)
 
 
 def cold_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
-    """The trace of a request with a cold start, with spans of every service."""
     span = Trace(seed, at).span
     about: dict[str, Value] = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id}
     instance: dict[str, Value] = {semconv.ATTR_INSTANCE_ID: f"i-{seed:04x}", semconv.ATTR_NODE_ID: "node-2"}
@@ -162,7 +155,6 @@ def warm_trace(seed: int, at: float, model: str, request_id: str) -> ExportTrace
 
 
 def failed_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
-    """The trace of a request whose engine died, with a span whose parent never came."""
     span = Trace(seed, at).span
     about = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id, semconv.ATTR_EMULATED: True}
     return export(
@@ -175,7 +167,7 @@ def failed_trace(seed: int, at: float, model: str, request_id: str) -> ExportTra
 
 
 def predicted_trace(seed: int, at: float) -> ExportTraceServiceRequest:
-    """The trace that the router and an agent really send: hold, phases with one prediction missing, first token."""
+    """A trace as really sent: hold, phases with one prediction missing, first token."""
     span = Trace(seed, at).span
     about: dict[str, Value] = {semconv.ATTR_MODEL: "smol-poet", semconv.ATTR_REQUEST_ID: f"req-{seed}"}
     phases = {"decide": (0.0, 0.02, 0.02), "fetch": (0.02, 0.9, 0.6), "launch": (0.02, 1.5, 0.0)}
@@ -203,7 +195,6 @@ def model(key: str, name: str, mib: int, engine: str = "llamacpp", **changes: An
 
 
 def instance(key: str, model_key: str, node: str, state: InstanceState, at: float, **changes: Any) -> Instance:
-    """An instance on GPU 0 of `node`, created at `at`."""
     made = an_instance(key, model_key, state, gpu_id=f"{node}/0", mib=256, revision=5)
     made = replace(made, engine="llamacpp", created_at=at, changed_at=at + 1.734)
     if state is InstanceState.READY:
@@ -233,7 +224,7 @@ def grants(holder: str, weights_mib: int, kv_mib: int) -> tuple[Grant, ...]:
 
 
 def fact(data: Any, at: float, number: int = 0, traceparent: str = "") -> Event:
-    """`data` as an event from a made-up writer; the end of a request as the router's report of it."""
+    """A finished request becomes the router's report."""
     if isinstance(data, RequestFinished):
         data = RouterRequestsFinished(router_id=data.router_id, requests=(data,), traceparents=(traceparent,))
     id_ = f"e-{data.TYPE}-{number}-{at}"
@@ -241,7 +232,6 @@ def fact(data: Any, at: float, number: int = 0, traceparent: str = "") -> Event:
 
 
 def view(now: float) -> FleetView:
-    """A console's view of the fleet of `fleet_events`, with bus and store connected."""
     seen = FleetView()
     for name in ("bus", "store"):
         seen.source(name, True, now)
@@ -251,7 +241,6 @@ def view(now: float) -> FleetView:
 
 
 def fleet_events(now: float) -> list[Event]:
-    """The events of six models on three nodes, in all states that the console draws."""
     models = [
         model("smol-chat", "smol-chat", 139, pinned=True),
         model("smol-poet", "smol-poet", 139),
@@ -325,7 +314,6 @@ def request_finished(number: int, at: float) -> RequestFinished:
 def a_decision(
     number: int, kind: str = "place", reason: str = "it is the first with enough free memory", **fields: Any
 ) -> DecisionRecord:
-    """Decision d-`number`."""
     given = {"policy": "first_fit", "service": "placer", "made_at": float(number), **fields}
     return DecisionRecord(decision_id=f"d-{number}", kind=kind, reason=reason, **given)
 
@@ -347,8 +335,6 @@ def decisions(now: float) -> list[DecisionRecord]:
 
 
 def placement(now: float) -> list[Event]:
-    """The chain of events of one placement: a request waits, an instance is asked for, placed by decision d-9,
-    ready."""
     waiting = RequestWaiting(
         model_key="smol-poet", request_id="req-w", router_id="router-1", num_waiting=1, waiting_since=now,
         deadline_at=now + 60,

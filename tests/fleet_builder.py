@@ -1,4 +1,4 @@
-"""Small builders of models, nodes, instances and events for tests of the controllers."""
+"""Builders of models, nodes, instances and events."""
 
 import itertools
 from typing import Any
@@ -16,7 +16,6 @@ _count = itertools.count(1)
 
 
 def a_model(name: str = "m", *, mib: int = 100, **fields: Any) -> Model:
-    """A model of `mib` MiB of weights and no KV cache, unless `fields` differ."""
     given: dict[str, Any] = {
         "name": name,
         "key": model_key(name),
@@ -30,7 +29,7 @@ def a_model(name: str = "m", *, mib: int = 100, **fields: Any) -> Model:
 
 
 def a_node(node_id: str = "node-1", *, gpus_mib: tuple[int, ...] = (300,), revision: int = 1, **fields: Any) -> Node:
-    """A node whose GPUs have these sizes; `grants` maps gpu index to (holder, mib) pairs."""
+    """`grants` maps gpu index to (holder, mib) pairs."""
     grants = fields.pop("grants", {})
     gpus = tuple(
         Gpu(
@@ -77,7 +76,7 @@ def an_event(
 
 
 def instance_event(instance: Instance, code: str = "") -> Event:
-    """The fact that publishes the state of `instance`. `code`: the error of an instance that has FAILED."""
+    """`code`: the error of a FAILED one."""
     return an_event(fact_of(instance, code))
 
 

@@ -1,4 +1,4 @@
-"""A real local fleet of processes for end-to-end and chaos tests, and the `glowplug` command as a person types it."""
+"""A real local fleet of processes, and the `glowplug` command."""
 
 import json
 import os
@@ -32,13 +32,11 @@ max_wait_s: 180
 engine_args: {{profile: "llama-2-7b/h800"}}
 """
 GLOWPLUG = (sys.executable, "-m", "glowplug.cli.main")
-READY_S = "240"  # a dozen processes start at once, beside those of other tests
+READY_S = "240"
 
 
 @dataclass
 class Fleet:
-    """One fleet in `state_dir`, whose autoscaler watches `models_dir`."""
-
     state_dir: Path
     models_dir: Path
     env: dict[str, str]
@@ -64,14 +62,12 @@ class Fleet:
         return fleet
 
     def cli(self, *args: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-        """Run `glowplug ARGS` against this fleet."""
         command = [sys.executable, "-m", "glowplug.cli.main", *args]
         env = self.env | {"GLOWPLUG_STATE_DIR": str(self.state_dir)}
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     @property
     def secrets(self) -> set[str]:
-        """All secrets in the fleet's state directory."""
         kept = json.loads((self.state_dir / "secrets.json").read_text())
         return {*kept.pop("passwords").values(), *kept.values()}
 
@@ -88,7 +84,6 @@ class Fleet:
         return {"Authorization": f"Bearer {self.document['admin_token']}"}
 
     def process(self, name: str) -> dict[str, Any]:
-        """The row of one process, by its name or its service."""
         rows: list[dict[str, Any]] = self.document["processes"]
         return next(p for p in rows if name in (p["name"], p["service"]))
 
@@ -107,7 +102,6 @@ class Fleet:
         return data
 
     def policies(self) -> dict[str, str]:
-        """The policy of each kind, as the services report it."""
         services = ("router", "predictor", "placer", "autoscaler", "prefetcher")
         answers = [httpx.get(self.process(name)["url"] + "/policies").json() for name in services]
         return {kind: policy for answer in answers for kind, policy in answer.items() if kind in KINDS}
@@ -117,7 +111,6 @@ class Fleet:
         return httpx.post(self.url("data") + "/v1/chat/completions", json=body, timeout=timeout_s)
 
     def ready(self) -> bool:
-        """Return whether every process reports that it is ready."""
         rows = self.document["processes"]
         return all(p["state"] == "ready" for p in rows) and all(
             httpx.get(p["url"] + "/ready", timeout=2).status_code == 200 for p in rows if p["url"]
@@ -138,7 +131,6 @@ class Fleet:
 
 
 def glowplug(state: Path, *argv: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run one `glowplug` command against the fleet of `state`."""
     full = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")} | env
     ended = subprocess.run(
         [*GLOWPLUG, argv[0], "--state-dir", str(state), *argv[1:]],
@@ -157,7 +149,6 @@ def as_json(state: Path, *argv: str) -> Any:
 
 @contextmanager
 def running() -> Iterator[Path]:
-    """Run a fleet and yield its state directory; checks at the end that no process is left."""
     with tempfile.TemporaryDirectory(prefix="gp-e2e-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "s"
         try:
@@ -171,6 +162,5 @@ def running() -> Iterator[Path]:
 
 
 def document(state: Path) -> dict[str, Any]:
-    """The document of a running fleet, fleet.json: its addresses and processes."""
     found: dict[str, Any] = json.loads((state / "fleet.json").read_text())
     return found

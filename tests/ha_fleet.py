@@ -1,4 +1,4 @@
-"""A fleet of single processes, with two of each elected service, for tests of failover. Emulated engine."""
+"""A fleet with two processes of each elected service. Emulated engine."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ from tests.server_clusters import Clusters
 from tests.servers import Infra
 from tests.waiting import wait_until
 
-START_S = 240.0  # ten processes at once on a busy machine
+START_S = 240.0
 ADMIN = {"Authorization": "Bearer secret"}
 
 
 @dataclass
 class Process:
-    """One service process; its log survives restarts."""
+    """Its log survives restarts."""
 
     name: str
     module: str
@@ -40,7 +40,7 @@ class Process:
         return f"http://127.0.0.1:{self.env['GLOWPLUG_DATA_PORT']}"
 
     def start(self) -> "Process":
-        argv, folder = [sys.executable, "-m", self.module], self.log_path.parent  # so that PYTHONPATH selects the tree
+        argv, folder = [sys.executable, "-m", self.module], self.log_path.parent  # PYTHONPATH selects the tree
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(argv, cwd=folder, env=self.env, stdout=log, stderr=log)
         return self
@@ -59,7 +59,6 @@ class Process:
         return httpx.get(self.url + path, timeout=30).json()
 
     def health(self) -> dict[str, Any]:
-        """The answer of `/health`, or {} if the process does not answer."""
         try:
             found: dict[str, Any] = self.get("/health")
         except httpx.HTTPError:
@@ -70,7 +69,7 @@ class Process:
         return self.health().get("role") == "leader"
 
     def ready(self) -> bool:
-        """Return whether the process is ready. Raises AssertionError with the end of its log if it has ended."""
+        """Raises AssertionError with the end of its log if it has ended."""
         if self.process is not None and self.process.poll() is not None:
             raise AssertionError(f"{self.name} ended with {self.process.returncode}:\n{self.log()[-2000:]}")
         try:
@@ -84,9 +83,6 @@ class Process:
 
 @dataclass
 class HaFleet:
-    """A fleet in which each elected service has two processes: `pair("placer")` are both, `leader("placer")` the
-    leader."""
-
     folder: Path
     infra: Infra | Clusters
     lease_s: float = 2.0
@@ -149,14 +145,12 @@ class HaFleet:
         return [p for name, p in self.processes.items() if name.startswith(f"{service}-")]
 
     def leader(self, service: str) -> Process | None:
-        """The process of a service that reports to lead, or None; fails if two do."""
+        """Returns None without one; fails if two report to lead."""
         leaders = [p for p in self.pair(service) if p.leads()]
         assert len(leaders) <= 1, [p.name for p in leaders]
         return leaders[0] if leaders else None
 
     def roles(self, service: str) -> tuple[Process, Process]:
-        """(leader, standby) of a service, once there are both."""
-
         def both() -> tuple[Process, Process] | None:
             leader = self.leader(service)
             standby = [p for p in self.pair(service) if p.health().get("role") == "standby"]
@@ -177,7 +171,6 @@ class HaFleet:
         return found
 
     def failover_s(self, service: str, harm: Any, within_s: float) -> float:
-        """Seconds from `harm(leader)` until the standby reports that it leads."""
         leader, standby = self.roles(service)
         began = time.monotonic()
         harm(leader)
@@ -197,6 +190,5 @@ class HaFleet:
 
 
 def emulated(name: str, keep_alive_s: float = -1, **more: str) -> str:
-    """The text of a model file for the emulated engine."""
     extra = "".join(f"{key}: {value}\n" for key, value in more.items())
     return EMULATED.format(name=name, keep_alive_s=keep_alive_s) + extra

@@ -1,4 +1,4 @@
-"""A hub of model repositories on 127.0.0.1: the routes that clients of the Hugging Face hub use, and its redirects."""
+"""A hub of model repositories on 127.0.0.1, with Hugging Face's routes and redirects."""
 
 import hashlib
 import json
@@ -16,31 +16,29 @@ _API = re.compile(r"/api/models/([^/]+/[^/]+?)/revision/([^/]+)")
 _FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
-@lru_cache(maxsize=64)  # each request needs the hash, and weights are large
+@lru_cache(maxsize=64)  # hashed per request, and weights are large
 def etag_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
 @dataclass
 class HubServer(LocalServer):
-    """A hub of model repositories. `repos` maps a repository to its files; `commits` a revision to its commit. A GET of
-    a file whose name ends in .gguf or .safetensors is redirected to a path of the store, which has another ETag, as
-    with the real hub; a HEAD is answered without redirect, as by mirrors."""
+    """`commits`: revision -> commit. As with the real hub, a GET of .gguf or .safetensors is redirected to a store path
+    with another ETag; a HEAD is answered directly, as by mirrors."""
 
     repos: dict[str, dict[str, bytes]]
     commits: dict[str, str] = field(default_factory=lambda: {"main": "a" * 40})
     token: str = ""  # required of clients, if set
     gated: bool = False
-    tells_sizes: bool = True  # False: a mirror's listing without sizes
+    tells_sizes: bool = True  # False: as a mirror lists files
     statuses: list[int] = field(default_factory=list)  # of the first answers, one each
     requests: list[tuple[str, str, str, str]] = field(default_factory=list)  # method, path, Range, Authorization
 
     def fetched(self) -> list[str]:
-        """Paths of the files that clients have fetched."""
         return [path for method, path, *_ in self.requests if method == "GET" and not path.startswith("/api/")]
 
     def fill_cache(self, cache_dir: Path, repo: str, names: list[str] | None = None, revision: str = "main") -> Path:
-        """Fill a cache as `hf download` does, with a snapshot of links into a store of blobs. Returns the snapshot."""
+        """Fill it as `hf download` does, with links into a blob store. Returns the snapshot."""
         root = cache_dir / f"models--{repo.replace('/', '--')}"
         snapshot = root / "snapshots" / self.commits[revision]
         for name, content in self.repos[repo].items():

@@ -1,11 +1,11 @@
-"""A stand-in of Kubernetes' API server, as much of it as the operator and `kubectl` need.
+"""A stand-in for Kubernetes' API server, sufficient for the operator and `kubectl`.
 
-Objects with resourceVersion, generation, uid, finalizers and deletionTimestamp; list with pages, watch with the changes
-since a version (410 once they are forgotten), merge patches, server-side apply with an owner of each field, the
-subresources status and scale, printer columns as a Table, and conflicts of a stale resourceVersion. Custom resources
-are those of deploy/helm/glowplug/crds and are held against their schemas; CEL rules are not evaluated.
+Objects with resourceVersion, generation, uid, finalizers and deletionTimestamp; paged lists, watches (410 once changes
+are forgotten), merge patches, server-side apply, the subresources status and scale, printer columns as a Table,
+conflicts. Custom resources of deploy/helm/glowplug/crds are validated by their schemas, but CEL rules are not
+evaluated.
 
-    python -m tests.kube_api 8001     # then: kubectl --server http://127.0.0.1:8001 get models
+python -m tests.kube_api 8001     # then: kubectl --server http://127.0.0.1:8001 get models
 """
 
 import asyncio
@@ -37,8 +37,6 @@ BUILT_IN |= {("v1", "namespaces"): "Namespace", ("v1", "events"): "Event"}
 
 
 class Refused(Exception):
-    """An answer that is no success."""
-
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
@@ -50,8 +48,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object that is served: `crd` of a custom resource, or None."""
-
     group_version: str
     plural: str
     name: str
@@ -65,7 +61,6 @@ class Kind:
 
 
 def kinds() -> dict[tuple[str, str], Kind]:
-    """(group and version, plural) -> the kind."""
     found = {key: Kind(*key, name) for key, name in BUILT_IN.items()}
     for crd in definitions().values():
         names, version = crd["spec"]["names"], crd["spec"]["versions"][0]["name"]
@@ -76,21 +71,19 @@ def kinds() -> dict[tuple[str, str], Kind]:
 
 @dataclass
 class KubeApi:
-    """The objects and the log of their changes. `down`: every call is refused, as while an API server restarts."""
+    """`down`: every call is refused, as during a restart."""
 
     objects: dict[tuple[str, str, str], Document] = field(default_factory=dict)  # (plural, namespace, name)
     log: list[tuple[int, str, str, Document]] = field(default_factory=list)  # (version, plural, change, object)
-    forgotten: int = 0  # changes up to this version are no longer kept
+    forgotten: int = 0  # changes up to this version are gone
     version: int = 100
-    writes: list[tuple[str, str]] = field(default_factory=list)  # (method, path) of what changed something
-    refuse_next: list[Refused] = field(default_factory=list)  # of writes
+    writes: list[tuple[str, str]] = field(default_factory=list)  # (method, path) of each change
+    refuse_next: list[Refused] = field(default_factory=list)  # refusals of the next writes
     down: bool = False
     num_expired: int = 0  # watches that got 410
     lock: Any = field(default_factory=threading.RLock)  # of changes, by tests and by clients
     url: str = ""
     kinds: dict[tuple[str, str], Kind] = field(default_factory=kinds)
-
-    # what tests ask and do
 
     def get(self, plural: str, name: str, namespace: str = "default") -> Document:
         return self.objects[plural, namespace, name]
@@ -100,36 +93,32 @@ class KubeApi:
         return found
 
     def conditions(self, plural: str, name: str) -> dict[str, str]:
-        """Type -> reason of each condition that holds, `!reason` of one that does not."""
+        """Type -> reason, `!reason` of a false condition."""
         rows = self.status(plural, name).get("conditions", ())
         return {one["type"]: ("" if one["status"] == "True" else "!") + one["reason"] for one in rows}
 
     def events(self) -> list[tuple[str, str]]:
-        """(reason, note) of each."""
         return [(o["reason"], o["note"]) for (plural, _, _), o in self.objects.items() if plural == "events"]
 
     def declare(self, kind: str, name: str, **spec: Any) -> Document:
-        """Apply a resource as a person does."""
         document = {"apiVersion": f"{GROUP}/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
         with self.lock:
             return self.apply(self.kinds[f"{GROUP}/v1alpha1", f"{kind.lower()}s"], "default", name, document, "kubectl")
 
     def remove(self, kind: str, name: str) -> None:
-        """Delete a resource as a person does: it stays while it has finalizers."""
+        """It stays while it has finalizers."""
         with self.lock:
             self.delete(self.kinds[f"{GROUP}/v1alpha1", f"{kind.lower()}s"], "default", name)
 
     def forget(self, *changes: Callable[[], Any]) -> None:
-        """Make changes and keep none: who has not seen them yet gets 410."""
+        """A watch that has not seen these changes gets 410."""
         with self.lock:
             for change in changes:
                 change()
             self.forgotten, self.log = self.version, []
 
-    # objects
-
     def put(self, kind: Kind, found: Document, change: str) -> Document:
-        """Keep an object as it is to be, under a new version; one that nobody holds any more goes."""
+        """Store under a new version; remove a deleted one without finalizers."""
         self.version += 1
         meta = found["metadata"]
         meta["resourceVersion"] = str(self.version)
@@ -169,7 +158,6 @@ class KubeApi:
         return self.put(kind, found, "ADDED")
 
     def change(self, kind: Kind, old: Document, new: Document, part: str = "") -> Document:
-        """Replace an object, or its status. Raises Refused for a stale version."""
         meta, was = new["metadata"], old["metadata"]
         if meta.get("resourceVersion", was["resourceVersion"]) != was["resourceVersion"]:
             raise Refused(409, "Conflict", "the object has been modified; apply your changes to the latest version")
@@ -190,7 +178,7 @@ class KubeApi:
         return old if before == after else self.put(kind, kept, "MODIFIED")
 
     def apply(self, kind: Kind, namespace: str, name: str, given: Document, manager: str, part: str = "") -> Document:
-        """Server-side apply: `manager` owns the fields given, and those it owned and no longer gives go."""
+        """Server-side apply: `manager` owns the given fields; its former ones that are missing are removed."""
         old = self.objects.get((kind.plural, namespace, name))
         if old is None:
             if part:
@@ -236,8 +224,6 @@ class KubeApi:
                 404, "NotFound", f'{kind.plural}.{kind.group_version.partition("/")[0]} "{name}" not found'
             ) from None
 
-    # HTTP
-
     def app(self) -> Starlette:
         return Starlette(
             routes=[Route("/{path:path}", self._answer, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
@@ -253,7 +239,6 @@ class KubeApi:
             return JSONResponse(error.document(), error.status)
 
     def _discovered(self, path: str) -> Document | None:
-        """The documents by which `kubectl` finds what there is."""
         if path == "/version":
             return {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
         if path == "/api":
@@ -282,7 +267,6 @@ class KubeApi:
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": gv, "resources": rows}
 
     def _place(self, path: str) -> tuple[Kind, str, str, str]:
-        """Kind, namespace, name and subresource of a path; Raises Refused for one that is not served."""
         parts = path.strip("/").split("/")
         gv, rest = (
             ("/".join(parts[1:3]), parts[3:]) if parts[0] == "apis" else (parts[1] if parts[1:] else "", parts[2:])
@@ -366,7 +350,6 @@ class KubeApi:
         return {"kind": f"{kind.name}List", "apiVersion": kind.group_version, "metadata": meta, "items": page}
 
     def _shown(self, kind: Kind, rows: list[Document], accept: str) -> Document | None:
-        """The rows as a Table, where the client asks for one."""
         if "as=Table" not in accept or kind.crd is None:
             return None
         columns = kind.version["additionalPrinterColumns"]
@@ -419,14 +402,13 @@ class KubeApi:
 
 
 def _as_core(event: Document) -> Document:
-    """An event of events.k8s.io as the older API shows it, which `kubectl describe` reads."""
+    """Show it in the older API's form, for `kubectl describe`."""
     seen = dict.fromkeys(("firstTimestamp", "lastTimestamp"), event["eventTime"][:19] + "Z")
     shown = {**event, **seen, "apiVersion": "v1", "involvedObject": event["regarding"], "message": event["note"]}
     return {**shown, "source": {"component": event["reportingController"]}, "count": 1}
 
 
 def _checked(schema: Any) -> Any:
-    """A structural schema as jsonschema takes it: closed, with int-or-string."""
     if isinstance(schema, list):
         return [_checked(one) for one in schema]
     if not isinstance(schema, dict):
@@ -438,7 +420,7 @@ def _checked(schema: Any) -> Any:
 
 
 def _leaves(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of the fields that a manager owns: lists are owned whole, but finalizers and conditions by element."""
+    """Lists are owned whole, but finalizers and conditions by element."""
     if path == ("metadata", "finalizers"):
         yield from ((*path, f"={one}") for one in found)
     elif path == ("status", "conditions"):
@@ -501,7 +483,6 @@ def _merged(found: Any, patch: Any) -> Any:
 
 
 def _cell(row: Document, column: Document) -> Any:
-    """The value of a printer column: a path of names, or of one condition's field."""
     path = column["jsonPath"].lstrip(".")
     if "[?(" in path:
         wanted, last = path.partition('=="')[2].partition('"')[0], path.rpartition(".")[2]
@@ -518,7 +499,6 @@ def _cell(row: Document, column: Document) -> Any:
 
 @contextmanager
 def serving(port: int = 0) -> Iterator[KubeApi]:
-    """A stand-in on a port of its own, in a thread."""
     api, sock = KubeApi(), listen("127.0.0.1", port)
     api.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     config = uvicorn.Config(api.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)

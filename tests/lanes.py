@@ -1,10 +1,9 @@
 """The lane of each test, and the tests that must not run at the same time.
 
-`make test` runs the fast lane: tests that need only the environment. `make test-system` runs the system lane: fleets of
-processes, containers, namespaces, a real vLLM. Both run several files at a time (pytest-xdist). The tests of one file
-stay together, in order, in one process; files that share a single resource of the machine run one after the other.
-`make test-long` runs tests marked `long`, which are further cases of tests in another lane, and every property again
-with many examples.
+`make test` runs the fast lane, `make test-system` the system lane: fleets of processes, containers, namespaces, a real
+vLLM. Both run several files at a time (pytest-xdist). The tests of one file stay together, in order, in one process;
+files that share a resource of the machine run one after the other. `make test-long` runs tests marked `long`, and every
+property again with many examples.
 """
 
 import re
@@ -12,19 +11,19 @@ from functools import cache
 from pathlib import PurePath
 
 FAST, SYSTEM, LONG = "fast", "system", "long"
-EXAMPLES = {FAST: 25, SYSTEM: 25, LONG: 400}  # of each property, where the test names no other number
-PROPERTIES = "tests/properties"  # in the fast lane and in the long one
+EXAMPLES = {FAST: 25, SYSTEM: 25, LONG: 400}  # of each property without a number of its own
+PROPERTIES = "tests/properties"  # both fast and long
 
-# A test's lane is that of its nearest row, else the fast lane.
+# The nearest row applies, else the fast lane.
 LANES: dict[str, str] = {
     "tests/chaos": SYSTEM,
-    "tests/clients": SYSTEM,  # all of it marked long
+    "tests/clients": SYSTEM,  # all marked long
     "tests/compose/test_images.py": SYSTEM,
     "tests/compose/test_lane.py": SYSTEM,
     "tests/e2e": SYSTEM,
-    "tests/e2e/test_smoke.py": FAST,  # one fleet of llama.cpp, as the README starts it
+    "tests/e2e/test_smoke.py": FAST,  # one fleet of llama.cpp, as in the README
     "tests/e2e/test_simulate_command.py": FAST,
-    "tests/e2e/console": FAST,  # whole: where containers come and go, chromium breaks off what it loads
+    "tests/e2e/console": FAST,  # whole: containers that start and stop break off chromium's loads
     "tests/integration/test_agent_faults.py": SYSTEM,
     "tests/integration/test_odd_bytes.py": SYSTEM,
     "tests/integration/test_operator.py": SYSTEM,
@@ -37,9 +36,9 @@ LANES: dict[str, str] = {
     "tests/k8s/test_namespaces.py": SYSTEM,
     "tests/observability/test_live.py": SYSTEM,
     "tests/simulation/test_recorded_fleets.py": SYSTEM,
-    "tests/simulation/test_paper_rows.py": SYSTEM,  # a minute of simulation, and needs the public traces
+    "tests/simulation/test_paper_rows.py": SYSTEM,  # a minute of simulation; needs the public traces
 }
-# Of these files the tests marked `vllm` or `system` are in the system lane, the others in the fast one.
+# Only tests of these files marked `vllm` or `system` are in the system lane.
 BOTH = frozenset(
     {
         "tests/contract/test_engine_address.py",
@@ -49,7 +48,7 @@ BOTH = frozenset(
     }
 )
 
-# Resources that a machine has only once, by the tests that use them.
+# Single resources of a machine, by the tests that use them.
 SHARED: dict[str, str] = {
     "tests/compose/test_images.py": "containers",
     "tests/compose/test_lane.py": "containers",
@@ -61,7 +60,7 @@ SHARED: dict[str, str] = {
 }
 VLLM = "vllm"  # one engine takes both cores of a small machine
 
-# Files whose tests take long and share nothing: each test runs wherever a worker is free.
+# Files of long, independent tests: each runs on any free worker.
 SPREAD = frozenset(
     {
         "tests/e2e/test_simulate_command.py",
@@ -101,12 +100,11 @@ FIRST: tuple[str, ...] = (
 )
 
 
-_IN_A_GROUP = str.maketrans({":": "/", "[": "(", "]": ")"})  # pytest-xdist splits names at the replaced characters
+_IN_A_GROUP = str.maketrans({":": "/", "[": "(", "]": ")"})  # pytest-xdist splits names at these
 
 
 def nearest(path: str, table: dict[str, str]) -> str:
-    """The value of `path` in a table, else of the nearest folder above it, else "". Paths are relative to the
-    checkout."""
+    """The value of `path`, else of the nearest folder above it, else "". Paths are relative to the checkout."""
     return next((table[place] for place in _upwards(path) if place in table), "")
 
 
@@ -116,17 +114,15 @@ def _upwards(path: str) -> tuple[str, ...]:
 
 
 def lane(path: str, *, is_marked: bool = False) -> str:
-    """FAST or SYSTEM; `is_marked`: the test is marked `vllm` or `system`."""
+    """`is_marked`: marked `vllm` or `system`."""
     return SYSTEM if is_marked else nearest(path, LANES) or FAST
 
 
 def is_property(path: str) -> bool:
-    """Return whether `path` is a file of property tests."""
     return path.startswith(f"{PROPERTIES}/")
 
 
 def group(path: str, nodeid: str, *, is_vllm: bool = False) -> str:
-    """The group of a test; the tests of a group run one after the other, in one process."""
     if is_vllm:
         return VLLM
     alone = nodeid.translate(_IN_A_GROUP)
@@ -134,11 +130,9 @@ def group(path: str, nodeid: str, *, is_vllm: bool = False) -> str:
 
 
 def without_group(name: str) -> str:
-    """A test's name without the group that pytest-xdist appends."""
     return re.sub(r"@[^\]]*$", "", name)
 
 
 def rank(path: str, *, is_vllm: bool = False) -> int:
-    """The position of a test's group in the order of starts."""
     name = VLLM if is_vllm else path
     return FIRST.index(name) if name in FIRST else len(FIRST)

@@ -1,7 +1,6 @@
-"""Random operations on ledger, pool and slots of one host GPU, each compared with a model of a few dictionaries.
+"""Random operations on ledger, pool and slots of one host GPU, checked against a simple model.
 
-Used by tests/properties/test_memory.py. An operation that is impossible by the model must be refused with its typed
-error and change nothing.
+An operation that the model forbids must raise its typed error and change nothing.
 """
 
 import ctypes
@@ -30,18 +29,14 @@ OPERATIONS = ("prewarm", "prewarm", "activate", "donate", "evict", "evict", "kee
 
 @dataclass
 class Held:
-    """The model's state of one slot."""
-
-    weights: int = 0  # chunks
+    weights: int = 0
     kv: int = 0
-    seed: int = 0  # offset in `_BYTES` at which its weights begin
-    num_bytes: int = 0  # of its weights
-    kv_mark: bytes = b""  # at the beginning of its KV cache
+    seed: int = 0  # its weights' offset in `_BYTES`
+    num_bytes: int = 0
+    kv_mark: bytes = b""
 
 
 class MemoryModel:
-    """A GPU's memory beside its model. `step` does one operation and raises AssertionError at any difference."""
-
     def __init__(self) -> None:
         self.memory = HostMemory(NUM_CHUNKS * CHUNK, CHUNK)
         self.ledger = ByteLedger([Gpu(gpu_id=GPU, total_bytes=NUM_CHUNKS * CHUNK)])
@@ -55,13 +50,11 @@ class MemoryModel:
         self._scratch = ctypes.create_string_buffer(CHUNK)
 
     def step(self, chance: random.Random) -> None:
-        """Do one operation on one slot, and check everything that is cheap to check."""
         operation, name = chance.choice(OPERATIONS), chance.choice(NAMES)
         getattr(self, f"_{operation}")(name, chance)
         self._check(chance)
 
     def close(self) -> None:
-        """Give everything back, and check that nothing is held any more."""
         for name, slot in self.slots.items():
             self.pool.give(name, slot.close())
         assert self.pool.num_free == NUM_CHUNKS and not self.pool.holders
@@ -74,7 +67,7 @@ class MemoryModel:
         return NUM_CHUNKS - sum(one.weights + one.kv for one in self.held.values())
 
     def _prewarm(self, name: str, chance: random.Random) -> None:
-        """Prewarm weights into a slot; whatever the ledger grants, the pool must have."""
+        """The pool must have every chunk the ledger grants."""
         slot, held = self.slots[name], self.held[name]
         seed, num_bytes = chance.randrange(256), chance.randint(1, MOST_WEIGHTS * CHUNK)
         wanted = num_chunks(self.memory, num_bytes)
@@ -91,7 +84,6 @@ class MemoryModel:
             self.done["prewarmed"] += 1
 
     def _activate(self, name: str, chance: random.Random) -> None:
-        """Activate one slot, which grows into the memory of some others that are evicted."""
         held = self.held[name]
         if not held.weights:
             return
@@ -143,7 +135,6 @@ class MemoryModel:
         self.done["written"] += 1
 
     def _misuse(self, name: str, chance: random.Random) -> None:
-        """Try operations that must be refused in every state."""
         slot, memory = self.slots[name], self.memory
         behind = slot.address + slot.num_chunks * CHUNK
         attempts = [
@@ -175,7 +166,7 @@ class MemoryModel:
         return {GPU: {GrantOwner.WEIGHTS: weights * CHUNK, GrantOwner.KV: kv * CHUNK}}
 
     def _mark(self, name: str, chance: random.Random) -> None:
-        """Write a few bytes at the beginning of the KV cache, which must stay as long as it does."""
+        """The mark must last as long as the KV cache."""
         held, slot = self.held[name], self.slots[name]
         if held.kv:
             held.kv_mark = chance.randbytes(8)
@@ -183,7 +174,6 @@ class MemoryModel:
             self.memory.copy_in(slot.address + slot.weights_end, ctypes.addressof(mark), 8)
 
     def _check(self, chance: random.Random) -> None:
-        """Check that ledger, pool, slots and model hold the same bytes, and that a chunk of weights is unchanged."""
         assert self.pool.num_free == self.num_free and self.pool.num_held == NUM_CHUNKS - self.num_free
         assert sum(gpu.free_bytes for gpu in self.ledger.gpus) == self.num_free * CHUNK
         for name, held in self.held.items():

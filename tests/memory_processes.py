@@ -1,10 +1,8 @@
-"""An owner, engines and an agent as processes, random requests among them, and kills: `python -m tests.memory_processes
-SEED OPERATIONS`.
+"""An owner, engines and an agent as processes, with random requests and kills: `python -m tests.memory_processes SEED
+OPERATIONS`.
 
-Engines load weights into slots, publish them, attach weights that others published, grow and cut their KV cache, and
-check every byte they have. A model knows the holders of all chunks. After each kill and every few steps the owner must
-count as the model does; a restarted owner must know all chunks of living engines, and a restarted agent must find the
-same ledger.
+A model tracks the holders of all chunks. After each kill and every few steps the owner must agree with it; a restarted
+owner must know all chunks of living engines, and a restarted agent must find the same ledger.
 """
 
 import ctypes
@@ -39,18 +37,17 @@ CHUNK = 4096
 NUM_CHUNKS = 64
 MOST_WEIGHTS = 12
 NUM_ENGINES = 4
-KILL_EVERY = 40  # operations, about
+KILL_EVERY = 40  # operations, on average
 _BYTES = random.Random(11).randbytes(MOST_WEIGHTS * CHUNK + 256)
 
 
 def weights_of(name: str, num_chunks: int) -> bytes:
-    """The weights of a model, by its name."""
     seed = int(name) % 256
     return _BYTES[seed : seed + num_chunks * CHUNK]
 
 
 class Engine:
-    """An engine in a process of its own: slots with its own or attached weights, each with a KV cache."""
+    """Slots have own or attached weights, each with a KV cache."""
 
     def __init__(self, path: Path) -> None:
         self.memory = HostMemory(CHUNK, CHUNK)  # it creates none itself
@@ -109,7 +106,6 @@ class Engine:
         self.client.give(name, self.slots.pop(name).close())
 
     def check(self) -> None:
-        """Check every byte of weights, and the mark of each KV cache."""
         for name, slot in self.slots.items():
             got = ctypes.create_string_buffer(slot.weights_end)
             self.memory.copy_out(ctypes.addressof(got), slot.address, slot.weights_end)
@@ -124,13 +120,11 @@ class Engine:
 
 
 class Agent:
-    """An agent in a process of its own, which fills a ledger from the owner's answers and holds nothing."""
-
     def __init__(self, path: Path) -> None:
         self.client = OwnerClient(HostMemory(CHUNK, CHUNK), path, WAIT_S)
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The bytes by pid (and "shared") in a newly filled ledger, its free bytes, and the owner's free chunks."""
+        """Bytes by pid (and "shared") and free bytes of a new ledger, and the owner's free chunks."""
         said = self._holdings()
         ledger = ByteLedger([Gpu(gpu_id="n/0", total_bytes=NUM_CHUNKS * CHUNK)])
         for one in said["holders"]:
@@ -152,8 +146,6 @@ class Agent:
 
 @dataclass
 class Process:
-    """A fork that answers requests until it is killed."""
-
     pid: int
     socket: socket.socket
 
@@ -168,7 +160,6 @@ class Process:
 
 
 def start(make: Callable[[], Any]) -> Process:
-    """Fork this process; the child serves requests with the object that `make` returns."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid:
@@ -190,11 +181,9 @@ def start(make: Callable[[], Any]) -> Process:
 
 @dataclass
 class Fleet:
-    """The owner, the engines and the agent, and the model of who holds what."""
-
     folder: Path
     done: Counter[str] = field(default_factory=Counter)
-    engines: dict[int, Process] = field(default_factory=dict)  # by number
+    engines: dict[int, Process] = field(default_factory=dict)
     weights: dict[int, set[str]] = field(default_factory=dict)  # engine -> names in its slots
     kv: dict[int, dict[str, int]] = field(default_factory=dict)  # engine -> name -> chunks
     sizes: dict[str, int] = field(default_factory=dict)  # name -> chunks
@@ -221,7 +210,6 @@ class Fleet:
         return set().union(*self.weights.values())
 
     def step(self, chance: random.Random) -> None:
-        """Do one request, or one kill."""
         number = chance.randrange(NUM_ENGINES)
         if chance.randrange(KILL_EVERY) == 0:
             chance.choice([self._kill_owner, self._kill_agent, self._kill_engine])(number, chance)
@@ -280,7 +268,6 @@ class Fleet:
         assert answer == {"ok": None}, (number, answer)
 
     def _kill_engine(self, number: int, chance: random.Random) -> None:
-        """Kill and restart an engine, at rest or in the middle of a request."""
         if chance.random() < 0.5:
             send(self.engines[number].socket, {"verb": "load", "name": str(self.next_name), "num_chunks": 5})
             self.next_name += 1
@@ -295,8 +282,7 @@ class Fleet:
         self.done["agents killed"] += 1
 
     def _kill_owner(self, number: int, chance: random.Random) -> None:
-        """Kill and restart the owner, at rest or in the middle of a request. The engines go on; each finds the new
-        owner and reports its chunks."""
+        """Kill it at rest or in mid-request. Engines live on, find the new owner and report their chunks."""
         if chance.random() < 0.5:
             self._lose_owner(number, chance)
         self._end_owner()
@@ -308,8 +294,8 @@ class Fleet:
         self.done["owners killed"] += 1
 
     def _lose_owner(self, number: int, chance: random.Random) -> None:
-        """Kill the owner during an engine's request. The engine must report whether the request was done, and chunks
-        that it gave back stay given back."""
+        """Kill it in an engine's request. The engine must report whether that took effect; released chunks stay
+        released."""
         engine, kv = self.engines[number], self.kv[number]
         if kv and chance.random() < 0.5:
             asked = {"verb": "cut", "name": chance.choice(sorted(kv))}
@@ -335,8 +321,7 @@ class Fleet:
         self.owner = 0
 
     def _asked(self, number: int, needs: int, **asked: Any) -> bool:
-        """Send a request to an engine, and check that it succeeds exactly if there is memory. Returns whether it
-        did."""
+        """The request must succeed exactly if there is memory. Returns whether it did."""
         answer = self.engines[number].ask(**asked)
         fits = needs <= NUM_CHUNKS - self.num_held
         assert answer == ({"ok": None} if fits else {"full": True}), (answer, asked, self.num_held)
@@ -344,8 +329,6 @@ class Fleet:
         return fits
 
     def _check(self) -> None:
-        """Check that the owner, asked by the agent, counts as the model does, once it has noticed the end of killed
-        processes and freed their chunks."""
         wanted = (NUM_CHUNKS - self.num_held) * CHUNK
         alone = {str(self.engines[n].pid): self._num_alone(n) * CHUNK for n in self.engines if self._num_alone(n)}
         deadline = time.monotonic() + WAIT_S
@@ -379,8 +362,6 @@ class Fleet:
 
 
 def run(seed: int, num_operations: int) -> dict[str, int]:
-    """Run a seeded sequence of operations. Returns counts by operation. Raises AssertionError at the first difference
-    from the model."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="gp-memory-") as folder:
         fleet = Fleet(Path(folder))

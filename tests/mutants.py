@@ -50,8 +50,8 @@ COPIED = (
     "README.md",
 )
 LEFT_OUT = ("tests/house", "tests/e2e", "tests/howto", "tests/k8s", "tests/compose", "tests/golden", "tests/unit/bench")
-NEAR, FAR = 8, 24  # test files of the first round, and of the second
-TRY_S = 120.0  # for each of the two rounds; a mutant that never ends counts as noticed
+NEAR, FAR = 8, 24
+TRY_S = 120.0  # per round; an endless mutant counts as noticed
 _TURNED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -71,13 +71,11 @@ _TURNED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Div: ast.Mult,
 }
 _SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
-_QUIET = frozenset({"log", "warnings"})  # texts of logs are no behaviour for tests
+_QUIET = frozenset({"log", "warnings"})  # log texts are no behaviour for tests
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of a file: the one with this `number` among all that _Changes finds."""
-
     path: str  # relative to the checkout, with slashes
     number: int
     line: int
@@ -88,8 +86,6 @@ class Mutant:
 
 
 class _Changes(ast.NodeTransformer):
-    """A transformer that counts the places that can be changed, and changes the one numbered `wanted`."""
-
     def __init__(self, wanted: int = -1) -> None:
         self.wanted, self.found = wanted, list[tuple[int, str]]()
 
@@ -173,7 +169,7 @@ class _Changes(ast.NodeTransformer):
         return node
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        return node  # texts of errors are no behaviour for mutants
+        return node  # error texts are no behaviour for mutants
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         return node
@@ -184,7 +180,7 @@ class _Changes(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        """Visit arguments and body only; decorators and the return annotation stay."""
+        """Leave decorators and the return annotation."""
         node.args = self.visit(node.args)
         node.body = [self.visit(one) for one in node.body]
         return node
@@ -192,7 +188,7 @@ class _Changes(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Module(self, node: ast.Module | ast.ClassDef) -> ast.AST:
-        """Visit all but constants and declarations, whose values are tuned and not for tests."""
+        """Leave constants and declarations, which are tuned, not tested."""
         kept = ast.Assign | ast.AnnAssign
         node.body = [one if isinstance(one, kept) else self.visit(one) for one in node.body]
         return node
@@ -205,26 +201,22 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _is_quiet(node: ast.Call) -> bool:
-    """Return whether a call only writes a log line or a warning."""
     owner = node.func.value if isinstance(node.func, ast.Attribute) else None
     return isinstance(owner, ast.Name) and owner.id in _QUIET
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    """All mutants of a file."""
     changes = _Changes()
     changes.visit(ast.parse(source))
     return [Mutant(path, number, line, change) for number, (line, change) in enumerate(changes.found)]
 
 
 def mutated(source: str, number: int) -> str:
-    """The source of a file with one change."""
     tree = _Changes(number).visit(ast.parse(source))
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def sample(packages: Sequence[str], num: int, seed: int) -> list[Mutant]:
-    """`num` mutants of all files of `packages`, each place as likely as any other."""
     files = [file for package in packages for file in _python_files(ROOT / package)]
     found = [one for file in files for one in mutants_of(file.relative_to(ROOT).as_posix(), file.read_text())]
     return random.Random(seed).sample(found, min(num, len(found)))
@@ -235,13 +227,11 @@ def _python_files(place: Path) -> Iterator[Path]:
 
 
 class Nearest:
-    """Finds the test files of the fast lane nearest to a module, by the number of imports between them."""
-
     def __init__(self) -> None:
         self._graph = grimp.build_graph("glowplug", "bench", "tests", cache_dir=None)
 
     def files(self, path: str) -> list[str]:
-        """At most NEAR + FAR test files, nearest first, and with the module's name in theirs first among equals."""
+        """At most NEAR + FAR; among equals, first those named after the module."""
         module = path.removeprefix("libs/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         module = f"glowplug.{module}" if module.startswith("services.") else module
         stem, asked, seen, found = module.rpartition(".")[2], {module}, {module}, list[str]()
@@ -260,8 +250,6 @@ def _is_asked(file: str) -> bool:
 
 
 class Copies:
-    """Copies of the tree, one for each worker, in which mutants are made and undone."""
-
     def __init__(self, folder: Path, num: int) -> None:
         self._free: SimpleQueue[Path] = SimpleQueue()
         pages = [page.name for page in ROOT.glob("*.md")]
@@ -278,7 +266,7 @@ class Copies:
             self._free.put(place)
 
     def failing(self, tests: Sequence[str], num_workers: int) -> str:
-        """The end of pytest's output for `tests` on the unchanged code; "" if all pass."""
+        """The end of pytest's output on the unchanged code; "" if all pass."""
         place = self._free.get()
         command = [*_PYTEST, "-n", f"{num_workers}", "--dist", "loadfile", *tests]
         done = subprocess.run(command, cwd=place, env=_env(place), capture_output=True, text=True, check=False)
@@ -286,7 +274,6 @@ class Copies:
         return "" if done.returncode == 0 else done.stdout[-3000:]
 
     def notices(self, mutant: Mutant, tests: Sequence[str]) -> bool:
-        """Return whether one of `tests` fails on the mutant."""
         place = self._free.get()
         file = place / mutant.path
         source = file.read_text()
@@ -317,7 +304,7 @@ def _fails(place: Path, tests: Sequence[str]) -> bool:
             start_new_session=True,
         )
         try:
-            return running.wait(TRY_S) not in (0, 5)  # 5: no test was run on this machine
+            return running.wait(TRY_S) not in (0, 5)  # 5: no test ran on this machine
         except subprocess.TimeoutExpired:
             return True
         finally:
@@ -325,7 +312,7 @@ def _fails(place: Path, tests: Sequence[str]) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try a sample of mutants. Returns 1 if the share noticed is below `--least`, 2 if the unchanged code fails."""
+    """Returns 1 if the share noticed is below `--least`, 2 if the unchanged code fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--num", type=int, default=300, help="how many mutants")

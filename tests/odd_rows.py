@@ -1,6 +1,5 @@
-"""Hypothesis strategies for odd rows and events, most of which decode: with the names of one small fleet, so that odd
-ones refer to each other, and with numbers and texts from the edges of what decodes.
-"""
+"""Hypothesis strategies for odd rows and events, most of which decode: names of one small fleet, so that they refer to
+each other, and extreme numbers and texts."""
 
 import dataclasses
 import json
@@ -33,8 +32,8 @@ from glowplug.state.rows import KEYS
 from tests.fleet_builder import a_model, a_node, an_instance
 
 NOW = 1_700_000_000.0
-TABLES = {**PLACER.tables, **AUTOSCALER.tables}  # which are all tables
-LARGE = 2**53  # decodes, and leaves room to count and to multiply
+TABLES = {**PLACER.tables, **AUTOSCALER.tables}
+LARGE = 2**53  # decodes, with room for counts and products
 INTS = (0, 1, 2, 8, -1, 100 << 20, 300 << 20, LARGE, -LARGE)
 FLOATS = (0.0, 0.5, -1.0, NOW, NOW - 60, NOW + 60, 1e-300, float(LARGE), -float(LARGE))
 NAMES = ("m", "other", "i-1", "i-2", "i-1.1", "node-1", "node-2", "node-1/0", "node-2/0", "emulated", "router-1", "")
@@ -72,7 +71,7 @@ NAMED: dict[str, tuple[str, ...]] = {
     "router_id": ("router-1", "router-2", ""),
     "holder": ("i-1", "i-2", "x"),
 }
-# For types that check their bounds: odd values within these.
+# Odd values within the bounds that these types check.
 SOUND: dict[Any, st.SearchStrategy[Any]] = {
     int: st.sampled_from([n for n in INTS if n > 0]),
     float: st.sampled_from([n for n in FLOATS if n >= 0]),
@@ -91,7 +90,6 @@ _drawn: dict[Any, st.SearchStrategy[Any]] = {}
 
 
 def odd(hint: Any) -> st.SearchStrategy[Any]:
-    """Odd values of one annotation, in JSON's form."""
     if hint not in _drawn:
         _drawn[hint] = _odd(hint)
     return _drawn[hint]
@@ -129,7 +127,6 @@ def _of_field(cls: type[Any], name: str, hint: Any) -> st.SearchStrategy[Any]:
 
 
 def tweaked(sound: Any) -> st.SearchStrategy[Any]:
-    """A valid value in JSON's form, with some fields of it, or of the value that it carries, odd."""
     plain: dict[str, Any] = msgspec.to_builtins(sound)
     holders: list[tuple[str | None, type[Any]]] = [(None, type(sound))]
     holders += [(name, type(getattr(sound, name))) for name in ("instance", "model", "node") if hasattr(sound, name)]
@@ -197,12 +194,10 @@ steps = st.lists(
 
 
 def event_bytes(number: int, kind: str, data: Any, at: float, epoch: int) -> bytes:
-    """The bytes of a drawn event on the bus."""
     about = {"event_id": f"e-{number}", "type": kind, "occurred_at": at, "issuer": "placer-1", "epoch": epoch}
     return json.dumps(about | {"data": data}).encode()
 
 
 def key_of(table: str, row: Mapping[str, Any]) -> str:
-    """The key of a drawn row in its table."""
     key: str = row[KEYS.get(table, "node_id")]
     return key

@@ -24,8 +24,8 @@ CLIENT_ID, SECRET = "glowplug-console", "secret-of-the-console"
 
 @dataclass
 class Provider:
-    """Whoever comes is logged in at once, with `claims`. `spoil` replaces claims of the ID token (None: leaves one
-    out), `alg` and `key` how it is signed."""
+    """Logs everybody in, with `claims`. `spoil` replaces claims of the ID token (None removes one), `alg` and `key` its
+    signature."""
 
     url: str = ""
     claims: dict[str, Any] = field(default_factory=lambda: {"email": "ann@example.org", "groups": ["staff", "ops"]})
@@ -33,10 +33,10 @@ class Provider:
     alg: str = "RS256"
     key: Any = field(default_factory=lambda: RSAKey.generate_key(2048, parameters={"kid": "first"}))
     published: list[Any] = field(default_factory=list)  # keys; empty: `key`
-    document: dict[str, Any] = field(default_factory=dict)  # of the discovery, in place of what it says
+    document: dict[str, Any] = field(default_factory=dict)  # replaces discovery fields
     has_logout: bool = True
-    error: str = ""  # what the login ends with
-    codes: dict[str, dict[str, str]] = field(default_factory=dict)  # what a browser asked with, by code
+    error: str = ""  # the login's error
+    codes: dict[str, dict[str, str]] = field(default_factory=dict)  # authorization request by code
     asked: list[str] = field(default_factory=list)  # paths
 
     def app(self) -> FastAPI:
@@ -102,14 +102,13 @@ class Provider:
         return RedirectResponse(request.query_params["post_logout_redirect_uri"], 303)
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """Of a console whose people log in here."""
         own = {"oidc_issuer": self.url, "oidc_client_id": CLIENT_ID, "oidc_client_secret": SECRET}
         return own | {"oidc_viewers": "staff", "oidc_operators": "ops,oncall", "oidc_admins": "root"} | more
 
 
 @contextlib.asynccontextmanager
 async def providing() -> AsyncIterator[Provider]:
-    """Serve a Provider on a port of its own; it takes forms, as services of this fleet do not."""
+    """It accepts forms, unlike this fleet's services."""
     provider, sock = Provider(), listen("127.0.0.1", 0)
     provider.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     server = uvicorn.Server(uvicorn.Config(provider.app(), log_config=None, access_log=False, lifespan="off"))

@@ -1,6 +1,5 @@
-"""Several agents and a placer in this process, on one memory bus and store, with real emulated engine processes. Each
-instance is a pipeline of two stages on two nodes. Weights arrive as from a prefetcher, at once, when released, or never
-because they fail."""
+"""Several agents and a placer in this process, on one memory bus and store, with real emulated engine processes.
+Instances are pipelines of two stages on two nodes. Weights arrive at once, when released, or never."""
 
 import asyncio
 import time
@@ -53,12 +52,11 @@ PARAMS = PlacerParams(
 
 
 def on_the_first_nodes(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Place two stages on the first two nodes."""
     return _in_two_stages(request, sorted(node.node_id for node in view.nodes if not node.draining)[:2])
 
 
 def on_the_last_nodes(request: PlaceRequest, view: PlacementView) -> PlaceDecision:
-    """Place two stages on the last two nodes, in reverse order."""
+    """Stages are in reverse order."""
     return _in_two_stages(request, sorted(node.node_id for node in view.nodes if not node.draining)[:-3:-1])
 
 
@@ -88,8 +86,8 @@ def _name(fetch: FetchWeights) -> str:
 
 
 class PipelineRig:
-    """The fleet under test. `agents`: by node id. `withheld`: instances and stages whose weights (or, as `name/rest`,
-    the rest of them) do not arrive; `failing`: by such a name, the error code that arrives instead, once."""
+    """`withheld`: names of instances and stages whose weights (`name/rest`: the rest of them) do not arrive; `failing`:
+    such a name -> its error code, once."""
 
     def __init__(self, folder: Path, num_nodes: int = 3, **settings: Any) -> None:
         self.broker, self.store, self.folder = MemoryBroker(), MemoryStore(), folder
@@ -110,9 +108,9 @@ class PipelineRig:
         self.bus = MemoryBus(self.broker)
         self.withheld: set[str] = set()
         self.failing: dict[str, str] = {}
-        self.lost: set[str] = set()  # ids of lost nodes
+        self.lost: set[str] = set()
         self._waiting: list[Event] = []
-        self.engines: dict[str, tuple[int, float]] = {}  # every process that a stage ever had
+        self.engines: dict[str, tuple[int, float]] = {}
         self.placer: Shell
 
     async def start(self) -> None:
@@ -163,20 +161,15 @@ class PipelineRig:
             await self.agents[node_id].crash()
 
     async def kill_agent(self, node_id: str) -> None:
-        """Kill an agent as kill -9 does, and start its successor. Engines live on."""
         self._note_engines()
         await self.agents[node_id].crash()
         await self.agents[node_id].start()
 
     async def lose(self, node_id: str) -> None:
-        """End a node's agent for good, without a word."""
         self.lost.add(node_id)
         await self.agents[node_id].crash()
 
-    # commands
-
     async def place(self, model: Model, instance_id: str) -> None:
-        """Deploy a model and ask for an instance of it, as an autoscaler does."""
         await self.store.put("models", model.key, to_json(model))
         await self.bus.publish(an_event(ModelDeployed(model=model)))
         command = PlaceInstance(instance_id=instance_id, model=model, reason="a test", wanted_at=0.0)
@@ -185,8 +178,6 @@ class PipelineRig:
     async def consolidate(self, instance_id: str, node_id: str = "node-1") -> None:
         command = ConsolidateInstance(target=node_id, instance_id=instance_id, reason="a test")
         await self.bus.publish(an_event(command, issuer="autoscaler-1", epoch=1, traceparent=TRACEPARENT))
-
-    # weights
 
     async def _fetch(self, event: Event) -> None:
         data: FetchWeights = event.data
@@ -204,7 +195,7 @@ class PipelineRig:
         region.begin()
         seed = region.blob.with_suffix(".seed")
         seed.write_bytes(b"seed")
-        seed.replace(region.blob)  # at once: an engine may be reading what an earlier fetch brought
+        seed.replace(region.blob)  # atomically: an engine may be reading an earlier fetch's bytes
         came: dict[str, Any] = {"node_id": data.target, "model_key": data.model_key, "digest": data.weights.digest}
         came |= {"num_bytes": data.weights.num_bytes, "seconds": 0.0, "source": "file"}
         path = str(region.blob.absolute())
@@ -219,29 +210,23 @@ class PipelineRig:
         await self.bus.publish(an_event(fact, issuer="prefetcher"))
 
     def asked_for(self) -> set[str]:
-        """Names of the withheld weights that have been asked for."""
         return {_name(event.data) for event in self._waiting}
 
     async def let(self, *names: str) -> None:
-        """Release withheld weights."""
         self.withheld -= set(names)
         waiting, self._waiting = self._waiting, []
         for event in waiting:
             await self._fetch(event)
-
-    # the state of the fleet
 
     def holding(self, instance_id: str) -> Any:
         found = (rig.service.controller.holdings.get(instance_id) for rig in self.agents.values())
         return next((holding for holding in found if holding is not None), None)
 
     def holdings(self, instance_id: str) -> list[Any]:
-        """The holdings of an instance on all nodes that know it."""
         found = (rig.service.controller.holdings.get(instance_id) for rig in self.agents.values())
         return [holding for holding in found if holding is not None]
 
     def in_states(self, *states: State) -> list[str]:
-        """The instances and stages in these states, each with its node."""
         return [
             f"{i} on {node_id}"
             for node_id, rig in self.agents.items()
@@ -272,34 +257,30 @@ class PipelineRig:
         return {name for name, process in self.engines.items() if is_alive(*process)}
 
     def granted(self, node_id: str) -> dict[str, int]:
-        """MiB of a node's GPU by holder."""
         found: dict[str, int] = {}
         for grant in self.agents[node_id].service.controller.ledger.gpus[0].all_grants:
             found[grant.holder] = found.get(grant.holder, 0) + grant.num_bytes // MIB
         return found
 
     async def ask(self, instance: Instance, num_tokens: int = 4) -> httpx.Response:
-        """Ask a pipeline for one completion, with its engine's key."""
         headers = {"authorization": f"Bearer {engine_key(SECRET, instance.key_id)}"}
         body = {"model": instance.model_key, "prompt": "tell", "max_tokens": num_tokens, "ignore_eos": True}
         async with httpx.AsyncClient(timeout=WAIT_S) as client:
             return await client.post(f"{instance.url}/v1/completions", json=body, headers=headers)
 
     def outcome(self, instance_id: str) -> tuple[InstanceState, str] | None:
-        """(state, reason) of an instance that is gone, from the store; None while it is not."""
         row = next(iter(self.agents.values())).row(instance_id)
         return (row.state, row.reason) if row is not None and row.state.is_gone else None
 
 
 def staged_model(name: str, **engine_args: Any) -> Model:
-    """A small model of the emulated engine, whose weights to fetch are 4000 bytes."""
     weights = WeightsRef(uri=f"file:///weights/{name}", num_bytes=4000)
     args = {"time_scale": SPEED, "stage_timeout_s": 8.0, "profile": "qwen2.5-7b/a10"} | engine_args
     return emulated_model(name, mib=60, kv_bytes=100 * MIB, weights=weights, engine_args=args, max_concurrency=2)
 
 
 def quick(model: Model) -> Model:
-    """The same model, without engine arguments that delay its start."""
+    """Drop the engine arguments that delay its start."""
     return replace(model, engine_args=dict(staged_model(model.name).engine_args))
 
 

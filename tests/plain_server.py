@@ -1,6 +1,7 @@
 """A foreign server, started by its command line: `python -m tests.plain_server --port P --model FILE`.
 
-It holds its weights in memory, drops them at POST /doze and reads them again at POST /rise."""
+It holds its weights in memory, drops them at POST /doze and reads them again at POST /rise.
+"""
 
 import argparse
 from pathlib import Path

@@ -1,9 +1,8 @@
-"""Ports for servers that tests start: reserved across processes until they are given back or this process ends.
+"""Ports for servers that tests start: reserved across processes until released or this process ends.
 
-A port that was only bound to see that it is free can be taken by any process before its server binds it. These ports
-are below those that the kernel gives to outgoing connections and above those that `glowplug up --port-base 0` tries,
-and each is reserved by a lock on a file, so that no two test processes get the same one. A server that is killed and
-started again finds its port free, since nothing else gets it meanwhile.
+A port that was merely found free can be taken before its server binds it. These are below the kernel's ephemeral range
+and above those that `glowplug up --port-base 0` tries; a lock on a file reserves each. A restarted server thus finds
+its port free.
 """
 
 import fcntl
@@ -14,20 +13,19 @@ from pathlib import Path
 
 FIRST, LAST = 32000, 32767  # supervisor/probe.py ends at 32000; Linux gives away 32768 and above
 _FOLDER = Path(tempfile.gettempdir()) / f"glowplug-test-ports-{os.getuid()}"
-_locks: dict[int, int] = {}  # port -> open file, locked until this process ends
+_locks: dict[int, int] = {}  # port -> locked file, open until this process ends
 
 
 class NoFreePorts(RuntimeError):
-    """Every port of the range is in use, or reserved by a test that runs."""
+    """Every port of the range is in use or reserved by a running test."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Reserve a port of `host` for this process until it ends. Raises NoFreePorts."""
     return free_ports(1, host)
 
 
 def free_ports(size: int, host: str = "127.0.0.1") -> int:
-    """Reserve `size` ports in a row, and return the first. Raises NoFreePorts."""
+    """Reserve consecutive ports; returns the first. Raises NoFreePorts."""
     _FOLDER.mkdir(mode=0o700, exist_ok=True)
     start = FIRST + os.getpid() * 7 % (LAST - FIRST - size)
     for base in (*range(start, LAST - size), *range(FIRST, start)):
@@ -38,7 +36,7 @@ def free_ports(size: int, host: str = "127.0.0.1") -> int:
 
 
 def give_back(port: int) -> None:
-    """Give back a port of `free_port` that its server has left. Has no effect if it is not reserved."""
+    """Call it after the server has ended; no effect if the port is not reserved."""
     file = _locks.pop(port, None)
     if file is not None:
         os.close(file)

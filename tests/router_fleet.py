@@ -1,5 +1,4 @@
-"""Several router processes on one bus, the autoscaler that owns tenants and keys, and a scripted engine in the test's
-loop that all of them know."""
+"""Several routers on one bus, the autoscaler that owns tenants and keys, and a scripted engine in the test's loop."""
 
 import asyncio
 import contextlib
@@ -26,16 +25,15 @@ USAGE = {"prompt_tokens": 4, "completion_tokens": 4}
 
 
 async def say_little(served: Served) -> None:
-    """A whole answer of four prompt tokens and four response tokens."""
     await served.json({"choices": [], "usage": USAGE})
 
 
 @dataclass
 class Answers:
-    """What requests were answered with: the statuses of all, and (seconds since the epoch, router, status) of each."""
+    """All statuses, and (seconds since the epoch, router, status) of each."""
 
     each: list[tuple[float, int, int]] = field(default_factory=list)
-    took_s: float = 0.0  # from the first request to the last answer
+    took_s: float = 0.0  # from first request to last answer
 
     def since(self, at: float) -> Counter[int]:
         return Counter(status for when, _, status in self.each if when >= at)
@@ -47,8 +45,6 @@ class Answers:
 
 @dataclass
 class RouterFleet:
-    """`routers` share a bus, a store and one engine. `ask` sends a request to one of them with a key."""
-
     infra: Infra
     folder: Path
     engine: FakeEngine
@@ -62,7 +58,6 @@ class RouterFleet:
         return f"http://127.0.0.1:{self.admin_port}"
 
     async def admin(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer of the autoscaler's REST."""
         answer = await self.client.request(method, self.autoscaler_url + path, json=body, headers=ADMIN)
         assert answer.status_code < 300, answer.text
         return answer.json()
@@ -71,7 +66,6 @@ class RouterFleet:
         await self.admin("PUT", f"/v1/tenants/{name}", {"limits": limits})
 
     async def key(self, tenant: str, **fields: Any) -> tuple[str, str]:
-        """(key id, the whole key) of a new key."""
         row = await self.admin("POST", "/v1/keys", {"tenant": tenant, "name": "k"} | fields)
         return row["key_id"], row["key"]
 
@@ -81,8 +75,6 @@ class RouterFleet:
         return await self.client.post(url, json=body, headers={"Authorization": f"Bearer {key}"})
 
     async def everywhere(self, key: str, status: int) -> None:
-        """Wait until every router answers a request with that key so."""
-
         async def so() -> bool:
             answers = await asyncio.gather(*(self.ask(n, key) for n in range(len(self.routers))))
             return all(answer.status_code == status for answer in answers)
@@ -90,13 +82,11 @@ class RouterFleet:
         await until(so, f"{status} of all routers", every_s=0.02)
 
     async def flood(self, key: str, nums: Sequence[int]) -> Answers:
-        """Send each router so many requests at once."""
         answers = Answers()
         await asyncio.gather(*(self._ask(answers, n, key) for n, num in enumerate(nums) for _ in range(num)))
         return answers
 
     async def offer(self, key: str, per_s: Sequence[float], seconds: float) -> Answers:
-        """Send each router its rate of requests, evenly spaced, for so long."""
         answers, began = Answers(), time.monotonic()
         due = sorted((k / rate, n) for n, rate in enumerate(per_s) if rate for k in range(int(rate * seconds)))
         async with asyncio.TaskGroup() as tasks:
@@ -115,7 +105,7 @@ class RouterFleet:
 async def router_fleet(
     infra: Infra, folder: Path, *, clocks_s: Sequence[float] = (0.0, 0.0, 0.0), reply: Reply = say_little, **env: str
 ) -> AsyncIterator[RouterFleet]:
-    """Start a router for each of `clocks_s`, the seconds that its clock is ahead."""
+    """A router per entry of `clocks_s`, the seconds by which its clock is ahead."""
     async with contextlib.AsyncExitStack() as stack:
         engine = await FakeEngine(reply).start()
         stack.push_async_callback(engine.stop)
@@ -171,7 +161,7 @@ async def _stop(fleet: RouterFleet) -> None:
 
 
 async def seconds_until(look: Callable[[], Awaitable[bool]], within_s: float) -> float:
-    """The seconds until `look` is true; `within_s` at most, then it fails."""
+    """Fails after `within_s`."""
     began = time.monotonic()
     await until(look, "a change that all routers feel", within_s=within_s, every_s=0.01)
     return time.monotonic() - began

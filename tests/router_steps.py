@@ -1,4 +1,4 @@
-"""A router's controller with its clock, makers of its stimuli, and readers of its effects."""
+"""A router's controller with its clock; makers of stimuli and readers of effects."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NOW = 1000.0
 
 
 def model(key: str = "m", **fields: Any) -> Model:
-    """A model that queues three requests for at most ten seconds, and runs two on an instance."""
+    """A queue of three for ten seconds, two running per instance."""
     return a_model(key, **({"max_concurrency": 2, "max_queue": 3, "max_wait_s": 10.0} | fields))
 
 
@@ -26,8 +26,6 @@ def instance(
 
 
 class Run:
-    """A controller and its clock."""
-
     def __init__(self, *models: Model, **params: Any) -> None:
         self.controller = RouterController(RouterParams(**params))
         self.now_s = NOW
@@ -39,7 +37,6 @@ class Run:
         return self.controller.handle(stimulus, self.now_s)
 
     def instance(self, *given: Any, code: str = "", after_s: float = 0.0, **fields: Any) -> list[Any]:
-        """Handle the fact of an instance's state."""
         return self.handle(instance_event(instance(*given, **fields), code), after_s)
 
     def arrive(self, name: str = "m", prompt: int = 0, expected: int = 0, most: int = 0, **by: Any) -> list[Any]:
@@ -49,7 +46,6 @@ class Run:
 
 
 def warm(*models: Model, **fields: Any) -> Run:
-    """A run with i-1 READY, with `fields` if given."""
     run = Run(*models)
     run.instance(**fields)
     return run

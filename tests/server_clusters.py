@@ -1,4 +1,4 @@
-"""Servers of which any one may die: three of NATS, three of Valkey (a master and two replicas) and three sentinels."""
+"""Redundant servers: three of NATS, three of Valkey (a master and two replicas) and three sentinels."""
 
 import time
 from collections.abc import Iterable
@@ -18,8 +18,6 @@ MASTER = "glowplug"
 
 @dataclass
 class ClusteredNats(NatsProcess):
-    """One server of a cluster, which others find by `routes`."""
-
     name: str = ""
     route_port: int = 0
     routes: tuple[int, ...] = ()
@@ -36,7 +34,7 @@ class ClusteredNats(NatsProcess):
 
 @dataclass
 class TcpValkey(_Server):
-    """One Valkey on a port, with a configuration of its own that it writes again when its role changes."""
+    """It rewrites its own configuration when its role changes."""
 
     port: int = field(default_factory=ports.free_port)
     options: tuple[str, ...] = ()
@@ -62,8 +60,6 @@ class TcpValkey(_Server):
 
 @dataclass
 class Clusters:
-    """All nine. `env` is what a service finds them by."""
-
     folder: Path
     nats: list[ClusteredNats] = field(default_factory=list)
     valkeys: list[TcpValkey] = field(default_factory=list)
@@ -117,7 +113,6 @@ class Clusters:
         return int(state["num-other-sentinels"]) == 2 and int(state["num-slaves"]) == 2
 
     def num_replicas(self) -> int:
-        """Replicas that follow the master, as it tells; 0 while no master answers."""
         try:
             with connect_sync(self.env["GLOWPLUG_REDIS_URL"], socket_timeout=2.0) as client:
                 return int(client.info("replication")["connected_slaves"])
@@ -125,7 +120,7 @@ class Clusters:
             return 0
 
     def master(self) -> TcpValkey:
-        """The Valkey that the sentinels name as the master. Raises ServerFailed after WAIT_S without one."""
+        """The master by the sentinels' word. Raises ServerFailed after WAIT_S without one."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             try:

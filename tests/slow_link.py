@@ -8,8 +8,7 @@ CHUNK = 1 << 16
 
 
 class SlowLink:
-    """A TCP link to a local port. While `open` is clear, answers are not read, so that the server's buffers fill.
-    `sent`: the bytes that clients have sent."""
+    """While `open` is clear, answers are not read, so that the server's buffers fill. `sent`: bytes from clients."""
 
     def __init__(self, port: int) -> None:
         self.open = asyncio.Event()
@@ -49,7 +48,6 @@ class SlowLink:
 
 @contextlib.asynccontextmanager
 async def slow_link(port: int) -> AsyncIterator[SlowLink]:
-    """A link to `port` of loopback, on a port of its own."""
     link = SlowLink(port)
     server = await asyncio.start_server(link.serve, "127.0.0.1", 0)
     link.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""A disk of a few megabytes that a test may fill up: a tmpfs, which only root can mount."""
+"""A disk of a few megabytes for tests to fill: a tmpfs, which only root can mount."""
 
 import contextlib
 import os
@@ -12,25 +12,20 @@ BLOCK_BYTES = 64 << 10
 
 
 class SmallDisk:
-    """A small disk mounted at `path`."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def fill(self) -> None:
-        """Use up every free byte."""
         with (self.path / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
             while True:
                 ballast.write(b"\0" * BLOCK_BYTES)
 
     def free(self) -> None:
-        """Give back what `fill` took."""
         (self.path / "ballast").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def small_disk(path: Path, num_mib: int) -> Iterator[SmallDisk]:
-    """Mount a disk of `num_mib` MiB at `path`. Skips the test where that is impossible."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small disk (tmpfs)")
     path.mkdir(parents=True)

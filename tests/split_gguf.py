@@ -1,4 +1,4 @@
-"""Splitting of a GGUF as llama.cpp's gguf-split does: metadata in the first part, tensors and three keys in each."""
+"""Split a GGUF as llama.cpp's gguf-split does: metadata in the first part, tensors and three keys in each."""
 
 import itertools
 import struct
@@ -11,7 +11,7 @@ U16, I32 = 2, 5
 
 
 def split(content: bytes, num_parts: int) -> list[bytes]:
-    """The contents of `num_parts` files, over which the tensors are distributed in order and evenly."""
+    """Tensors are distributed in order and evenly."""
     whole = read_part(content)
     ends = [*(whole.data_first + offset for offset in whole.offsets[1:]), len(content)]
     tensors = [content[whole.data_first + first : end] for first, end in zip(whole.offsets, ends, strict=True)]
@@ -32,7 +32,6 @@ def split(content: bytes, num_parts: int) -> list[bytes]:
 
 
 def write_split(content: bytes, folder: Path, num_parts: int, stem: str = "w") -> list[Path]:
-    """Write the parts as files in `folder`. Returns their paths in order."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}-{number:05}-of-{num_parts:05}.gguf" for number in range(1, num_parts + 1)]
     for path, part in zip(paths, split(content, num_parts), strict=True):

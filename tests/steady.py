@@ -16,17 +16,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests/steady.txt"
-SEEN = ROOT / "build/unsteady.jsonl"  # by .ci/gate_ask.py, of every run here
+SEEN = ROOT / "build/unsteady.jsonl"  # from .ci/gate_ask.py, for every run here
 KEPT = ROOT / "build/steady"
 LANES = ("fast", "system")
-MOST_UNSTEADY = 1  # of one run of a lane
-BOUND_S = 3600.0  # of one run of a name
-TOLD_LINES = 3  # of a failure
+MOST_UNSTEADY = 1  # per run of a lane
+BOUND_S = 3600.0  # per run of a name
+TOLD_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One run of a name or, with `name` "", of a lane. `unsteady` names what passed at the second look only."""
+    """One run of a name or, if "", of a lane. `unsteady`: tests that passed only when repeated."""
 
     commit: str
     lane: str
@@ -38,7 +38,6 @@ class Ran:
 
 
 def names() -> list[tuple[str, str]]:
-    """(lane, name) of what is run many times, in the order of the list."""
     lines = [line.split(maxsplit=1) for line in LIST.read_text().splitlines() if line and not line.startswith("#")]
     seen = [json.loads(line) for line in SEEN.read_text().splitlines()] if SEEN.exists() else []
     found = [(lane, name.strip()) for lane, name in lines]
@@ -46,7 +45,6 @@ def names() -> list[tuple[str, str]]:
 
 
 def kept(commit: str) -> list[Ran]:
-    """The runs of a commit that are on disk."""
     path = KEPT / f"{commit}.jsonl"
     return [Ran(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -58,7 +56,6 @@ def keep(ran: Ran) -> None:
 
 
 def run(commit: str, lane: str, name: str) -> Ran:
-    """Run a name alone or, with `name` "", a lane through the gate."""
     alone = [sys.executable, "-m", "pytest", "-qq", "-n0", "--lane", lane, name]
     began = time.monotonic()
     try:
@@ -68,7 +65,7 @@ def run(commit: str, lane: str, name: str) -> Ran:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=BOUND_S if name else None,  # the gate bounds itself
+            timeout=BOUND_S if name else None,  # the gate has its own bound
             check=False,
         )
         code, said = done.returncode, done.stdout
@@ -89,7 +86,6 @@ def run(commit: str, lane: str, name: str) -> Ran:
 
 
 def table(runs: Iterable[Ran]) -> str:
-    """Markdown: a row a name or lane, with how often it ran and failed."""
     by_name: dict[tuple[str, str], list[Ran]] = {}
     for ran in runs:
         by_name.setdefault((ran.lane, ran.name), []).append(ran)

@@ -16,7 +16,7 @@ from glowplug.events import Event
 
 MAX_ITEMS = 2
 EXACT = 2**53  # the largest integer every JSON reader holds exactly
-LARGEST = 2.0**62  # within what is taken off the wire (events/envelope.py)
+LARGEST = 2.0**62  # within the wire's bounds (events/envelope.py)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
 numbers = st.floats(-LARGEST, LARGEST)
 any_json = (
@@ -31,9 +31,9 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
-SOUND = {int: st.integers(1, EXACT), float: st.floats(0, LARGEST)}  # of types that check their bounds
+SOUND = {int: st.integers(1, EXACT), float: st.floats(0, LARGEST)}  # for types that check their bounds
 access_names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)
-CHECKED: dict[type[Any], dict[str, st.SearchStrategy[Any]]] = {  # fields whose type checks more than bounds
+CHECKED: dict[type[Any], dict[str, st.SearchStrategy[Any]]] = {  # fields with checks beyond bounds
     AccessLimits: {field.name: st.integers(1, 1 << 48) for field in dataclasses.fields(AccessLimits)},
     Tenant: {"name": access_names, "weight": st.floats(0.001, 1000.0)},
     ApiKey: {
@@ -47,7 +47,6 @@ CHECKED: dict[type[Any], dict[str, st.SearchStrategy[Any]]] = {  # fields whose 
 
 
 def values(cls: type[Any]) -> st.SearchStrategy[Any]:
-    """Values of a frozen dataclass, with all fields drawn."""
     hints = {f.name: typing.get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
     plain = SOUND if hasattr(cls, "__post_init__") else {}
     drawn = {name: plain[hint] if hint in plain else of_hint(hint) for name, hint in hints.items()}
@@ -66,7 +65,6 @@ def _in_order(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_hint(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of one annotation."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         return st.lists(of_hint(args[0]), max_size=MAX_ITEMS).map(tuple)
@@ -84,7 +82,6 @@ def of_hint(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def events(payload: type[Any]) -> st.SearchStrategy[Event]:
-    """Events that carry a `payload` of this type."""
     return st.builds(
         Event,
         event_id=texts,

@@ -18,15 +18,12 @@ several files run at a time, so that they add up to more than the lane took. Oth
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One run of pytest."""
-
     name: str
     wall_s: float
     tests: tuple[tuple[str, str, float], ...]  # file, test, seconds
 
 
 def read(path: Path) -> Lane:
-    """Read a report of pytest's --junitxml. Raises OSError, or ET.ParseError if `path` is none."""
     suite = next(ET.parse(path).iter("testsuite"))
     tests = [
         (

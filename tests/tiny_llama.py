@@ -1,5 +1,5 @@
-"""A small Llama with random weights, for tests with an even number of workers, over which the sample model's nine heads
-cannot be divided. Its text is gibberish, but the same each time under greedy decoding."""
+"""A small random Llama for even numbers of workers: the sample model's nine heads do not divide by two. Its text is
+gibberish, but deterministic under greedy decoding."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ _HEAD_DIM = 64
 
 
 def write(directory: Path, *, num_layers: int = 4, num_heads: int = 4, vocabulary: int = 4096) -> Path:
-    """Write a model directory for vLLM, with the sample model's tokenizer and half as many key heads as query heads."""
+    """Write a vLLM model: the sample's tokenizer, half as many key heads as query heads."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in _TOKENIZER:
         if (vllm_sample.sample_dir() / name).is_file():
@@ -63,7 +63,7 @@ def _shapes(num_layers: int, hidden: int, vocabulary: int) -> Iterator[tuple[str
 
 
 def _write_tensors(path: Path, shapes: Iterator[tuple[str, tuple[int, ...]]]) -> None:
-    """Write tensors as safetensors: 8 bytes of header length, the header, the values of each tensor in float32."""
+    """Write safetensors: 8 bytes of header length, the header, each tensor's float32 values."""
     header, values, at = {}, [], 0
     chance = np.random.default_rng(7)
     for name, shape in shapes:
@@ -82,8 +82,7 @@ def _write_tensors(path: Path, shapes: Iterator[tuple[str, tuple[int, ...]]]) ->
 
 
 def part(whole: Path, directory: Path, stage: int, num_stages: int) -> Path:
-    """Write a copy of the model with the weights of one pipeline stage only; all other values are nan, as unfetched
-    ones might be."""
+    """Keep one stage's weights; all other values are nan, as unfetched ones might be."""
     directory.mkdir(parents=True)
     for file in whole.iterdir():
         shutil.copyfile(file, directory / file.name)

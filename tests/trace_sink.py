@@ -1,4 +1,4 @@
-"""An OTLP endpoint that keeps the requests it gets."""
+"""An OTLP endpoint that keeps its requests."""
 
 import gzip
 import threading
@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class TraceSink:
-    """An OTLP endpoint. `bodies` are the unpacked requests; `url` is for OTEL_EXPORTER_OTLP_ENDPOINT."""
+    """`bodies` are the unpacked requests; `url` is for OTEL_EXPORTER_OTLP_ENDPOINT."""
 
     def __init__(self) -> None:
         self.bodies = bodies = list[bytes]()

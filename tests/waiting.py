@@ -1,4 +1,4 @@
-"""Waiting for a condition, within a bound that is exceeded only by a fault, however busy the machine is."""
+"""Wait for a condition, with a bound that only a fault exceeds, however busy the machine is."""
 
 import asyncio
 import inspect
@@ -15,8 +15,7 @@ WAIT_S = 90.0
 async def until(
     look: Callable[[], Any], what: str = "what was waited for", within_s: float = WAIT_S, every_s: float = 0.01
 ) -> Any:
-    """Wait for the first true answer of `look`, a function or a coroutine function. Raises AssertionError naming
-    `what`."""
+    """`look` may be a coroutine function. AssertionError names `what`."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         found = look()
@@ -27,8 +26,7 @@ async def until(
 
 
 def wait_until(what: str, look: Callable[[], Any], within_s: float = WAIT_S, every_s: float = 0.1) -> Any:
-    """Wait for the first true answer of `look`, without an event loop. Connection errors count as false. Raises
-    AssertionError naming `what` and the last answer."""
+    """Wait without an event loop. Connection errors count as false; AssertionError has the last answer."""
     deadline = time.monotonic() + within_s
     last: Any = None
     while time.monotonic() < deadline:
@@ -44,7 +42,7 @@ def wait_until(what: str, look: Callable[[], Any], within_s: float = WAIT_S, eve
 
 
 def lives(process: psutil.Process | int) -> bool:
-    """Return whether a process, or the process of an id, still runs. A zombie does not."""
+    """Return False for a zombie."""
     try:
         process = psutil.Process(process) if isinstance(process, int) else process
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

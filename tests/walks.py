@@ -1,4 +1,4 @@
-"""The walks of ARCHITECTURE.md: the files that a walk names, and the files whose functions a run has called."""
+"""The walks of ARCHITECTURE.md: the files that a walk names, and those whose functions a run calls."""
 
 import re
 import sys
@@ -12,15 +12,13 @@ _LINK, _SERVICES = "/libs/glowplug/services/", "/services/"
 
 
 def named(walk: str) -> list[str]:
-    """The files that a section of ARCHITECTURE.md names, in its numbered order."""
     section = (ROOT / "ARCHITECTURE.md").read_text().partition(f"## {walk}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\d+\. `([\w/.]+)`", section, re.MULTILINE)
 
 
 @contextmanager
 def entered(*below: str) -> Iterator[dict[str, None]]:
-    """Collect the files in which a function is called during the block, in the order of the first call, as paths below
-    the first of these folders that contains them; other files do not count."""
+    """Files in order of first call during the block, as paths below the first matching folder; others do not count."""
     found: dict[str, None] = {}
     folders = [ROOT / folder for folder in below]
 

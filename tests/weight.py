@@ -30,7 +30,7 @@ JS_COMMENT = re.compile(r"/\*.*?\*/|(?<![:\"'])//[^\n]*", re.DOTALL)
 WORD = re.compile(r"[A-Za-z][\w'-]*")
 AIMS = {"prose": 110.0, "what": 3.0}
 FALLEN = 0.95  # of the held lines
-STEPS = {"lines": 100, "prose": 1, "what": 0.5, "count": 1, "words": 100}  # held numbers are rounded up to these
+STEPS = {"lines": 100, "prose": 1, "what": 0.5, "count": 1, "words": 100}  # for rounding up
 HEAD = """\
 # Held by tests/house: no number may rise. `make weight` prints it, ARGS=--write writes it.
 """
@@ -38,8 +38,6 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """Of one package: lines of code, words of its docstrings and comments, how many of them are "what"."""
-
     lines: int = 0
     words: int = 0
     whats: int = 0
@@ -56,7 +54,6 @@ class Weight:
 
 
 def of_python(path: str) -> str:
-    """Docstrings and comments, without marks for tools."""
     owners = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docs = [ast.get_docstring(node, clean=False) or "" for node in nodes(path) if isinstance(node, owners)]
     found = tokenize.generate_tokens(io.StringIO(text(path)).readline)
@@ -72,7 +69,7 @@ def weigh(path: str) -> Weight:
 
 
 def table() -> dict[str, dict[str, float]]:
-    """Package -> its numbers; then libs and services without the laboratory, and counts of the whole tree."""
+    """Package -> its numbers; then libs and services without the laboratory, and the whole tree's counts."""
     found: dict[str, Weight] = {}
     for path in files():
         if path.endswith(CODE) and not path.startswith(GENERATED) and (part := OURS.match(path)):
@@ -88,7 +85,6 @@ def table() -> dict[str, dict[str, float]]:
 
 
 def settings() -> int:
-    """Fields of the settings classes, those included that no page explains."""
     spec = importlib.util.spec_from_file_location("configuration", ROOT / "docs/configuration.py")
     assert spec and spec.loader
     page = importlib.util.module_from_spec(spec)
@@ -104,12 +100,10 @@ def render(rows: dict[str, dict[str, float]]) -> str:
 
 
 def ceilings(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """What is held: each number rounded up to a whole step."""
     return {name: {k: math.ceil(v / STEPS[k]) * STEPS[k] for k, v in row.items()} for name, row in rows.items()}
 
 
 def read(said: str) -> dict[str, dict[str, float]]:
-    """What `render` wrote."""
     found = (re.match(r"(.*?)\s{2,}(.*)", line) for line in said.splitlines() if line and not line.startswith("#"))
     return {
         row[1]: {
@@ -122,8 +116,7 @@ def read(said: str) -> dict[str, dict[str, float]]:
 
 
 def excess(now: dict[str, dict[str, float]], held: dict[str, dict[str, float]]) -> Iterable[str]:
-    """A line for each number above the held one, and for lines that have fallen far below. A density under its aim may
-    vary."""
+    """Above the held value, or far below the held lines. A density under its aim may vary."""
     for name, row in now.items():
         for key, value in row.items():
             was = held.get(name, {}).get(key, 0)

@@ -1,4 +1,4 @@
-"""Web servers of weights that can misbehave in the ways of real ones."""
+"""Web servers of weights that misbehave like real ones."""
 
 import json
 import re
@@ -15,7 +15,7 @@ STEP = 64 * 1024
 
 
 class LocalServer:
-    """A web server on 127.0.0.1, in a thread, while its context is open. `_answer` answers a request."""
+    """On 127.0.0.1, in a thread, while its context is open. `_answer` answers a request."""
 
     host = "127.0.0.1"
     _server: Any = None
@@ -57,18 +57,18 @@ class LocalServer:
 
 @dataclass
 class WeightServer(LocalServer):
-    """A server of `data` at any path. Fields may be changed while it runs; `requests` has the Range headers."""
+    """`data` at any path. Fields may change while it runs; `requests` has the Range headers."""
 
     data: bytes
     etag: str = '"v1"'
     ranges: bool = True
-    statuses: list[int] = field(default_factory=list)  # of the first answers, one each; then 200/206
-    cuts: list[int] = field(default_factory=list)  # bytes after which each of the next bodies is cut
+    statuses: list[int] = field(default_factory=list)  # of the first answers; then 200/206
+    cuts: list[int] = field(default_factory=list)  # bytes after which the next bodies are cut
     moved: str = ""  # any other path redirects to this one (302)
     step_s: float = 0.0  # pause between steps of a body
     length_told: bool = True  # False: no Content-Length; the body ends with the connection
     extra: bytes = b""  # sent after a whole body of an honest length
-    head: bool = False  # answers a HEAD; many servers refuse it
+    head: bool = False  # answers a HEAD; many servers refuse
     requests: list[str] = field(default_factory=list)
     bytes_sent: int = 0
     _lock: Any = field(default_factory=threading.Lock)
@@ -127,7 +127,7 @@ class WeightServer(LocalServer):
                 if self.step_s:
                     time.sleep(self.step_s)
         except OSError:
-            handler.close_connection = True  # the client has gone, as some tests make it do
+            handler.close_connection = True  # some tests make the client leave
             return
         if cut < len(body) or not self.length_told:
             handler.close_connection = True
@@ -135,15 +135,15 @@ class WeightServer(LocalServer):
 
 @dataclass
 class PeerServer(LocalServer):
-    """The prefetcher of another node that holds `data` as one file, with the routes of weights/sources/peer.py. Fields
-    may be changed while it runs."""
+    """Another node's prefetcher with `data` as one file and the routes of weights/sources/peer.py. Fields may change
+    while it runs."""
 
     data: bytes
     validator: str = '"v1"'
-    sha256: str = ""  # "": the file is not complete on that node
+    sha256: str = ""  # "": incomplete on that node
     landed: Callable[[int], bool] = lambda piece: True
     tells_digests: bool = True
-    wrong_pieces: frozenset[int] = frozenset()  # sent with bytes that do not match their checksum
+    wrong_pieces: frozenset[int] = frozenset()  # sent with bytes that fail their checksum
     lies: bool = False  # the checksums match the wrong bytes
     cut_after: int = 0  # bytes after which a body is cut
     step_s: float = 0.0

@@ -1,5 +1,5 @@
-"""Two of each deciding service, one leading: what happens to requests and placements when the leader dies, sleeps,
-or loses its store or its bus. Real processes; the engine is emulated.
+"""Two of each deciding service, one leading: requests and placements when the leader dies, sleeps, or loses its store
+or its bus. Real processes; the engine is emulated.
 
 Lane: system (one service of each case), long (the others).
 """
@@ -23,7 +23,7 @@ from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import WAIT_S, wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
-LEASE_S = 4.0  # a busy machine must not lose the lead by being late
+LEASE_S = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,6 @@ def fleet() -> Iterator[HaFleet]:
 
 @pytest.fixture(autouse=True)
 def whole(fleet: HaFleet) -> None:
-    """Each test begins with everybody alive, one leader of each kind, and a warm model."""
     fleet.infra.nats.process or fleet.infra.nats.start()
     fleet.infra.valkey.process or fleet.infra.valkey.start()
     for process in fleet.processes.values():
@@ -58,7 +57,6 @@ def kill_leader(fleet: HaFleet, service: str) -> None:
 
 
 def placed_twice(fleet: HaFleet) -> list[str]:
-    """Instances for which two places were decided without a word between, and models that run twice."""
     leader = fleet.leader("placer")
     assert leader is not None
     rows = leader.get("/v1/decisions?kind=place&limit=2000")["data"]
@@ -94,7 +92,7 @@ def test_a_leader_that_sleeps_is_followed_and_does_nothing_when_it_wakes_up(flee
 
 
 def test_the_store_is_away_for_longer_than_a_lease(fleet: HaFleet) -> None:
-    """Nobody leads meanwhile: warm models are served, cold requests wait, and are answered when it is back."""
+    """Warm models are served, cold requests wait until the store is back."""
     fleet.infra.valkey.kill()
     wait_until("nobody leads", lambda: not any(fleet.leader(s) for s in ("placer", "autoscaler")))
     assert fleet.chat("warm").status_code == 200
@@ -145,7 +143,6 @@ def test_both_live_through_an_outage_of_the_bus(fleet: HaFleet) -> None:
 
 
 def test_a_leader_that_is_asked_to_stop_hands_over_at_once(fleet: HaFleet) -> None:
-    """A rolling update: the lease is given back, not waited for."""
     for service in ("placer", "autoscaler"):
         leader, standby = fleet.roles(service)
         leader.signal(signal.SIGTERM)
@@ -174,7 +171,6 @@ def test_a_call_to_the_standby_is_answered_by_the_leader(fleet: HaFleet) -> None
 
 
 def deploy(autoscaler: Process, name: str) -> None:
-    """Deploy a model by a call, so that no file has it."""
     made = {"name": name, "engine": "emulated", "weights_bytes": "1MiB"}
     assert httpx.put(f"{autoscaler.url}/v1/models/{name}", json=made, headers=ADMIN).status_code == 200
 
@@ -184,7 +180,6 @@ def names(process: Process) -> set[str]:
 
 
 def knows(standby: Process, name: str) -> bool:
-    """Whether a standby has read the row itself (a call would be passed on)."""
     headers = {"x-glowplug-passed-on": "test"}
     rows: list[dict[str, Any]] = httpx.get(standby.url + "/v1/models", headers=headers).json()["data"]
     return name in {row["name"] for row in rows}

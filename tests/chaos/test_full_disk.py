@@ -1,6 +1,5 @@
-"""The disk of a whole fleet is full for a while: every request is accounted for, warm ones are served, what cannot be
-started says so, and all is well again once there is space. Emulated engine: the text is not real, the processes are.
-"""
+"""While the disk is full, every request is accounted for, warm ones are served, failed starts are reported, and all
+recovers. Emulated engine, real processes."""
 
 import asyncio
 import json
@@ -16,7 +15,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(500)]
 COLD = [f"cold-{i}" for i in range(6)]
 HELD_S = 60.0
-MODEL = EMULATED.replace("max_wait_s: 180", f"max_wait_s: {HELD_S:g}")  # what is held when the disk becomes full
+MODEL = EMULATED.replace("max_wait_s: 180", f"max_wait_s: {HELD_S:g}")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
     disk.fill()
     during = traffic(fleet, ["warm", *COLD], 12.0, 10)
     assert not during.open
-    assert during.ends["done"] >= sum(during.ends.values()) / 7 - 2, during.ends  # the warm ones, all of them
+    assert during.ends["done"] >= sum(during.ends.values()) / 7 - 2, during.ends
     assert set(during.ends) <= {"done", "503", "error event"}, (during.ends, during.broken[:3])
 
     for service in ("autoscaler", "placer"):
@@ -73,7 +72,7 @@ def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
 
 
 def _problem_of(fleet: Fleet) -> str:
-    """Of NATS, by its own /healthz: fleet.json cannot be written now."""
+    """NATS' own /healthz: fleet.json cannot be written now."""
     (ports,) = (fleet.state_dir / "nats").glob("nats-server_*.ports")
     monitor = json.loads(ports.read_text())["monitoring"][0]
     answer = httpx.get(f"{monitor}/healthz", timeout=30)

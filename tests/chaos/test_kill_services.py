@@ -1,5 +1,5 @@
 """kill -9 of each service in turn under load (peers.md T1, T2, T7): warm streams unharmed, every accepted request
-answered, the fleet whole again. Emulated engine: the text is not real, the processes are.
+answered, the fleet whole again. Emulated engine, real processes.
 
 Lane: system (the services that decide and those of a node at once, bus and store); long (each service by itself).
 """
@@ -36,8 +36,6 @@ def fleet(tmp_path_factory):
 
 @dataclass
 class Ledger:
-    """The client's own list: every request with how it ended."""
-
     ends: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     open: set[str] = field(default_factory=set)
@@ -48,7 +46,7 @@ class Ledger:
 
 
 async def stream(client: httpx.AsyncClient, url: str, model: str, request_id: str, ledger: Ledger) -> None:
-    """One streamed chat; `truncated` is the outcome that must never be: a 200 that ends without [DONE] or error."""
+    """`truncated`, a 200 that ends without [DONE] or error, must never happen."""
     ledger.open.add(request_id)
     body = {"model": model, "stream": True, "max_tokens": 40, "messages": [{"role": "user", "content": "hello"}]}
     headers, text = {"x-request-id": request_id}, ""
@@ -72,7 +70,7 @@ async def stream(client: httpx.AsyncClient, url: str, model: str, request_id: st
 
 
 async def under_load(url: str, models: list[str], seconds: float, per_second: float, harm) -> Ledger:
-    """Requests at a steady rate for `seconds`; `harm()` beside them once a quarter of the time is over."""
+    """`harm()` runs once a quarter of `seconds` is over."""
     ledger, tasks = Ledger(), []
     limits = httpx.Limits(max_connections=500, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=240, limits=limits) as client:
@@ -96,7 +94,7 @@ def kill(fleet: Fleet, name: str) -> int:
 
 
 def whole_again(fleet: Fleet, name: str, old_pid: int) -> None:
-    """How soon is measured by bench/; a machine with other things to do only has to get there."""
+    """bench/ measures how fast; here any time is enough."""
 
     def check() -> bool:
         row = fleet.process(name)
@@ -106,7 +104,6 @@ def whole_again(fleet: Fleet, name: str, old_pid: int) -> None:
 
 
 def killing(fleet: Fleet, names: list[str], models: list[str], seconds: float, per_second: float) -> Ledger:
-    """How the requests of a load end during which these are killed; the fleet is whole again after it."""
     pids = {name: int(fleet.process(name)["pid"]) for name in names}
 
     def harm() -> None:

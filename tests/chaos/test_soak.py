@@ -1,9 +1,8 @@
-"""An hour of mixed load on real engines: nothing that a fleet keeps grows with the time it has run.
+"""An hour of mixed load on real engines: nothing that a fleet keeps grows with time.
 
-Eight models of llama.cpp where three fit: streams, answers without stream, clients that leave in the middle, long
-prompts, wrong requests; so that models swap all the time. Resident memory, open files and threads of each process,
-bytes of logs, rows of the store and bytes of the bus are sampled; of each the median of the last third is held
-against that of the second. SOAK_S=300 makes it shorter (an hour without).
+Eight llama.cpp models where three fit, so that they swap all the time. Samples memory, files and threads of each
+process, logs, store and bus, and compares the median of the last third with that of the second. SOAK_S=300 makes it
+shorter.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ max_concurrency: 4
 keep_alive_s: 10s
 """
 MIB: Final = 1 << 20
-SLACK: Final = {  # by kind: what may come beside a quarter more
+SLACK: Final = {
     "rss": 24 * MIB,
     "files": 24,
     "threads": 6,
@@ -62,8 +61,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @dataclass
 class Watch:
-    """Samples of a fleet: (kind, of what) -> values, in order."""
-
     fleet: Fleet
     seen: defaultdict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     _logs: tuple[float, int] = (0.0, 0)
@@ -99,7 +96,6 @@ class Watch:
         return int(httpx.get(f"{monitor}/jsz", timeout=30).json()["bytes"])
 
     def grown(self) -> list[str]:
-        """What the last third has more of than the second."""
         found = []
         for (kind, name), values in self.seen.items():
             third = len(values) // 3
@@ -110,7 +106,6 @@ class Watch:
 
 
 async def one(http: httpx.AsyncClient, chance: random.Random) -> str:
-    """One request of some kind. How it ended."""
     kind = chance.choices(["stream", "whole", "leave", "long", "wrong"], [5, 3, 2, 1, 1])[0]
     words = chance.randrange(200, 400) if kind == "long" else chance.randrange(4, 20)
     body = {

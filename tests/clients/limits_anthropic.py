@@ -1,4 +1,4 @@
-"""The anthropic package at limits and refusals: its typed exceptions, the headers it shows, and how long it waits."""
+"""The anthropic package at limits and refusals: typed exceptions, headers and waits."""
 
 import json
 import sys

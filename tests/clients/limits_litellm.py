@@ -10,7 +10,7 @@ base, model, keys = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 
 
 def headers(error):
-    """The answer's headers; of Anthropic's API, LiteLLM keeps them on the exception and not on its response."""
+    """For Anthropic's API, LiteLLM keeps them on the exception only."""
     return error.litellm_response_headers or error.response.headers
 
 
@@ -35,6 +35,6 @@ for name, address in ((f"openai/{model}", f"{base}/v1"), (f"anthropic/{model}", 
     assert time.monotonic() - began > told_s - 1.5, "it did not wait as told"
     assert refused(litellm.RateLimitError, keys["daily"]).status_code == 429
     assert refused(litellm.AuthenticationError, "gp-wrongkey-" + 43 * "x").status_code == 401
-    # LiteLLM has no exception of its own for a 403 of OpenAI's API: it is an APIError there, with its status.
+    # LiteLLM maps a 403 of OpenAI's API to a plain APIError.
     assert refused((litellm.PermissionDeniedError, litellm.APIError), keys["reads"]).status_code == 403
     assert refused(litellm.NotFoundError, keys["other"]).status_code == 404

@@ -1,4 +1,4 @@
-"""The openai package at limits and refusals: its typed exceptions, the headers that it shows, and how long it waits."""
+"""The openai package at limits and refusals: typed exceptions, headers and waits."""
 
 import json
 import sys

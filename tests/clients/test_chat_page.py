@@ -1,7 +1,6 @@
-"""A chat page in a real browser, of another site than the fleet: deep-chat (npm), which asks the data port itself, over
-Ollama's API.
+"""deep-chat (npm) on a page of another site, over Ollama's API.
 
-In the long lane, beside test_clients.py: `make clients-env` installs it where npm is; needs chromium.
+In the long lane: `make clients-env` installs it if npm is there; needs chromium.
 """
 
 import functools
@@ -41,7 +40,6 @@ MODEL_OF_PAGE = {"directConnection": {"ollama": {"model": "talks", "options": {"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """A folder whose files are pages, and its address."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copyfile(BUNDLE, folder / BUNDLE.name)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
@@ -60,7 +58,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, site: tuple[Path, str]) -> I
 
 
 async def test_a_person_chats_on_a_page_of_another_site(fleet: Fleet, site: tuple[Path, str]) -> None:
-    """In whole answers: of a stream it takes each piece that the network gives for one line."""
+    """Not streamed: deep-chat takes each network piece for one line."""
     folder, address = site
     connect = {"url": fleet.url("data") + PATH, "headers": {"Content-Type": "application/json"}}
     settings = MODEL_OF_PAGE | {"connect": connect}

@@ -1,7 +1,7 @@
-"""Other people's clients, unmodified, on a fleet of llama.cpp: one script a client, in an environment of their own.
+"""Third-party clients, unmodified, on a fleet of llama.cpp: one script each.
 
-In the long lane; about three minutes. `make clients-env` makes the environment; CLIENTS_PYTHON names another one. What
-passes stands in docs/howto/clients.md, by version.
+In the long lane; about three minutes. `make clients-env` makes their environment; CLIENTS_PYTHON names another one.
+docs/howto/clients.md lists passing versions.
 """
 
 import os

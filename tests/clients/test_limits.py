@@ -1,5 +1,5 @@
-"""Other people's clients at a fleet with keys and limits: they read its refusals as their own provider's, and wait as
-they are told. One script a client, as in test_clients.py; on llama.cpp, since the emulated engine has no Messages API.
+"""Third-party clients read a fleet's refusals as their own provider's, and wait as told. Scripts as in test_clients.py,
+on llama.cpp, since the emulated engine has no Messages API.
 
 In the long lane; about two minutes.
 """

@@ -11,7 +11,7 @@ from tests.compose.fleet import ComposeFleet
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """A container engine with every image built from this checkout. Skips where none can be had."""
+    """An engine with every image built from this checkout. Skips if none is available."""
     made = Engine()
     try:
         try:
@@ -27,7 +27,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def fleet(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeFleet]:
-    """The compose fleet, up and healthy, for one file of tests: its health checks would slow down all that follow."""
+    """One fleet per file of tests: its health checks would slow down later ones."""
     folder: Path = tmp_path_factory.mktemp("compose")
     made = ComposeFleet(engine.compose, folder / "env")
     try:

@@ -1,4 +1,4 @@
-"""A container engine for the lane: the one that runs, else one of our own, started as root and ended with the tests."""
+"""A container engine for the lane: the running one, else our own as root, ended with the tests."""
 
 import os
 import re
@@ -18,15 +18,15 @@ SERVERS = f"glowplug-test/servers:{TAG}"
 START_S = 60.0
 PULL_S = 60.0
 BUILD_S = 1500.0
-NEEDED_BYTES = 12 << 30  # images, their stages and the data of one fleet
+NEEDED_BYTES = 12 << 30
 
 
 class NoEngine(RuntimeError):
-    """Why no container engine can be had here: one sentence, the reason a test skips with."""
+    """No engine is available; the message is a skip reason."""
 
 
 def run(*argv: str, timeout_s: float = 120.0, check: bool = True, **env: str) -> str:
-    """What a command prints on stdout. Raises RuntimeError with the end of what it said when it fails or is late."""
+    """Return stdout. RuntimeError has the end of the output on failure or timeout."""
     try:
         done = subprocess.run(
             argv, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -39,7 +39,6 @@ def run(*argv: str, timeout_s: float = 120.0, check: bool = True, **env: str) ->
 
 
 def answers() -> bool:
-    """Whether an engine answers the command `docker`."""
     try:
         return bool(run("docker", "info", "-f", "{{.ServerVersion}}", timeout_s=20.0).strip())
     except (RuntimeError, OSError):
@@ -48,7 +47,7 @@ def answers() -> bool:
 
 @dataclass
 class Engine:
-    """`start` once; raises NoEngine. `stop` ends what it started and leaves an engine that ran before as it was."""
+    """`start` raises NoEngine. `stop` ends only what `start` launched."""
 
     folder: Path | None = None
     process: subprocess.Popen[bytes] | None = None
@@ -97,14 +96,13 @@ class Engine:
                 self.process.wait()
             self.process = None
         if self.folder is not None:
-            # The daemon leaves its network namespace mounted, and what is mounted cannot be removed.
+            # The daemon leaves its network namespace mounted, which prevents removal.
             run("umount", "-q", str(self.folder / "exec-root/netns/default"), check=False)
-            # a hundred thousand files: the last test's time limit is not for them
             subprocess.Popen(["rm", "-rf", self.folder], stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def find_compose() -> tuple[str, ...]:
-    """docker-compose 1.29 where it is installed, else the plug-in of docker. Raises NoEngine."""
+    """Find docker-compose 1.29, else docker's plug-in. Raises NoEngine."""
     for parts in (("docker-compose",), ("docker", "compose")):
         try:
             if re.search(r"\d+\.\d+", run(*parts, "version", timeout_s=30.0)):
@@ -119,7 +117,7 @@ def has_image(tag: str) -> bool:
 
 
 def base_image() -> str:
-    """The tag to build from: the real base when it is here or can be pulled, else a stand-in. Raises NoEngine."""
+    """Find or pull the real base, else make a stand-in. Raises NoEngine."""
     if has_image(BASE):
         return BASE
     try:
@@ -138,8 +136,8 @@ def base_image() -> str:
 
 
 def build_images(base: str) -> None:
-    """Every image of ours by `make images`' own script, and the stand-ins for others' servers. Half of a build is
-    waiting for packages: some at a time, once the first has the layers of all."""
+    """Build ours by `make images`' own script, and stand-ins for third-party servers. Half of a build waits for
+    packages: some run at a time, once the first has the common layers."""
     arguments = f"--network host --build-arg PYTHON_IMAGE={base}"
 
     def ours(*names: str) -> None:

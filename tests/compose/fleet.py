@@ -1,5 +1,4 @@
-"""The compose fleet as a test holds it: its commands, its two ports, what its containers say, and its file as tests
-read it."""
+"""The compose fleet: its commands, two ports, containers and file."""
 
 import json
 import re
@@ -17,8 +16,8 @@ from tests.waiting import wait_until
 
 PROJECT = "glowplug-test"
 FILES = ("deploy/docker-compose.yml", "tests/compose/override.yml")
-UP_S = 900.0  # every container, on cores that others use too
-WAIT_S = 180.0  # anything the fleet does by itself
+UP_S = 900.0
+WAIT_S = 180.0
 SERVICES = ("router", "predictor", "placer", "autoscaler", "console")
 NODES = ("node-1", "node-2", "node-3")
 ADMIN, KEY, CONSOLE_KEY = "the-admin-token", "the-api-key", "the-console-key"
@@ -44,7 +43,7 @@ VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(:?[-?][^}]*)?\}")
 
 @dataclass
 class ComposeFleet:
-    parts: tuple[str, ...]  # docker-compose, or docker compose
+    parts: tuple[str, ...]
     env_file: Path
     router: str = ""
     console: str = ""
@@ -58,13 +57,12 @@ class ComposeFleet:
         self.env_file.write_text("".join(f"{name}={value}\n" for name, value in SETTINGS.items()))
 
     def compose(self, *parts: str, timeout_s: float = 180.0, check: bool = True) -> str:
-        """What a compose command prints."""
         files = [word for name in FILES for word in ("-f", name)]
         argv = (*self.parts, "--env-file", str(self.env_file), *files, *parts)
         return run(*argv, timeout_s=timeout_s, check=check, COMPOSE_HTTP_TIMEOUT="600")
 
     def up(self) -> "ComposeFleet":
-        """Start everything and wait until every container is healthy or, for the one-shot ones, has ended well."""
+        """Wait until each container is healthy or, if one-shot, has succeeded."""
         self.down()
         try:
             self.compose("up", "-d", timeout_s=UP_S)
@@ -85,20 +83,18 @@ class ComposeFleet:
         return f"http://{self.compose('port', service, str(port)).strip()}"
 
     def container(self, service: str) -> str:
-        """The id of the container of a service, running or not."""
         label = f"label=com.docker.compose.service={service}"
         found = run("docker", "ps", "-aq", "-f", f"label=com.docker.compose.project={PROJECT}", "-f", label).split()
         assert len(found) == 1, f"{service} has containers {found}"
         return found[0]
 
     def containers(self) -> dict[str, dict[str, Any]]:
-        """What the engine knows of every container, by service."""
         ids = run("docker", "ps", "-aq", "-f", f"label=com.docker.compose.project={PROJECT}").split()
         stated: list[dict[str, Any]] = json.loads(run("docker", "inspect", *ids)) if ids else []
         return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in stated}
 
     def unhealthy(self) -> list[str]:
-        """Services that are not what they should be by now. Raises AssertionError when one cannot become so."""
+        """Raises AssertionError if a service can no longer reach its expected state."""
         found = []
         for service, stated in self.containers().items():
             state = stated["State"]
@@ -118,28 +114,23 @@ class ComposeFleet:
     def chat(
         self, model: str, text: str = "Say hello.", base_url: str = "", tokens: int = 12, timeout_s: float = 300.0
     ) -> httpx.Response:
-        """One chat by the router, or by the playground of the console."""
         body = {"model": model, "max_tokens": tokens, "messages": [{"role": "user", "content": text}]}
         url = f"{base_url or self.router}/v1/chat/completions"
         return self.client.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=timeout_s)
 
     def see(self, path: str) -> Any:
-        """JSON of the console."""
         answer = self.client.get(f"{self.console}{path}")
         answer.raise_for_status()
         return answer.json()
 
     def nodes_up(self) -> list[str]:
-        """Nodes that the console calls alive."""
         return [node["node_id"] for node in self.see("/api/v1/fleet")["nodes"] if node["is_alive"]]
 
     def model(self, name: str) -> dict[str, Any]:
-        """A model's row on the console."""
         rows: list[dict[str, Any]] = self.see("/api/v1/fleet")["models"]
         return next(row for row in rows if row["name"] == name)
 
     def node_of(self, answer: httpx.Response) -> str:
-        """The node whose engine gave this answer."""
         instance = answer.headers["x-glowplug-instance"]
         rows = self.see("/api/v1/fleet")["instances"]
         return next((row["node_id"] for row in rows if row["instance_id"] == instance), "")
@@ -161,11 +152,9 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def example() -> dict[str, str]:
-    """Settings of .env.example."""
     lines = [line for line in root_file(".env.example").splitlines() if line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
 
 
 def filled(text: str) -> str:
-    """`text` as compose reads it with .env.example."""
     return VARIABLE.sub(lambda match: example().get(match[1]) or "given", text)

@@ -1,4 +1,4 @@
-"""Every image: small, without tools, nobody's root, read-only, with its bill of materials, and it ends when told to."""
+"""Every image is small, without tools, not root, read-only, with a bill of materials, and stops on request."""
 
 import json
 import re
@@ -15,7 +15,7 @@ IMAGES = (
     *("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console"),
     *("agent-llamacpp", "sample-weights"),
 )
-ROUTER_BYTES = 170_000_000  # obstore, for the files of batches, takes 11 MB of them
+ROUTER_BYTES = 170_000_000  # obstore, for batch files, is 11 MB
 LOOK = """
 import importlib.util, json, os, pathlib, shutil
 print(json.dumps({
@@ -92,7 +92,7 @@ def test_the_bill_names_what_is_inside(engine: Engine, name: str) -> None:
 
 
 def test_a_wrong_setting_ends_a_container_with_one_line(engine: Engine) -> None:
-    """And a stop ends it before it ever reached a bus: signals arrive, though it is process 1's child."""
+    """A stop also ends it before it reaches a bus, though it is a child of process 1."""
     wrong = subprocess.run(
         ["docker", "run", "--rm", "--read-only", "-e", "GLOWPLUG_PORT=much", f"glowplug/placer:{TAG}"],
         capture_output=True,
@@ -112,7 +112,6 @@ def test_a_wrong_setting_ends_a_container_with_one_line(engine: Engine) -> None:
 
 
 def test_the_context_of_a_build_holds_no_secrets() -> None:
-    """`.dockerignore` lets in what the Dockerfile copies, by name."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*" and "**/.env*" in rules

@@ -1,5 +1,5 @@
-"""The fleet of deploy/docker-compose.yml, really up: asked, read, harmed and healed. For servers that are not ours the
-binaries of a laptop stand in (override.yml); everything of ours is what a user gets."""
+"""The fleet of deploy/docker-compose.yml, queried, harmed and healed. Laptop binaries stand in for third-party servers
+(override.yml)."""
 
 import json
 from typing import Any
@@ -15,11 +15,10 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 EMULATED = ("emulated-chat-7b", "emulated-story-7b")
 WEIGHTS_BYTES = 98362432
 TRY_S = 45.0
-AT_REST = ("cold", "asleep", "prewarmed")  # prewarmed: a replica of it has come meanwhile
+AT_REST = ("cold", "asleep", "prewarmed")  # prewarmed: it got a replica meanwhile
 
 
 def stages(answer: httpx.Response) -> set[str]:
-    """Names in an answer's Server-Timing."""
     return {part.partition(";")[0].strip() for part in answer.headers["server-timing"].split(",")}
 
 
@@ -61,16 +60,15 @@ def test_real_tokens_with_weights_out_of_the_s3_store(fleet: ComposeFleet) -> No
     lines = fleet.exec("node-3-prefetcher", "python", "-c", read).splitlines()
     (fetched,) = [line for line in lines if line.startswith("glowplug_fetched_bytes_total{") and 'source="s3"' in line]
     assert float(fetched.rpartition(" ")[2]) == WEIGHTS_BYTES
-    second = fleet.chat("smol-poet")  # names the same weights: they are there already
+    second = fleet.chat("smol-poet")  # shares weights already loaded
     assert text_of(second) and fleet.node_of(second) == "node-3"
     lines = fleet.exec("node-3-prefetcher", "python", "-c", read).splitlines()
     assert fetched in lines
 
 
 def test_a_chat_of_the_playground_leaves_its_trace(fleet: ComposeFleet) -> None:
-    """Cold, through the console: the whole way of the request comes back, in the console's form and in Jaeger's. The
-    prefetcher is on it only when the weights are not in host memory yet, the placer only when there is room at once:
-    what it places later, when somebody has left, it does on another's word."""
+    """The trace is complete, in the console's form and in Jaeger's. The prefetcher takes part only if the weights are
+    not in host memory, the placer only if there is room at once: a later placement follows another's event."""
     answer = fleet.chat("smol-pirate", base_url=f"{fleet.console}/playground")
     assert text_of(answer)
     request_id, trace_id = answer.headers["x-request-id"], answer.headers["traceparent"].split("-")[1]
@@ -143,7 +141,7 @@ def test_a_node_stops_its_models_move_and_it_comes_back(fleet: ComposeFleet) -> 
 
 
 def test_a_node_is_cut_off_and_heals(fleet: ComposeFleet) -> None:
-    """Its engine runs on, unreachable: requests go elsewhere; with the network back it serves as before."""
+    """Its engine runs on, unreachable: requests move elsewhere."""
     here = fleet.node_of(served(fleet, EMULATED[1]))
     network, container = f"{PROJECT}_fleet", fleet.container(here)
     run("docker", "network", "disconnect", network, container)
@@ -174,14 +172,14 @@ def test_bus_and_record_restart_under_the_fleet(fleet: ComposeFleet) -> None:
 
 
 def test_nobody_was_restarted_by_the_engine(fleet: ComposeFleet) -> None:
-    """A service that ends by itself is a fault, even when the engine mends it. Last in this file."""
+    """A service that exits by itself is a fault. Last in this file."""
     restarted = {s: given["RestartCount"] for s, given in fleet.containers().items() if given["RestartCount"]}
     assert restarted == {} and set(SERVICES) <= fleet.containers().keys()
 
 
 def served(fleet: ComposeFleet, model: str) -> httpx.Response:
-    """A good answer. What a fault in the making breaks off, or swallows, is asked again, as a client would: a request
-    sent into a dead link waits for the router's GLOWPLUG_ENGINE_SILENCE_S."""
+    """Retry, as a client would, requests that a developing fault swallows: on a dead link they wait for the router's
+    GLOWPLUG_ENGINE_SILENCE_S."""
 
     def asked() -> httpx.Response | None:
         answer = fleet.chat(model, timeout_s=TRY_S)

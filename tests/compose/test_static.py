@@ -1,5 +1,4 @@
-"""What the compose file, the Dockerfile and .env must be, who reaches the fleet and who its services are to each
-other, read without any container engine."""
+"""The compose file, the Dockerfile and .env, checked without a container engine."""
 
 import json
 import os
@@ -57,7 +56,6 @@ def test_the_file_is_compose(path: str) -> None:
 
 @pytest.mark.parametrize("command", ["docker-compose", "docker compose"])
 def test_the_command_reads_it(command: str, tmp_path: Path) -> None:
-    """With every profile, with the override and without; no engine is asked."""
     parts = command.split()
     if shutil.which(parts[0]) is None or subprocess.run([*parts, "version"], capture_output=True).returncode:
         pytest.skip(f"{command} is not installed")
@@ -121,7 +119,6 @@ def test_images_are_pinned_and_the_servers_are_those_of_a_laptop() -> None:
 
 
 def test_what_is_built_is_what_make_images_builds() -> None:
-    """One table in images.sh and one build section per image say the same."""
     table = re.search(r'table="\n(.*?)\n"', root_file("deploy/docker/images.sh"), re.DOTALL)
     assert table is not None
     rows = {}
@@ -135,7 +132,7 @@ def test_what_is_built_is_what_make_images_builds() -> None:
             given = stated["build"]["args"]
             parts = tuple(given.get(key, "") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES"))
             built[image] = (*parts, stated["build"]["target"])
-    del rows["operator"]  # of clusters alone
+    del rows["operator"]  # clusters only
     assert built == rows
 
 
@@ -148,7 +145,7 @@ def test_a_build_argument_of_the_caller_outweighs_the_table_s(tmp_path: Path) ->
         ["sh", ROOT / "deploy/docker/images.sh", "build", "router"], env=os.environ | asked, check=True, timeout=60
     )
     given = (tmp_path / "given").read_text().splitlines()
-    assert [word for word in given if word.startswith("EXTRAS=")][-1] == "EXTRAS=router"  # docker takes the last
+    assert [word for word in given if word.startswith("EXTRAS=")][-1] == "EXTRAS=router"  # docker uses the last
 
 
 def test_no_secret_stands_in_a_file() -> None:
@@ -170,7 +167,7 @@ def test_every_variable_of_the_file_is_in_the_example() -> None:
 
 
 def test_every_variable_of_a_service_is_documented() -> None:
-    """Ours and AWS's on docs/configuration.md; the CLI's addresses are those of the page's `<SERVICE>` row."""
+    """Ours and AWS's variables; the CLI's addresses belong to the page's `<SERVICE>` row."""
     page = set(NAMES.findall(root_file("docs/configuration.md")))
     addresses = {f"GLOWPLUG_{name.upper()}_URL" for name in (*OURS, "data")}
     for name, stated in services().items():
@@ -280,7 +277,7 @@ def test_a_dockerfile_has_no_lint(path: str) -> None:
 
 
 def test_no_image_remembers_where_its_packages_came_from() -> None:
-    """A RUN that is told an index keeps its address, password included, in the history of its image."""
+    """A RUN with an index address would keep it, password included, in the history."""
     stages = re.split(r"^FROM ", root_file(DOCKERFILES[0]), flags=re.MULTILINE)[1:]
     by_name = {stage.split("\n", 1)[0].rpartition(" ")[2]: stage for stage in stages}
     bases = {name: stage.split()[0] for name, stage in by_name.items()}
@@ -298,7 +295,6 @@ def test_a_script_is_plain_sh(path: str) -> None:
 
 
 def test_images_install_exact_versions_of_everything() -> None:
-    """constraints.txt names each distribution that pyproject asks for in an image, at one version."""
     stated = tomllib.loads(root_file("pyproject.toml"))["project"]
     extras = stated["optional-dependencies"]
     of_extras = [line for name in extras if name not in ("dev", "local", "lab") for line in extras[name]]
@@ -322,7 +318,7 @@ def test_opening_one_port_opens_no_other() -> None:
 
 
 def test_each_service_is_itself_at_the_bus_and_the_store() -> None:
-    """And holds no password but its own; the servers hold all."""
+    """Each holds only its own password; the servers hold all."""
     for name, stated in services().items():
         env, text = stated.get("environment") or {}, json.dumps(stated.get("environment") or {})
         held = {user for user in USERS if password_of(user) in text}
@@ -382,7 +378,6 @@ def test_jaeger_refuses_spans_before_its_container_is_full() -> None:
 
 @pytest.mark.parametrize("running", [["router", "console"], ["console", "grafana"], [*services()]])
 def test_compose_up_prints_what_runs(running: list[str], tmp_path: Path) -> None:
-    """The script of `make compose-up` beside stand-ins for docker and its compose."""
     checkout = tmp_path / "checkout/deploy/docker"
     checkout.mkdir(parents=True)
     shutil.copy(ROOT / "deploy/docker/compose.sh", checkout)

@@ -1,4 +1,4 @@
-"""What the bus cases need: clients of one broker of either kind, and a handler that remembers."""
+"""Rig of the bus cases."""
 
 import asyncio
 import uuid
@@ -21,8 +21,6 @@ AnyBus = MemoryBus | NatsBus
 
 @dataclass
 class Rig:
-    """Clients of one broker: in memory, or of the NATS at `url`."""
-
     url: str = ""
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     opened: list[AnyBus] = field(default_factory=list)
@@ -38,13 +36,11 @@ class Rig:
         return bus
 
     async def listener(self, filter_: str, bus: AnyBus | None = None, durable: str = "") -> "Listener":
-        """A new listener that reads this filter durably, through a client of its own where none is given."""
         made = Listener()
         await (bus or await self.client()).subscribe([filter_], made, durable=durable or name())
         return made
 
     async def send_bytes(self, subject: str, raw: bytes) -> None:
-        """Put bytes on a subject, past the codec."""
         if not self.url:
             self.broker.send(subject, raw)
             return
@@ -60,7 +56,7 @@ class Rig:
 
 @dataclass
 class Listener:
-    """A handler that remembers what it heard. `fails` times it raises first."""
+    """Remembers its events, after raising `fails` times."""
 
     fails: int = 0
     received: list[Event] = field(default_factory=list)
@@ -79,20 +75,18 @@ class Listener:
         return [event.event_id for event in self.received]
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until `true` of what was heard. Raises TimeoutError."""
         async with asyncio.timeout(WAIT_S):
             while not true():
                 self.changed.clear()
                 await self.changed.wait()
 
     async def listen(self, count: int) -> list[Event]:
-        """The first `count` events, once they are here."""
         await self.until(lambda: len(self.received) >= count)
         return self.received
 
 
 def name() -> str:
-    """A token no other test uses: as node, model or durable name."""
+    """A token no other test uses."""
     return f"t-{uuid.uuid4().hex[:10]}"
 
 
@@ -118,7 +112,6 @@ def stop(node: str, instance: str = "i-1") -> Event:
 
 
 def evictions_of(node: str) -> str:
-    """The filter for `evicted(node)` alone."""
     return f"{facts_of('weights.evicted').rpartition('.')[0]}.{node}"
 
 
@@ -127,7 +120,7 @@ def commands_of(node: str) -> str:
 
 
 async def retried(call: Callable[[], Awaitable[None]], refused: type[Exception]) -> None:
-    """Call until it is not refused, as a service's ticks do. Raises TimeoutError."""
+    """As a service's ticks do. Raises TimeoutError."""
     async with asyncio.timeout(WAIT_S):
         while True:
             try:

@@ -9,6 +9,6 @@ from tests.contract.data_port_rig import Rig, a_rig
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    """A data port that knows the model `m`, which is cold."""
+    """It knows the model `m`, which is cold."""
     async with a_rig() as made:
         yield made

@@ -1,4 +1,4 @@
-"""Engines that tell the same words whenever they are asked, and go on behind what a request says was told."""
+"""Engines that give the same words each time and continue a request's."""
 
 import asyncio
 import json
@@ -19,7 +19,6 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def asked_of(path: str, **more: Any) -> dict[str, Any]:
-    """The body of a request for a stream."""
     return {"model": "m", "stream": True, **ASKED[path], **more}
 
 
@@ -37,8 +36,7 @@ def sse(event: dict[str, Any]) -> bytes:
 
 
 class Story:
-    """An engine that answers WORDS, and goes on behind what a request says was answered. `cut`: after so many events
-    it is gone; `torn`: in the middle of the next."""
+    """Answers WORDS, continuing a request's; dies after `cut` events, or, if `torn`, within the next."""
 
     def __init__(self, name: str, cut: int = 1000, *, torn: bool = False, failing: bytes = b"") -> None:
         self.name, self.cut, self.torn, self.failing = name, cut, torn, failing
@@ -69,7 +67,7 @@ class Story:
         most = next(body[n] for n in ("max_tokens", "max_output_tokens", "max_completion_tokens") if n in body)
         words = WORDS[begun : begun + most]
         if begun == len(WORDS):
-            words = [" more"]  # no engine answers nothing
+            words = [" more"]
         usage = {"prompt_tokens": prompt + begun, "completion_tokens": len(words)}
         usage["total_tokens"] = sum(usage.values())
         if path in (CHAT, COMPLETIONS):
@@ -79,7 +77,7 @@ class Story:
 
     @staticmethod
     def before(path: str, body: dict[str, Any]) -> tuple[int, int]:
-        """Words that were answered, as the request says, and tokens of the prompt."""
+        """The request's answered words, and tokens of its prompt."""
         if path == COMPLETIONS:
             text, prompt = body["prompt"].removeprefix("Once:"), 2
         else:
@@ -136,17 +134,14 @@ class Story:
 
 
 async def rig_of(rig: Rig, *stories: Reply) -> list[FakeEngine]:
-    """An instance for each, asked in this order."""
     return [await rig.engine(story, instance_id=f"i-{n}") for n, story in enumerate(stories, 1)]
 
 
 def as_first(path: str, **more: Any) -> bytes:
-    """The stream of an engine that nothing happens to."""
     return b"".join(Story("1").events(path, asked_of(path, **more)))
 
 
 def decoded(body: bytes) -> list[Any]:
-    """The events of a stream, names and comments left out."""
     blocks = body.decode().split("\n\n")
     data = [line[6:] for block in blocks for line in block.split("\n") if line.startswith("data: ")]
     return [one if one == "[DONE]" else json.loads(one) for one in data]

@@ -1,4 +1,4 @@
-"""A data port on a real socket, in front of scripted engines on real sockets."""
+"""A data port and scripted engines on real sockets."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def a_model(name: str = "m", **over: Any) -> Model:
 
 
 def an_instance(instance_id: str, url: str, state: InstanceState = InstanceState.READY, **over: Any) -> Instance:
-    """One that took two seconds to start, half of one for its weights."""
+    """It took two seconds to start, half a second of that for its weights."""
     phases = (Phase(name=PhaseName.FETCH, started_at=100.0, ended_at=100.5),)
     fields = {"url": url, "created_at": 100.0, "ready_at": 102.0, "phases": phases} | over
     return fleet_builder.an_instance(instance_id, fields.pop("model_key", "m"), state, **fields)
@@ -47,8 +47,6 @@ def an_instance(instance_id: str, url: str, state: InstanceState = InstanceState
 
 @dataclass
 class Served:
-    """One request as an engine got it, and the way to answer it."""
-
     head: bytes
     body: bytes
     writer: asyncio.StreamWriter
@@ -81,8 +79,7 @@ class Served:
 
 
 def sending(*steps: bytes | asyncio.Event, then: Then = "end", every_s: float = 0.01) -> Reply:
-    """Bytes, a moment apart, and events that it waits for; then nothing, a torn connection, a closed one, or a wait for
-    the router to leave."""
+    """Send bytes at short intervals, waiting for each event; then do as `then` says."""
 
     async def reply(served: Served) -> None:
         for step in steps:
@@ -102,14 +99,12 @@ def sending(*steps: bytes | asyncio.Event, then: Then = "end", every_s: float = 
 
 
 def streaming(*steps: bytes | asyncio.Event, then: Then = "end", every_s: float = 0.01) -> Reply:
-    """The same as chunks of a stream, whose last chunk comes only where it comes to its end."""
+    """As chunks; the last is sent only at a normal end."""
     framed = [chunk(step) if isinstance(step, bytes) else step for step in steps]
     return sending(SSE_HEAD, *framed, *[b"0\r\n\r\n"] * (then == "end"), then=then, every_s=every_s)
 
 
 def answering(value: Any, status: str = "200 OK", extra: bytes = b"", *, after_s: float = 0.0) -> Reply:
-    """A whole answer, after a while."""
-
     async def reply(served: Served) -> None:
         await asyncio.sleep(after_s)
         await served.json(value, status, extra)
@@ -118,7 +113,6 @@ def answering(value: Any, status: str = "200 OK", extra: bytes = b"", *, after_s
 
 
 async def stream_three(served: Served) -> None:
-    """Three tokens and [DONE]."""
     await served.sse_head()
     for data in (TOKEN, TOKEN, TOKEN, DONE):
         await served.chunk(data)
@@ -134,8 +128,6 @@ async def hang(served: Served) -> None:
 
 
 class FakeEngine:
-    """An engine whose every answer is scripted by `reply`."""
-
     def __init__(self, reply: Reply = stream_three) -> None:
         self.reply = reply
         self.served: list[Served] = []
@@ -173,7 +165,6 @@ class FakeEngine:
 
 
 async def _watch(reader: asyncio.StreamReader, served: Served) -> None:
-    """Sets `left` when the router closes the connection while its request is being answered."""
     while not reader.at_eof() and reader.exception() is None:
         await asyncio.sleep(0.005)
     served.left.set()
@@ -184,7 +175,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    complete: bool = True  # False: the connection ended before the framing said so
+    complete: bool = True  # False: it ended before its framing did
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -199,7 +190,6 @@ def data_events(body: bytes) -> list[bytes]:
 
 
 def assert_error(answer: Answer, status: int, code: str) -> None:
-    """A whole answer that is an error, in OpenAI's shape."""
     error = answer.json()["error"]
     assert (answer.status, error["code"]) == (status, code) and answer.complete
     assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"]
@@ -207,8 +197,6 @@ def assert_error(answer: Answer, status: int, code: str) -> None:
 
 
 class Client:
-    """A client that writes bytes and reads answers strictly."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
@@ -247,18 +235,15 @@ class Client:
         return data[:-2]
 
     async def rest(self) -> bytes:
-        """What is left of a chunked body."""
         body = bytearray()
         while part := await self.chunk():
             body += part
         return bytes(body)
 
     def half_close(self) -> None:
-        """Nothing more is sent; what comes is still read."""
         self.writer.write_eof()
 
     async def at_end(self) -> bool:
-        """Whether the router closes the connection."""
         return await self.reader.read(1) == b""
 
     def close(self) -> None:
@@ -266,27 +251,23 @@ class Client:
 
 
 def post(path: str, body: bytes, extra: bytes = b"") -> bytes:
-    """The bytes of one request with a body of JSON."""
     head = b"POST %b HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
     return head % (path.encode(), extra, len(body)) + body
 
 
 def chat(model: str = "m", *, stream: bool = False, extra: bytes = b"", body: bytes | None = None) -> bytes:
-    """The bytes of one chat request."""
     fields = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
     return post("/v1/chat/completions", json.dumps(fields).encode() if body is None else body, extra)
 
 
-CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"  # a head
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n%btransfer-encoding: chunked\r\n\r\n"
 
 
 def chunk(data: bytes, extension: bytes = b"") -> bytes:
-    """One piece of a body behind such a head."""
     return b"%x%b\r\n%b\r\n" % (len(data), extension, data)
 
 
 def get(path: str, *, method: str = "GET", extra: bytes = b"") -> bytes:
-    """The bytes of a request without a body."""
     return f"{method} {path} HTTP/1.1\r\nhost: t\r\n".encode() + extra + b"\r\n"
 
 
@@ -295,14 +276,14 @@ GET = get("/v1/models")
 
 @dataclass
 class Rig:
-    """A router without its control plane: facts come by hand."""
+    """A router without its control plane: the test passes facts by hand."""
 
     port: DataPort
     table: RequestTable[Exchange]
     reports: Reports
     host_port: tuple[str, int]
-    published: list[Publish]  # by the controller
-    reported: list[Any]  # payloads of the reports
+    published: list[Publish]
+    reported: list[Any]
     finished: list[Exchange]
     engines: list[FakeEngine] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
@@ -313,13 +294,11 @@ class Rig:
         return made
 
     async def sent(self, request: bytes) -> Client:
-        """A new client that has sent this."""
         client = await self.client()
         await client.send(request)
         return client
 
     async def held(self, request: bytes) -> Client:
-        """A new client whose request waits for an engine."""
         before = self.num_held
         client = await self.sent(request)
         await self.until(lambda: self.num_held == before + 1)
@@ -329,27 +308,23 @@ class Rig:
         return await (await self.sent(request)).answer(method=method)
 
     async def engine(self, reply: Reply = stream_three, *, instance_id: str = "i-1", **over: Any) -> FakeEngine:
-        """A ready instance of model m."""
         engine = await FakeEngine(reply).start()
         self.engines.append(engine)
         self.tell(an_instance(instance_id, engine.url, **over))
         return engine
 
     def tell(self, instance: Instance, code: str = "") -> None:
-        """An instance fact."""
         why = {"code": code or "engine_failed"} if instance.state is InstanceState.FAILED else {}
         fact = PAYLOADS[f"instance.{instance.state.value}"](instance=instance, **why)
         self.table.take(fleet_builder.an_event(fact))
 
     async def connection(self) -> ClientConnection:
-        """That of the only client."""
         await self.until(lambda: len(self.port.connections) == 1)
         (connection,) = self.port.connections
         return connection
 
     @property
     def exchange(self) -> Exchange:
-        """The oldest that is not over."""
         return next(iter(self.table.exchanges.values()))
 
     def tick(self) -> None:
@@ -357,7 +332,7 @@ class Rig:
 
     @contextlib.asynccontextmanager
     async def ticking(self) -> AsyncIterator[None]:
-        """Time passes for the controller meanwhile, as in a router."""
+        """Advance the controller's time, as in a router."""
 
         async def tick_for_ever() -> None:
             while True:
@@ -386,7 +361,7 @@ class Rig:
 async def a_rig(
     limits: Limits | None = None, *, api_key: str = "", models: tuple[Model, ...] | None = None, **over: Any
 ) -> AsyncIterator[Rig]:
-    """A data port that knows model `m` (cold until `engine`), closed at the end with nothing left in its counts."""
+    """It knows model `m` (cold until `engine`); at the end all counts must be zero."""
     controller = RouterController(RouterParams(**over.pop("params", {})))
     published: list[Publish] = []
     reported: list[Any] = []

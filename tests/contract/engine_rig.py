@@ -1,4 +1,4 @@
-"""One engine of each kind for the contract test: its driver, a model it can serve, weights good and bad."""
+"""One engine of each kind for the contract test, with a model and weights good and bad."""
 
 import contextlib
 import json
@@ -36,13 +36,13 @@ _PARKED = tempfile.TemporaryDirectory(prefix="gp-z-", ignore_cleanup_errors=True
 
 
 def parked_dir() -> str:
-    """Where vLLM is parked for all tests of this process: parking takes longer than most of them."""
+    """Shared by all tests of this process: parking takes longer than most of them."""
     return _PARKED.name
 
 
 @cache
 def lease(path: str) -> socket.socket:
-    """What keeps the parked vLLM of that socket until this process ends, from one file of tests to the next."""
+    """Keep that vLLM parked until this process ends, across test files."""
     held = socket.socket(socket.AF_UNIX)
     held.connect(path)
     held.sendall(json.dumps({"op": "lease"}).encode() + b"\n")
@@ -51,14 +51,13 @@ def lease(path: str) -> socket.socket:
 
 
 async def park(driver: VllmDriver) -> None:
-    """Return when vLLM is parked, for good."""
     await driver._zygote.ensure()
     lease(str(driver._zygote.socket_path))
 
 
 @dataclass
 class EngineCase:
-    """Starts engines of one kind, each in a directory of its own, and stops what is left at the end."""
+    """Engines of one kind, each in its own directory, all stopped at the end."""
 
     name: str
     folder: Path
@@ -104,7 +103,7 @@ class EngineCase:
     async def launch(
         self, *, first_bytes: int = 0, part: Mapping[str, Any] | None = None, **changes: object
     ) -> EngineHandle:
-        """`part`: fields of the LaunchRequest of a pipeline's stage."""
+        """`part`: fields of a pipeline stage's LaunchRequest."""
         run_dir = Path(tempfile.mkdtemp(dir=self.folder))
         model = self.model(**changes)
         request = LaunchRequest(
@@ -139,7 +138,7 @@ class EngineCase:
 
 @contextlib.asynccontextmanager
 async def engine_case(name: str, **options: Any) -> AsyncIterator[EngineCase]:
-    """Engines of that kind in a folder of their own; the test is skipped where none can run."""
+    """Skips the test if no engine of that kind can run."""
     with tempfile.TemporaryDirectory(prefix="gp-engine-") as folder:
         case = EngineCase(name, Path(folder), **options)
         if reason := case.driver.unavailable():
@@ -152,8 +151,6 @@ async def engine_case(name: str, **options: Any) -> AsyncIterator[EngineCase]:
 
 
 async def until_idle(case: EngineCase, handle: EngineHandle) -> None:
-    """Until no request is in flight."""
-
     async def is_idle() -> bool:
         return await case.driver.num_in_flight(handle) == 0
 

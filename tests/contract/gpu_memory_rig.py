@@ -1,4 +1,4 @@
-"""GPU memories for the contract test: host memory, CUDA's adapter over a driver that is faked in host memory, a GPU."""
+"""GPU memories: host memory, CUDA's adapter over a fake driver, a GPU."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ from glowplug_lab.gpu_slots.host_memory import HostMemory
 from glowplug_lab.gpu_slots.owner import Owner
 
 KIB, MIB = 1 << 10, 1 << 20
-PAGE = 4096  # the smallest chunk of host memory
+PAGE = 4096
 BACKENDS = ("host", "faked driver", "cuda")
 
 
@@ -31,8 +31,8 @@ class Status(Enum):
 
 
 class FakeCudaDriver:
-    """cuda.bindings.driver as far as CudaMemory calls it, in host memory: the same names, argument order and tuples.
-    It refuses what the real one refuses: exports of chunks not created for it, mappings without a context."""
+    """The part of cuda.bindings.driver that CudaMemory calls. Like the real one it refuses exports of chunks not
+    created for it and mappings without a context."""
 
     CUresult = Status
     CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP = 1, 2
@@ -46,7 +46,7 @@ class FakeCudaDriver:
 
     def __init__(self, total_bytes: int, chunk_bytes: int) -> None:
         self.host = HostMemory(total_bytes, chunk_bytes)
-        self.contexts = 0  # retained
+        self.contexts = 0
         self.current = False
         self.handles: dict[int, Chunk] = {}
         self.calls: list[str] = []
@@ -117,7 +117,7 @@ class FakeCudaDriver:
         return self._done(self.host.unmap, address, size)
 
     def cuMemExportToShareableHandle(self, handle: Chunk, kind: int, flags: int) -> Any:
-        """A descriptor alone is one chunk: where it lies in its file is kept as the file's position."""
+        """The file's position keeps the chunk's offset."""
         file, offset = self.host.export_fd(handle)
         own = os.open(f"/proc/self/fd/{file}", os.O_RDWR)
         os.close(file)
@@ -154,7 +154,7 @@ class FakeCudaDriver:
         return (Status.CUDA_SUCCESS,)
 
     def cuEventQuery(self, event: dict[str, int]) -> Any:
-        """Not ready the first time, as a copy of some size is not."""
+        """Not ready the first time, like a copy of some size."""
         event["asked"] += 1
         return (Status.CUDA_SUCCESS if event["asked"] > 1 else Status.CUDA_ERROR_NOT_READY,)
 
@@ -174,8 +174,7 @@ class FakeCudaDriver:
 
 @contextmanager
 def gpu(backend: str, num_chunks: int = 64) -> Iterator[GpuMemory]:
-    """That many chunks of 64 KiB in host memory. A real GPU has what it has, in chunks of 2 MiB; without one the
-    test is skipped with the reason."""
+    """64 KiB chunks in host memory; a real GPU has its own number, in chunks of 2 MiB."""
     try:
         memory: GpuMemory = _made(backend, num_chunks * 64 * KIB, 64 * KIB)
     except GpuUnavailable as error:
@@ -195,7 +194,6 @@ def _made(backend: str, total_bytes: int, chunk_bytes: int) -> GpuMemory:
 
 
 def mapped(memory: GpuMemory, address: int, num_chunks: int, access: Access = Access.READ_WRITE) -> list[Chunk]:
-    """New chunks behind these addresses."""
     chunks = [memory.create() for _ in range(num_chunks)]
     for number, chunk in enumerate(chunks):
         memory.map(address + number * memory.chunk_bytes, chunk)
@@ -204,8 +202,6 @@ def mapped(memory: GpuMemory, address: int, num_chunks: int, access: Access = Ac
 
 
 class RunningOwner:
-    """An owner in a thread of this process."""
-
     def __init__(self, path: Path, num_chunks: int = 16, memory: HostMemory | None = None) -> None:
         self.memory = memory or HostMemory(num_chunks * PAGE, PAGE)
         self.owner = Owner(self.memory, num_chunks, path)

@@ -1,4 +1,4 @@
-"""Named keys, and the facts with which a router learns of them."""
+"""Named keys, and the facts that tell a router about them."""
 
 from typing import Any
 
@@ -11,7 +11,6 @@ KEY = "aaaaaaa1"
 
 
 def secret_of(key_id: str = KEY) -> str:
-    """The whole key, as a client presents it."""
     return f"gp-{key_id}-{'s' * 35}{key_id}"
 
 
@@ -24,7 +23,6 @@ def bearer(key_id: str = KEY) -> bytes:
 
 
 def tell(ring: KeyRing, *given: Any, at: float = 0.0) -> None:
-    """Facts: a row has changed, or any other fact as it is."""
     for one in given:
         if isinstance(one, ApiKey):
             one = facts.KeyChanged(api_key=one)

@@ -1,5 +1,4 @@
-"""LoRA adapters on every engine that takes them: each request is answered with the adapter that it names, as merged
-weights would answer it, whatever runs beside it.
+"""LoRA adapters: each request gets the answer of its adapter's merged weights, whatever runs beside it.
 
 Lane: fast (llama.cpp, 40 s; the emulated engine, 15 s), system (vLLM, 80 s).
 """
@@ -32,15 +31,13 @@ MODULES = ("attn_q", "attn_v", "ffn_down")
 SLOTS, RANK = 2, 8
 NUM_ROUNDS = 30
 A, B, LARGE = "Poets/A", "Poets/B", "Poets/Large"
-CLOSE = 0.1  # of log probabilities: a prompt whose beginning a slot has cached is computed in another shape, 0.07 off
+CLOSE = 0.1  # of log probabilities: a prompt with a cached beginning is computed in another shape, 0.07 off
 PROMPT = "The capital of France is"
-ENGINE_ARGS = {"vllm": {"dtype": "float32"}}  # else merged weights are rounded, and a delta beside them is not
+ENGINE_ARGS = {"vllm": {"dtype": "float32"}}  # else merged weights are rounded, unlike a delta
 
 
 @dataclass
 class Fleet:
-    """An engine of the base, and what its adapters are."""
-
     case: EngineCase
     handle: EngineHandle
     base: Model
@@ -69,7 +66,6 @@ class Fleet:
             await self.driver.load_adapter(self.handle, self.adapter(name), self.weights(name))
 
     async def answer(self, name: str, num_tokens: int = 16, url: str = "") -> str:
-        """As a router asks for it."""
         model = self.adapter(name) if name else self.base
         asked = {"prompt": PROMPT, "model": model.name, "max_tokens": num_tokens, "temperature": 0}
         async with httpx.AsyncClient(base_url=url or self.handle.url, timeout=120) as client:
@@ -78,7 +74,7 @@ class Fleet:
         return str(answer.json()["choices"][0]["text"])
 
     async def first_token(self, name: str) -> float:
-        """The log probability of the likeliest first token; 0 where an engine computes nothing."""
+        """Its log probability; 0 for an engine that computes none."""
         model = self.adapter(name) if name else self.base
         asked = {"prompt": PROMPT, "model": model.name, "max_tokens": 2, "temperature": 0, "logprobs": 1}
         async with httpx.AsyncClient(base_url=self.handle.url, timeout=120) as client:
@@ -90,7 +86,7 @@ class Fleet:
         return float((said.get("token_logprobs") or [0.0])[0])
 
     async def answer_of_merged(self, name: str) -> str:
-        """Of an engine that knows nothing of adapters, and has its delta in its weights."""
+        """Of an engine without adapters."""
         out = self.case.folder / f"merged-{name.replace('/', '-')}"
         if self.case.name == "vllm":
             path = adapters.merged_hf(vllm_sample.prepare(), out, self.made[name])
@@ -136,7 +132,7 @@ async def test_requests_of_different_adapters_run_side_by_side_and_never_mix(fle
     await fleet.load(A, B)
     names = ("", A, B)
     alone = {name: await fleet.first_token(name) for name in names}
-    if fleet.is_real:  # so far apart that no rounding, which differs from batch to batch, makes one another's
+    if fleet.is_real:  # so far apart that rounding, which varies by batch, cannot confuse them
         apart = [abs(alone[one] - alone[other]) for one, other in (("", A), ("", B), (A, B))]
         assert min(apart) > 3 * CLOSE, apart
     for _ in range(2):
@@ -145,7 +141,7 @@ async def test_requests_of_different_adapters_run_side_by_side_and_never_mix(fle
 
 
 async def test_an_adapter_is_counted_by_its_own_requests(fleet: Fleet) -> None:
-    """So that it leaves at once while its base is busy."""
+    """Its own count lets it leave while its base is busy."""
     await fleet.load(A, B)
 
     async def num_of(name: str) -> int:
@@ -179,7 +175,7 @@ async def test_an_adapter_that_does_not_fit_is_refused_with_the_reason_and_the_b
         fleet.made["Other/Base"] = adapters.make(4, RANK, other, MODULES)
         with pytest.raises(EngineFailed):
             await fleet.load("Other/Base")
-    if fleet.case.name == "vllm":  # llama.cpp takes any rank
+    if fleet.case.name == "vllm":
         with pytest.raises(EngineFailed, match="rank"):
             await fleet.load(LARGE)
     with pytest.raises(EngineFailed):
@@ -189,7 +185,7 @@ async def test_an_adapter_that_does_not_fit_is_refused_with_the_reason_and_the_b
 
 
 async def test_an_adapter_replaced_under_its_name_answers_as_the_new_one(fleet: Fleet) -> None:
-    """The same name, other weights: nothing of what was cached of the old ones is gone on from."""
+    """Nothing cached from the old weights is reused."""
     await fleet.load(A, B)
     new = await fleet.answer(B)
     await fleet.answer(A)
@@ -201,7 +197,7 @@ async def test_an_adapter_replaced_under_its_name_answers_as_the_new_one(fleet: 
 
 
 async def test_adapters_that_come_and_go_leave_no_bytes_behind(fleet: Fleet) -> None:
-    """Each under a name of its own, and loaded from 4 MB. What an engine keeps for good, it has after a few."""
+    """Each has its own name and 4 MB. An engine's permanent allocations are complete after a few."""
     for name in (A, B):
         await fleet.driver.unload_adapter(fleet.handle, fleet.adapter(name))
     process, weights = psutil.Process(fleet.handle.pid), fleet.weights(A)

@@ -1,4 +1,4 @@
-"""What every bus does, in memory and on a real NATS."""
+"""Every bus, in memory and on a real NATS."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -170,7 +170,7 @@ async def test_a_bus_that_is_down_refuses(kind: str, own_nats: NatsProcess) -> N
     own_nats.kill()
     for event in (evicted("n"), stop("n"), load("r")):
         with pytest.raises(BusUnavailable):
-            for _ in range(3):  # the first may be taken into a socket whose other end has just died
+            for _ in range(3):  # the first may enter a socket whose other end has just died
                 await bus.publish(event)
     assert not bus.connected
     assert listener.num_calls == 0
@@ -178,7 +178,6 @@ async def test_a_bus_that_is_down_refuses(kind: str, own_nats: NatsProcess) -> N
 
 
 async def test_a_released_reader_hears_no_more_and_the_next_one_goes_on(rig: Rig) -> None:
-    """As a new leader does under the name of the old one: nothing is lost, nothing comes twice."""
     old, new, node, durable = await rig.client(), await rig.client(), name(), name()
     first = await rig.listener(commands_of(node), old, durable)
     await old.publish(stop(node, "i-1"))
@@ -224,7 +223,7 @@ async def test_what_a_handler_has_in_hand_is_finished_before_the_release(rig: Ri
 
 
 async def test_an_event_on_the_subject_of_another_is_not_believed(rig: Rig) -> None:
-    """Who may publish what is decided by subjects: content of another kind, or for another reader, is refused."""
+    """Rights depend on subjects."""
     bus, node, other = await rig.client(), name(), name()
     facts = await rig.listener(entity_facts("weights"), bus)
     commands, telemetry = await rig.listener(commands_of(node), bus), Listener()

@@ -1,5 +1,4 @@
-"""A real NATS that dies and comes back, with its store or without, and one whose disk is full: known, told, over in
-time."""
+"""A real NATS that dies and returns, with its store or without, and one with a full disk."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,7 +43,6 @@ async def rig(own_nats: NatsProcess) -> AsyncIterator[Rig]:
 
 
 async def lost(bus: AnyBus) -> None:
-    """Until the client has noticed that its server is gone."""
     await until(lambda: not bus.connected, "the client has noticed")
 
 
@@ -68,7 +66,7 @@ async def test_everything_goes_on_after_the_server_is_killed(own_nats: NatsProce
     await commands.until(lambda: command.event_id in commands.ids)
     await retried(lambda: bus.publish(load("r-2")), BusUnavailable)
     await telemetry.until(lambda: "r-2" in [e.data.router_id for e in telemetry.received])
-    for num in range(2, 200):  # facts are hints: with an emptied store, those before the reader is back are gone
+    for num in range(2, 200):  # facts are hints: an emptied store loses those before the reader returns
         await retried(lambda num=num: bus.publish(evicted(node, num)), BusUnavailable)  # type: ignore[misc]
         await asyncio.sleep(0.02)
         if len(facts.received) > 1:
@@ -119,10 +117,9 @@ async def test_what_a_handler_had_not_finished_is_delivered_again(own_nats: Nats
 
 
 async def test_a_refusal_is_prompt(own_nats: NatsProcess, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a publish that was waiting for its answer nor a later one takes as long as the timeout."""
     monkeypatch.setattr(nats_bus, "PUBLISH_TIMEOUT_S", 2 * WAIT_S)
     bus = await rig.client()
-    own_nats.freeze()  # the server takes the bytes and never answers
+    own_nats.freeze()
     waiting = asyncio.create_task(bus.publish(evicted("n")))
     await asyncio.sleep(0.1)
     own_nats.kill()
@@ -191,7 +188,7 @@ async def bus(server: NatsProcess) -> AsyncIterator[NatsBus]:
 
 
 async def until_refused(bus: NatsBus) -> int:
-    """Publish commands until one is not stored (the last page of a file takes some more); how many were."""
+    """A file's last page takes some more. Returns the number stored."""
     for num in range(1000):
         try:
             await bus.publish(stop("node", f"i-{num:04d}"))
@@ -212,10 +209,10 @@ async def test_what_cannot_be_stored_is_refused_at_once_until_it_can(
     disk.fill()
     num_stored = await until_refused(bus)
     assert "stores no events" in bus.refusal
-    with pytest.raises(BusUnavailable, match="stores no events"):  # not the timeout of a wait for the server
+    with pytest.raises(BusUnavailable, match="stores no events"):
         await bus.publish(stop("node", "i-2"))
     await bus.publish(load("r-1"))
-    await listener.until(lambda: bool(listener.received))  # telemetry is not stored, and flows
+    await listener.until(lambda: bool(listener.received))
     assert bus.connected
 
     disk.free()

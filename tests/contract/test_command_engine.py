@@ -39,8 +39,6 @@ swap = {{sleep = {{path = "/no-such-path"}}, wake = {{path = "/rise"}}}}
 
 
 class CommandCase(EngineCase):
-    """Servers of a file in the test's folder."""
-
     def __init__(self, folder: Path, servers: str = SERVERS) -> None:
         (folder / "servers.toml").write_text(servers)
         super().__init__("command", folder, EngineSettings(servers_file=str(folder / "servers.toml")))
@@ -85,7 +83,7 @@ async def test_it_starts_answers_sleeps_wakes_and_leaves_nothing(case: CommandCa
 
 
 async def test_a_server_that_sleeps_is_not_asked_again(case: CommandCase) -> None:
-    """Its agent may have been killed before it wrote down that the server sleeps."""
+    """Its agent may have died before it recorded the sleep."""
     handle = (await case.start(engine_args={"server": "plain"})).handle
     await sleeper(case.driver).sleep(handle, "swapped_out")
     later = CommandCase(case.folder, SERVERS.replace("/doze", "/no-such-path"))

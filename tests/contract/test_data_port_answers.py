@@ -1,4 +1,4 @@
-"""What passes through the data port, byte for byte, and what it adds."""
+"""Bytes that pass unchanged, and the port's additions."""
 
 import json
 
@@ -46,7 +46,7 @@ async def test_an_engine_gets_its_own_key_and_never_the_clients() -> None:
         rig.tell(restarted)
         await rig.ask(chat(extra=b"authorization: Bearer k\r\n"))
         assert engine.served[1].header("authorization") == f"Bearer {engine_key('s', '18')}"
-        rig.tell(an_instance("i-1", engine.url, revision=3))  # of an agent that makes no keys
+        rig.tell(an_instance("i-1", engine.url, revision=3))  # from an agent that makes no keys
         await rig.ask(chat(extra=b"authorization: Bearer k\r\n"))
         assert engine.served[2].header("authorization") is None
 

@@ -1,4 +1,4 @@
-"""Each API of the data port speaks its own way: errors in its shape whatever an engine says, and 501 where none can."""
+"""Errors in each API's own shape, and 501 where an engine cannot."""
 
 import asyncio
 import json
@@ -67,7 +67,6 @@ def asking(path: str, extra: bytes = b"", **fields: Any) -> bytes:
 
 
 def error_of(answer: Answer, path: str) -> dict[str, Any]:
-    """The error, after a look at its shape."""
     found = answer.json()
     if path in (MESSAGE, COUNT):
         assert found.keys() == {"type", "error"} and found["type"] == "error"
@@ -199,7 +198,7 @@ async def test_a_message_begins_with_its_first_event_also_where_an_engine_leaves
 
 
 async def test_a_message_is_over_with_its_last_event_whoever_leaves_then(rig: Rig) -> None:
-    """Its events pass untouched, its prompt is counted at its beginning and its answer at its end."""
+    """Its prompt is counted at its start and its answer at its end."""
     start = {
         "type": "message_start",
         "message": {"usage": {"input_tokens": 1, "cache_read_input_tokens": 30, "output_tokens": 0}},
@@ -210,7 +209,6 @@ async def test_a_message_is_over_with_its_last_event_whoever_leaves_then(rig: Ri
     sent += ['event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":200}}\n\n']
     sent += ['event: message_stop\ndata: {"type":"message_stop"}\n\n']
 
-    # It never says that it is over, as far as HTTP goes.
     await rig.engine(streaming(*(event.encode() for event in sent), then="hang", every_s=0.0))
     client = await rig.sent(asking(MESSAGE, stream=True))
     status, _ = await client.head()
@@ -347,7 +345,7 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
 
 @pytest.mark.parametrize("path", [RESPONSE, CHAT])
 async def test_a_call_that_llamacpp_cannot_be_made_to_make_is_refused_with_those_that_it_can(path: str) -> None:
-    """It answers in prose: nobody is to take that for the call that was asked for."""
+    """llama.cpp answers in prose, which must not pass for the requested call."""
     tool = {RESPONSE: FLAT, CHAT: FUNCTION}[path]
     async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
         engine = await rig.engine(answering({}))
@@ -451,7 +449,7 @@ async def test_the_structure_of_a_message_passes_to_vllm_in_the_field_that_it_he
 async def test_log_likelihoods_of_a_prompt_pass_to_vllm_and_are_refused_where_the_engine_has_none(
     max_tokens: int,
 ) -> None:
-    """As lm-eval asks for them. llama.cpp's server answers with the log-probability of one token that it adds."""
+    """As lm-eval asks for them. llama.cpp's server gives the log-probability of one added token."""
     fields: dict[str, Any] = {"prompt": [[5, 6, 7]], "echo": True, "logprobs": 1, "max_tokens": max_tokens, "seed": 1}
     told = {"choices": [{"index": 0, "text": "abc", "logprobs": {"token_logprobs": [None, -1.0, -2.0]}}]}
     for engine in ("emulated", "llamacpp", "vllm"):

@@ -1,4 +1,4 @@
-"""Everything a client may do wrong gets its own answer, in OpenAI's shape."""
+"""Every client error gets its own answer, in OpenAI's shape."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import CHUNKED, GET, Rig, a_model, a_rig, assert_error, chat, chunk, get, post
 
 FINE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-BAD_BODIES: dict[str, tuple[bytes | dict[str, Any], str | None]] = {  # with the field that is named
+BAD_BODIES: dict[str, tuple[bytes | dict[str, Any], str | None]] = {
     "malformed JSON": (b'{"model": "m", ', None),
     "not UTF-8": (b'{"model": "\xff\xfe", "messages": []}', None),
     "empty": (b"", None),
@@ -167,7 +167,7 @@ async def test_a_chunked_request_body_reaches_the_engine_whole(rig: Rig) -> None
 
 
 async def test_thousands_of_pipelined_requests_that_are_refused_at_once() -> None:
-    """Each refusal goes on with the next request: without a limit of depth, the last of them would be too deep."""
+    """Without a depth limit, the last of them would be too deep."""
     async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
         client = await rig.sent(chat() * 2000)
         answers = [await client.answer() for _ in range(2000)]
@@ -186,7 +186,7 @@ async def test_thousands_of_pipelined_requests_that_are_refused_at_once() -> Non
 async def test_a_fault_of_ours_is_a_500_after_which_everything_goes_on(
     path: str, reader: str, told: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception in here once kept its request's bytes as held: some hundred, and every body was refused."""
+    """An exception here once left its request's bytes counted as held: after some hundred, every body was refused."""
 
     def fail(*_: Any) -> None:
         raise RuntimeError("a fault of ours")

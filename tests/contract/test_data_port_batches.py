@@ -1,4 +1,4 @@
-"""Lines of batches on a real data port: they are requests of their callers, in the class of batches."""
+"""Batch lines are their callers' requests, in the class of batches."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Streams whose engine is lost: another goes on with them, and the client sees one stream."""
+"""A lost engine's streams continue on another."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ from tests.contract.continuation_rig import (
 )
 from tests.contract.data_port_rig import DONE, a_model, a_rig, die_at_once, streaming
 
-BEFORE_ITS_END = {CHAT: 7, COMPLETIONS: 6, MESSAGES: 8, RESPONSES: 10}  # then the engine has said that it is over
+BEFORE_ITS_END = {CHAT: 7, COMPLETIONS: 6, MESSAGES: 8, RESPONSES: 10}  # events before the engine's end
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,12 @@ BEFORE_ITS_END = {CHAT: 7, COMPLETIONS: 6, MESSAGES: 8, RESPONSES: 10}  # then t
 )
 @pytest.mark.parametrize("torn", [False, True])
 async def test_a_stream_goes_on_wherever_its_engine_is_lost(path: str, cut: int, torn: bool) -> None:
-    """Every event is that of an unbroken stream: no word twice, none left out, one id, and its own usage."""
     async with a_rig(models=(a_real_model(),)) as rig:
         later = Story("2")
         await rig_of(rig, Story("1", cut, torn=torn), later)
         answer = await rig.ask(asking(path))
     expected = as_first(path)
-    if path == RESPONSES and cut < 3:  # the second engine was the first to name the message
+    if path == RESPONSES and cut < 3:
         expected = expected.replace(b"msg-1", b"msg-2")
     assert answer.complete and decoded(answer.body) == decoded(expected)
     ended = rig.finished[0]
@@ -46,7 +45,7 @@ async def test_a_stream_goes_on_wherever_its_engine_is_lost(path: str, cut: int,
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("cut", [2, 7, 8, 9])
 async def test_usage_is_that_of_the_whole_answer(path: str, cut: int) -> None:
-    """The prompt once, the tokens of both engines; also where the answer was over, and its usage or end was not."""
+    """The prompt counts once, the tokens of both engines add up."""
     cut -= path == COMPLETIONS
     options = {"stream_options": {"include_usage": True}}
     async with a_rig(models=(a_real_model(),)) as rig:
@@ -70,7 +69,7 @@ UP_TO_A_WORD = {CHAT: 2, COMPLETIONS: 1, MESSAGES: 3, RESPONSES: 5}
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 async def test_a_stream_outlives_several_engines(path: str) -> None:
-    """The third dies before it gives a byte, the fourth within an event; each of the others gives a word."""
+    """The third dies before its first byte, the fourth within an event."""
     few = UP_TO_A_WORD[path]
     async with a_rig(models=(a_real_model(),), params={"max_continuations": 4}) as rig:
         last = Story("5")
@@ -145,7 +144,7 @@ async def test_what_no_other_engine_can_go_on_with_ends_as_it_did(
 
 
 async def test_before_its_first_word_any_answer_is_begun_anew() -> None:
-    """Tools and formats are no hindrance while nothing but the role was sent."""
+    """Tools and formats do not matter yet."""
     async with a_rig(models=(a_real_model(),)) as rig:
         later = Story("2")
         await rig_of(rig, Story("1", 1), later)
@@ -155,7 +154,6 @@ async def test_before_its_first_word_any_answer_is_begun_anew() -> None:
 
 
 async def test_a_message_of_which_only_an_effort_was_asked_is_gone_on_with() -> None:
-    """The other thing that `output_config` may hold is a structure."""
     more = {"output_config": {"effort": "low", "format": None}}
     async with a_rig(models=(a_real_model(),)) as rig:
         later = Story("2")
@@ -177,7 +175,7 @@ async def test_the_request_that_goes_on_has_the_bounds_that_are_left() -> None:
 
 
 async def test_a_message_that_the_client_began_is_gone_on_with() -> None:
-    """llama.cpp goes on with a last message of the assistant's by itself."""
+    """llama.cpp itself continues a final assistant message."""
     begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The sea"}]
     for path, few in ((CHAT, 2), (MESSAGES, 3)):
         async with a_rig(models=(a_real_model(),)) as rig:
@@ -189,7 +187,6 @@ async def test_a_message_that_the_client_began_is_gone_on_with() -> None:
 
 
 async def test_a_long_stream_is_kept_as_its_text() -> None:
-    """Its events are more than are kept as they came."""
     words = [delta(content=f" {n}" + "." * 300) for n in range(600)]
     text = "".join(json.loads(word[6:])["choices"][0]["delta"]["content"] for word in words)
     async with a_rig(models=(a_real_model(context_tokens=100_000),)) as rig:
@@ -209,7 +206,7 @@ IDS = {"prompt_token_ids": [1, 2, 3]}
     ("more", "by_ids"), [({}, True), ({"stop": ["x"]}, False), ({"tools": [], "logprobs": True}, False)]
 )
 async def test_vllm_goes_on_behind_the_tokens_themselves(more: dict[str, Any], by_ids: bool) -> None:
-    """A chat goes on as a completion of its tokens, whose text is a chat's again for the client."""
+    """A chat continues as a completion of its tokens."""
 
     def chunk(choice: dict[str, Any], **over: Any) -> bytes:
         return sse({"id": "x", "model": "v", "choices": [{"index": 0, "finish_reason": None, **choice}], **over})
@@ -217,7 +214,7 @@ async def test_vllm_goes_on_behind_the_tokens_themselves(more: dict[str, Any], b
     told = (
         chunk({"delta": {"role": "assistant", "content": ""}}, **IDS),
         chunk({"delta": {"content": "The sea"}, "token_ids": [4, 5]}),
-        chunk({"delta": {}, "token_ids": [6]}),  # a part of a character: its text is still to come
+        chunk({"delta": {}, "token_ids": [6]}),  # part of a character
     )
     end = {"finish_reason": "stop", "token_ids": [8]}
     if by_ids:

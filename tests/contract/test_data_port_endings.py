@@ -1,4 +1,4 @@
-"""How exchanges end: whole answers whose client or engine goes, engines put to sleep, a router that was stopped."""
+"""How exchanges end when a client or engine leaves or the router is stopped."""
 
 import asyncio
 import contextlib
@@ -97,7 +97,7 @@ async def test_a_drain_that_ends_behind_the_end_spoils_nothing(rig: Rig) -> None
 
 
 async def asleep(rig: Rig, url: str) -> None:
-    """What a router hears that was stopped meanwhile: its request went to an engine that sleeps by now."""
+    """News for a stopped router: its request went to an engine that now sleeps."""
     await rig.until(lambda: len(rig.engines[0].served) == 1)
     rig.tell(an_instance("i-1", url, InstanceState.DRAINING, revision=2))
     rig.tell(an_instance("i-1", "", InstanceState.SWAPPED_OUT, revision=3, reason="asleep in host memory"))
@@ -128,7 +128,7 @@ async def test_an_answer_that_sleep_has_cut_off_is_told(rig: Rig) -> None:
 
 
 async def test_nobody_was_late_while_the_router_was_stopped(rig: Rig) -> None:
-    """What came meanwhile is not read yet when the first sweep comes."""
+    """At the first sweep the data received meanwhile is unread."""
     engine = await rig.engine(streaming(TOKEN, then="hang"))
     reader, half = await rig.client(), await rig.client()
     await reader.send(chat(stream=True))
@@ -154,7 +154,7 @@ async def test_a_pooled_connection_older_than_engines_keep_theirs_is_not_used_ag
 
 
 async def test_a_connection_that_was_closed_before_its_first_request_is_a_failure_at_once(rig: Rig) -> None:
-    """Nothing more is said about such a connection: a request written to it would wait for ever."""
+    """Such a connection gives no further signal."""
 
     async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
@@ -178,8 +178,8 @@ async def test_a_connection_that_was_closed_before_its_first_request_is_a_failur
 
 
 class FickleEngine:
-    """An engine of threads that goes on while the event loop stands still: it closes what has been idle for 30 ms,
-    closes some connections at once, some instead of an answer, and takes its time."""
+    """A threaded engine that runs on while the event loop is blocked; it closes connections idle for 30 ms and some
+    others."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -208,7 +208,6 @@ class FickleEngine:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_exchange_ends_whenever_the_router_is_stopped(seed: int) -> None:
-    """The event loop stands still 20 times, for longer than engines keep connections; every request is answered."""
     chance = random.Random(seed)
     engine = FickleEngine(seed)
     answers: list[int] = []

@@ -1,4 +1,4 @@
-"""Engines that die, hang or lie; clients that leave or do not read; a router that is told to stop."""
+"""Engines that die, hang or lie; clients that leave; a router that stops."""
 
 import asyncio
 import json
@@ -101,7 +101,7 @@ REFUSING = answering({"error": {}}, "503 Service Unavailable", b"x-glowplug-refu
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_an_engine_that_sleeps_refuses_is_sent_elsewhere(rig: Rig, stream: bool) -> None:
-    """The router has not heard of its sleep yet. However often it happens, the request is not to blame."""
+    """The router has not heard of its sleep yet."""
     asleep = [await rig.engine(REFUSING, instance_id=f"i-{n}") for n in range(4)]
     client = await rig.held(chat(stream=stream))
     assert [len(engine.served) for engine in asleep] == [1] * 4, "each is left alone for a while"
@@ -145,7 +145,6 @@ async def test_when_the_client_leaves_the_engine_is_told(rig: Rig, stream: bool,
 
 
 async def flood(served: Served) -> None:
-    """Events of 65 KB, as fast as they are taken."""
     await served.sse_head()
     while not served.left.is_set():
         await served.chunk(b"data: " + b"x" * 65_000 + b"\n\n")
@@ -249,7 +248,7 @@ async def test_two_streams_do_not_mix(rig: Rig) -> None:
 
 
 async def test_a_request_on_a_node_that_is_cut_off_is_answered_by_another(rig: Rig) -> None:
-    """No connection breaks, no byte comes: only the word that the node has left tells."""
+    """Only the news that the node has left tells."""
     lost = await rig.engine(hang, instance_id="i-1")
     client = await rig.sent(chat(stream=True))
     await rig.until(lambda: bool(lost.served))

@@ -1,6 +1,5 @@
-"""Responses and messages whose tool has to be called, and messages with a structure, on llama.cpp: what it is asked,
-and what the client gets of its answer. Chats: test_data_port_translated.py; on a real engine: test_llamacpp_requests.py
-"""
+"""Forced tools and structures on llama.cpp. Chats: test_data_port_translated.py; on a real engine:
+test_llamacpp_requests.py"""
 
 import json
 from typing import Any
@@ -29,7 +28,6 @@ def asking(path: str, **fields: Any) -> bytes:
 
 
 def events_of(answer: Answer) -> list[dict[str, Any]]:
-    """Of a stream whose events have names, which are their types."""
     assert answer.complete and answer.headers["content-type"].startswith("text/event-stream")
     blocks = [block.split(b"\n") for block in answer.body.split(b"\n\n") if block and not block.startswith(b":")]
     found = [json.loads(data.removeprefix(b"data: ")) for _, data in blocks]
@@ -41,7 +39,6 @@ def events_of(answer: Answer) -> list[dict[str, Any]]:
 
 
 def a_response(text: str) -> dict[str, Any]:
-    """As llama.cpp gives one."""
     part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
     item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
     usage = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
@@ -53,7 +50,7 @@ def told(kind: str, **fields: Any) -> bytes:
 
 
 def a_stream(*texts: str) -> tuple[bytes, ...]:
-    """As llama.cpp streams a response, behind the thoughts of one that reasons."""
+    """The thoughts of a reasoning model come first."""
     begun = {"id": "resp_1", "object": "response", "status": "in_progress"}
     thoughts, item = {"type": "reasoning", "id": "rs_1"}, {"type": "message", "id": "msg_1"}
     whole = a_response("".join(texts))
@@ -129,7 +126,6 @@ async def test_a_forced_call_of_a_streamed_response_has_the_events_of_one() -> N
 
 
 def a_chat(text: str, reason: str = "stop", **message: Any) -> dict[str, Any]:
-    """As llama.cpp gives one."""
     said = {"role": "assistant", "content": text, **message}
     return {"choices": [{"index": 0, "message": said, "finish_reason": reason}], "usage": USAGE}
 

@@ -1,4 +1,4 @@
-"""Clients made by chance: every complete request gets one complete answer in order, whatever stands beside it.
+"""Random clients: every complete request gets one complete answer, in order.
 
 `FUZZ_S=300 FUZZ_SEED=7 python -m pytest --timeout=0 tests/contract/test_data_port_fuzz.py -k uvloop-1` runs new seeds
 for that long.
@@ -19,19 +19,17 @@ from tests.waiting import WAIT_S
 
 NUM_CLIENTS = 12  # at once, for each seed
 LIMITS = Limits(header_bytes=2000, body_bytes=4000, num_pipelined=4, write_buffer_bytes=4096)
-MOST_HELD = 300_000  # bytes of one connection: what was read at once, and what is parsed of it
-COMMENT = re.compile(rb"(?m)^:.*\n\n")  # to a client that is held, or has closed its sending side
+MOST_HELD = 300_000
+COMMENT = re.compile(rb"(?m)^:.*\n\n")  # to a client that is held or half-closed
 
 
 @dataclass
 class Script:
-    """What one client sends, and the statuses it must get. After `last` nothing is answered any more."""
-
     sent: bytes = b""
     statuses: list[int] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     last: bool = False
-    may_cut: bool = False  # the end of `sent` is no whole request
+    may_cut: bool = False  # `sent` may end in a partial request
 
 
 def chunked(chance: random.Random, body: bytes, trailers: bytes = b"") -> bytes:
@@ -109,7 +107,6 @@ def a_script(chance: random.Random) -> Script:
 
 
 async def engine(served: Served) -> None:
-    """Answers at once or a little later, and closes its connection now and then."""
     seed = len(served.head) + len(served.body)
     if seed % 3 == 0:
         await asyncio.sleep(0.002)
@@ -123,7 +120,7 @@ async def engine(served: Served) -> None:
 
 
 async def send(chance: random.Random, client: Client, data: bytes) -> None:
-    """In pieces: all at once, byte by byte, or of any size. A port that has refused may have closed."""
+    """A port that has refused may have closed."""
     most = (
         chance.choice((1, 7, 100, 5000, len(data) + 1)) if len(data) < 3000 else chance.choice((500, 5000, len(data)))
     )
@@ -141,11 +138,10 @@ async def send(chance: random.Random, client: Client, data: bytes) -> None:
 
 
 async def run(rig: Rig, chance: random.Random) -> None:
-    """One client from its first byte to its last answer."""
     script, how = a_script(chance), chance.random()
     client = await rig.client()
     sending = asyncio.create_task(send(chance, client, script.sent))
-    if how < 0.15 and not script.last:  # leaves at some time
+    if how < 0.15 and not script.last:
         await asyncio.sleep(chance.random() * 0.01)
         client.close()
         await sending
@@ -182,7 +178,7 @@ async def watch(rig: Rig) -> None:
 
 
 async def tick(rig: Rig) -> None:
-    """Time passes, as the router's shell has it: an engine that could not be reached is tried again."""
+    """An unreachable engine is tried again."""
     while True:
         await asyncio.sleep(0.25)
         rig.tick()

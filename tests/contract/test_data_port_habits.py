@@ -1,4 +1,4 @@
-"""What clients do that no specification asks for: other base URLs, encodings, names and questions at the root."""
+"""Client habits outside any specification."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from tests.contract.data_port_rig import a_model, a_rig, answering, chat, get, p
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 CHAT = "/v1/chat/completions"
-zipped = partial(gzip.compress, mtime=0)  # ids of tests are the same in every worker
+zipped = partial(gzip.compress, mtime=0)
 REPLY = answering({"ok": 1})
 
 

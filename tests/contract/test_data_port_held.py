@@ -1,4 +1,4 @@
-"""Cold models: held, kept alive, released in order, refused with reasons; clients that leave while they wait."""
+"""Cold models: requests held, released in order or refused with reasons."""
 
 import asyncio
 import json
@@ -150,7 +150,6 @@ async def test_held_requests_are_released_in_order_within_max_concurrency(rig: R
 
 
 async def test_a_thousand_waiters_are_one_load() -> None:
-    """All are answered by one instance; request.waiting is published at most once per period."""
     async with a_rig(models=(a_model(max_queue=2000),)) as rig:
         began = time.monotonic()
         clients = [await rig.sent(chat(stream=True)) for _ in range(1000)]
@@ -187,7 +186,6 @@ NARROW = a_model(max_concurrency=2, max_wait_s=10.0)  # cold: 5 s for a start, t
 
 
 def answers_take(rig: Rig, seconds: float) -> None:
-    """What this router has measured of `m`."""
     for _ in range(100):
         rig.table.controller.estimates.learn_service("m", seconds)
 

@@ -1,4 +1,4 @@
-"""What HTTP/1.1 asks beyond a good request: trailers, odd heads, absolute targets, half-closed connections, order."""
+"""HTTP/1.1 beyond a good request."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.contract.data_port_rig import (
 )
 
 BODY = chat().partition(b"\r\n\r\n")[2]
-MANY = 4 * 1024 * 1024  # bytes of one request that has no end
+MANY = 4 * 1024 * 1024  # bytes of one endless request
 
 
 # -- what may grow -------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("what", ENDLESS)
 async def test_what_has_no_end_is_refused_while_it_is_small(what: str) -> None:
-    """Before the key is looked at: whoever reaches the port may send it."""
+    """Before the key is checked: anyone may send it."""
     start, more = ENDLESS[what]
     async with a_rig(api_key="k") as rig:
         client = await rig.sent(CHUNKED % b"" + chunk(b"{}") + start)
@@ -123,7 +123,7 @@ async def test_an_absolute_target_is_served(rig: Rig) -> None:
     for start in (b"POST http://a:80/v1/chat/completions?a=1 HTTP", b"POST HTTPS://a/v1/chat/completions?a=1 HTTP"):
         assert (await rig.ask(chat().replace(b"POST /v1/chat/completions HTTP", start))).status == 200
     assert (await rig.ask(b"GET http://t/v1/models HTTP/1.1\r\nhost: t\r\n\r\n")).status == 200
-    assert (await rig.ask(b"GET http://t HTTP/1.1\r\nhost: t\r\n\r\n")).status == 200  # its path is /
+    assert (await rig.ask(b"GET http://t HTTP/1.1\r\nhost: t\r\n\r\n")).status == 200
     assert all(s.head.startswith(b"POST /v1/chat/completions?a=1 HTTP/1.1\r\n") for s in engine.served)
 
 
@@ -159,7 +159,7 @@ REFUSED_HEADS = {
     "version 2.0": GET.replace(b"1.1", b"2.0"),
     "codings that are not undone": (CHUNKED % b"").replace(b"chunked", b"gzip, chunked") + b"0\r\n\r\n",
 }
-STATUSES = {"version 0.9": 505, "version 2.0": 505, "codings that are not undone": 501}  # of the others: 400
+STATUSES = {"version 0.9": 505, "version 2.0": 505, "codings that are not undone": 501}  # the others: 400
 
 
 @pytest.mark.parametrize("what", REFUSED_HEADS)
@@ -239,7 +239,6 @@ LAST: dict[str, Case] = {
 
 @pytest.mark.parametrize("what", LAST)
 async def test_a_refusal_is_told_after_the_answers_to_what_came_before(what: str) -> None:
-    """A request of the engine, two of our own, and one behind the refused one, which is not read any more."""
     last, status = LAST[what]
     async with a_rig(Limits(body_bytes=2000)) as rig:
         await rig.engine(wait_a_little)
@@ -302,7 +301,7 @@ async def test_a_client_that_reads_no_answers_gets_no_more_of_them(rig: Rig) -> 
 
 
 async def test_a_client_with_many_requests_leaves_turns_to_others() -> None:
-    """Of a read of 300 requests as many are answered at once as may wait."""
+    """At most as many are answered at once as may wait."""
     async with a_rig(Limits(num_pipelined=10)) as rig:
         client = await rig.client()
         connection = await rig.connection()

@@ -1,5 +1,5 @@
-"""The journal of usage on a real data port: once a client has the end of an answer, the router may be killed and the
-engine's counts are known all the same. Fast lane, a second."""
+"""The journal of usage: once a client has the end of an answer, its counts survive a kill of the router. Fast lane, a
+second."""
 
 import json
 from pathlib import Path

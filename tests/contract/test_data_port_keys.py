@@ -1,4 +1,4 @@
-"""Named keys on the data port: who is answered, who is refused and in which words, and what each key may use."""
+"""Named keys on the data port."""
 
 import asyncio
 import json
@@ -34,7 +34,6 @@ WHOLE = answering({"choices": [], "usage": {"prompt_tokens": 1, "completion_toke
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    """Three models, one of them ready, and a key that may use two of them."""
     async with a_rig(models=MODELS) as made:
         await made.engine(WHOLE)
         tell(made.table.keys, ACME, a_key(models=("m", "org/*")))
@@ -108,7 +107,7 @@ async def test_a_key_that_opens_nothing_is_refused_in_the_words_of_each_api(rig:
         b"": (401, "missing or wrong"),
         b"authorization: Bearer x\r\n": (401, "missing or wrong"),
         bearer("unknown1"): (401, "missing or wrong"),
-        wrong_secret: (401, "missing or wrong"),  # that it is revoked is for its owner
+        wrong_secret: (401, "missing or wrong"),  # only its owner learns that it is revoked
         bearer("revoked1"): (401, "The API key gp-revoked1 is revoked."),
         bearer("expired1"): (401, "The API key gp-expired1 is expired."),
         bearer("nobodys1"): (401, "a tenant that does not exist"),
@@ -150,7 +149,6 @@ async def test_every_path_of_models_needs_a_key_and_the_health_paths_need_none(r
 
 
 async def test_a_model_that_a_key_may_not_use_is_nowhere(rig: Rig) -> None:
-    """Neither listed nor found, nor named as the one that was meant."""
     listed = (await rig.ask(get("/v1/models", extra=bearer()))).json()["data"]
     assert [row["id"] for row in listed] == ["org/big", "m"]
     for path in ("/api/tags", "/api/ps"):
@@ -211,7 +209,7 @@ async def test_a_revoked_key_ends_no_stream_and_opens_no_other(rig: Rig) -> None
     assert_error(await rig.ask(chat(extra=bearer())), 401, "invalid_api_key")
     go_on.set()
     assert DONE in await client.rest()
-    await client.send(chat(extra=bearer()))  # the connection is open, the key is not
+    await client.send(chat(extra=bearer()))
     assert_error(await client.answer(), 401, "invalid_api_key")
 
 
@@ -234,7 +232,6 @@ async def test_a_tenant_that_is_removed_takes_its_keys_with_it(rig: Rig) -> None
 
 
 async def arrived(rig: Rig, request: bytes) -> Any:
-    """The stimulus with which the controller was notified of a request."""
     taken: list[Any] = []
     change = rig.table.change
 

@@ -1,4 +1,4 @@
-"""Limits on the data port: who is refused, in which words, what each answer says is left, and what is settled."""
+"""Limits on the data port: refusals, headers and settlement."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ async def test_tokens_are_settled_by_what_the_engine_counted() -> None:
         assert int(reserved.headers["x-ratelimit-remaining-tokens"]) < 900
         assert not rig.table.limits.reserved
         after = await ask(rig, body=b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":90}')
-        # 10 were taken, then 90 at most reserved: by the answer before, fewer
+        # 10 were taken, then at most 90 reserved
         assert 895 <= int(after.headers["x-ratelimit-remaining-tokens"]) <= 990
 
 
@@ -178,7 +178,6 @@ async def test_what_other_routers_admit_counts_here() -> None:
 
 
 async def test_openais_client_waits_as_told() -> None:
-    """60 a minute are used up at once: the client is told to come back in a second, does so, and is answered."""
     async with a_rig() as rig:
         await rig.engine(answering(WHOLE))
         tell(rig.table.keys, tenant(limits=AccessLimits(requests_per_minute=60)), a_key())

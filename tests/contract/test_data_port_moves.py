@@ -1,4 +1,4 @@
-"""What makes a stream go on elsewhere, how it waits for an instance, and who may leave meanwhile."""
+"""Why a stream moves, and its wait for an instance."""
 
 import asyncio
 import json
@@ -35,13 +35,12 @@ SAYS_ABORT = sse({"choices": [{"index": 0, "delta": {"content": "abort"}, "finis
 
 
 def outcomes(rig: Rig) -> dict[tuple[str, str], float]:
-    """(reason, outcome) -> how many."""
     (family,) = rig.port.context.metrics._continuations.collect()
     return {(s.labels["reason"], s.labels["outcome"]): s.value for s in family.samples if s.name.endswith("_total")}
 
 
 async def hanging(rig: Rig, instance_id: str = "i-1", **over: Any) -> tuple[FakeEngine, Client]:
-    """An engine that stays silent behind two words, and its client, who has read these."""
+    """Silent after two words, which its client has read."""
     engine = await rig.engine(streaming(*TOLD[:3], then="hang"), instance_id=instance_id, **over)
     client = await rig.sent(asking(CHAT))
     await client.head()
@@ -89,7 +88,6 @@ async def test_a_stream_whose_engine_was_put_to_sleep_goes_on() -> None:
 
 
 def _recall(rig: Any, ticket: int) -> None:
-    """Have a running request give way to another one."""
     rig.table.controller.requests[ticket].gives_way = True
     rig.table.do([Recall(ticket, "it gives way", gives_way=True)])
 
@@ -138,7 +136,7 @@ async def test_an_engine_put_to_sleep_behind_the_end_of_a_stream_spoils_nothing(
 
 
 async def test_a_node_that_left_is_not_waited_for() -> None:
-    """Its connection stays open; another engine takes over once it has been silent."""
+    """Its connection stays open; another engine takes over after its silence."""
     async with a_rig(Limits(deserted_silence_s=0.05, header_s=0.2), models=(a_real_model(),)) as rig:
         engine, client = await hanging(rig)
         await rig.engine(Story("2"), instance_id="i-2")
@@ -149,7 +147,7 @@ async def test_a_node_that_left_is_not_waited_for() -> None:
 
 
 async def test_streams_are_moved_off_an_address() -> None:
-    """What cannot go on elsewhere, and what has not begun, stays."""
+    """Requests that cannot continue elsewhere, or have not begun, stay."""
     async with a_rig(models=(a_real_model(),)) as rig:
         engine, client = await hanging(rig, max_concurrency=8)
         several = await rig.sent(asking(CHAT, n=2))
@@ -169,7 +167,7 @@ async def test_streams_are_moved_off_an_address() -> None:
 
 
 async def test_what_cannot_leave_an_address_ends_there_or_says_why_it_is_cut() -> None:
-    """A pipeline has become whole in another process: what is new goes there."""
+    """The pipeline is whole in another process, which gets new requests."""
     for is_cut in (False, True):
         go_on = asyncio.Event()
         reply = streaming(*TOLD[:3], go_on, then="die") if is_cut else streaming(*TOLD[:3], go_on, *TOLD[3:])
@@ -205,7 +203,6 @@ async def test_an_instance_that_moves_to_another_address_takes_its_streams_along
 
 
 async def broken(rig: Rig) -> Client:
-    """A client whose stream waits for an instance."""
     engine = await rig.engine(streaming(*TOLD[:3], then="die"))
     client = await rig.sent(asking(CHAT))
     await rig.until(lambda: rig.num_held == 1)
@@ -293,7 +290,7 @@ async def test_a_next_engine_that_cannot_now_is_passed_over_and_one_that_refuses
 
 
 async def test_a_client_that_does_not_read_holds_the_next_engine_back() -> None:
-    """Backpressure is that of one stream: the next engine is paused, and nothing is lost."""
+    """Backpressure pauses the next engine, and nothing is lost."""
     big = sse({"id": "id-1", "choices": [{"index": 0, "delta": {"content": "x" * 65_000}, "finish_reason": None}]})
     sent = 0
 

@@ -1,4 +1,4 @@
-"""Streams that leave an instance which drains before its drain ends them: another one is asked first."""
+"""Streams leave a draining instance in time."""
 
 import asyncio
 import time
@@ -18,8 +18,6 @@ BUSY = answering({"error": {"message": "too busy", "code": 503}}, "503 Service U
 
 
 class Telling:
-    """An engine that gives `cut` events of its story, and the others once it may."""
-
     def __init__(self, path: str = CHAT, cut: int = 3, *, then_dies: bool = False, **more: Any) -> None:
         self.events = Story("1").events(path, asked_of(path, **more))
         self.cut, self.then_dies, self.then_hangs = cut, then_dies, False
@@ -42,8 +40,6 @@ class Telling:
 
 
 class Late:
-    """An engine that answers once it may."""
-
     def __init__(self, reply: Reply) -> None:
         self.may, self._reply = asyncio.Event(), reply
 
@@ -53,7 +49,6 @@ class Late:
 
 
 async def begun(rig: Rig, telling: Telling, path: str = CHAT, **more: Any) -> tuple[FakeEngine, Client]:
-    """Its client, who has read what the engine gave so far."""
     engine = await rig.engine(telling)
     client = await rig.sent(asking(path, **more))
     await client.head()
@@ -75,7 +70,7 @@ async def rest(client: Client) -> list[Any]:
 
 
 async def asked_elsewhere(rig: Rig, telling: Telling, reply: Reply) -> tuple[Client, FakeEngine]:
-    """As `begun`; the engine drains, and another one, i-2, has been asked. The client, and the other one."""
+    """As `begun`; then another engine, i-2, is asked, and returned."""
     engine, client = await begun(rig, telling)
     other = await rig.engine(reply, instance_id="i-2")
     drains(rig, engine)
@@ -135,7 +130,6 @@ async def die(served: Served) -> None:
 
 @pytest.mark.parametrize("how", ["late", "busy", "dies", "unreachable"])
 async def test_a_stream_that_the_other_one_does_not_take_stays(how: str) -> None:
-    """Nothing of it is lost: what the first engine gave meanwhile comes behind."""
     given = {**MOVES, "params": {"move_within_s": 0.05}}
     async with a_rig(**given) as rig:
         telling = Telling()
@@ -163,7 +157,7 @@ async def test_a_stream_that_ends_before_the_other_one_begins_has_ended() -> Non
 
 @pytest.mark.parametrize("is_asked", [True, False])
 async def test_where_the_first_one_is_lost_meanwhile_the_other_one_goes_on(is_asked: bool) -> None:
-    """Whether it has been asked by then or its connection is still being made."""
+    """Already asked, or its connection is still being made."""
     async with a_rig(**MOVES) as rig:
         telling, other = Telling(then_dies=True), Late(Story("2"))
         engine, client = await begun(rig, telling)
@@ -231,7 +225,7 @@ async def test_an_answer_that_none_can_go_on_with_runs_to_its_end() -> None:
 
 
 async def test_a_stream_may_leave_again() -> None:
-    """Of what a later engine gives nothing is kept but its text."""
+    """Only the text of a later engine's answer is kept."""
     async with a_rig(**MOVES) as rig:
         telling = Telling()
         engine, client = await begun(rig, telling)

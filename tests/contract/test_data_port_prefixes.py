@@ -1,5 +1,4 @@
-"""Conversations find the engine that has them cached, and engines teach the router whether they do. Fast lane, below
-three seconds."""
+"""Conversations find the engine that has them cached. Fast lane, below three seconds."""
 
 import json
 from typing import Any
@@ -9,25 +8,23 @@ import pytest
 from tests.contract.data_port_rig import Reply, Rig, a_rig, answering, hang, post
 
 UNION: dict[str, Any] = {"policy": "union"}
-SYSTEM, OTHER = "You answer in few words. " * 80, "You answer at length. " * 90  # seven whole blocks of 64 tokens each
+SYSTEM, OTHER = "You answer in few words. " * 80, "You answer at length. " * 90
 
 
 def turn(*said: str, system: str = SYSTEM) -> bytes:
-    """The request for the next turn of a conversation, in which user and assistant have said this."""
+    """User and assistant alternate in `said`."""
     messages = [{"role": "system", "content": system}]
     messages += [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]
     return post("/v1/chat/completions", json.dumps({"model": "m", "messages": messages, "max_tokens": 8}).encode())
 
 
 def telling(**details: int) -> Reply:
-    """An answer that mentions a cache, with a usage that has these details."""
     message = {"role": "assistant", "content": "a cache"}
     usage = {"prompt_tokens": 500, "completion_tokens": 8, "prompt_tokens_details": details or None}
     return answering({"choices": [{"index": 0, "message": message}], "usage": usage})
 
 
 def trust(rig: Rig) -> float:
-    """The share of expected cached tokens that the router believes in."""
     return float(rig.table.controller.balances.of("m").trust)  # type: ignore[union-attr]
 
 
@@ -51,7 +48,7 @@ async def test_a_turn_goes_to_the_engine_of_the_turn_before_although_another_has
     ("details", "is_less"), [({"cached_tokens": 0}, True), ({"cached_tokens": 480}, False), ({}, False)]
 )
 async def test_trust_falls_where_an_engine_says_that_nothing_was_cached(details: Any, is_less: bool) -> None:
-    """An engine that says nothing about it is still trusted, whatever words its answer has."""
+    """An engine that does not report it stays trusted, whatever words its answer has."""
     async with a_rig(params=UNION) as rig:
         for name in ("i-1", "i-2"):
             await rig.engine(telling(**details), instance_id=name)

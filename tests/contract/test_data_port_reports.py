@@ -1,5 +1,4 @@
-"""What a data port says of its requests: to the bus those that are live, to a policy that looks ahead their tokens, and
-to people their spans and rows."""
+"""A data port's reports to the bus, to policies and to people."""
 
 import asyncio
 import contextlib
@@ -178,7 +177,7 @@ def kept() -> InMemorySpanExporter:
 
 @contextlib.asynccontextmanager
 async def traced(kept: InMemorySpanExporter, **over: Any) -> AsyncIterator[Rig]:
-    """A rig whose spans are in `kept` once it is closed and has reported as many requests as it was asked."""
+    """`kept` is complete once the rig is closed."""
     tracing = Tracing("router", "router-1", exporter=kept)
     async with a_rig(tracing=tracing, **over) as rig:
         yield rig
@@ -312,7 +311,7 @@ async def test_rows_show_live_then_finished_requests_and_no_prompt(rig: Rig) -> 
 
 
 async def test_only_a_streamed_answer_has_a_first_token(rig: Rig) -> None:
-    """Of another one the first byte is the whole: shown as a first token it is the total once more."""
+    """The first byte of any other answer is the whole."""
     await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}))
     await rig.ask(chat())
     await rig.engine(stream_three)

@@ -1,5 +1,4 @@
-"""Requests that are translated before an engine gets them, and answers that are translated back: of Ollama's API, of
-several sequences with one usage, and of tools that have to be called."""
+"""Translated requests and answers."""
 
 import asyncio
 import json
@@ -34,39 +33,32 @@ LLAMACPP = (a_model(engine="llamacpp"),)
 
 
 def asking(path: str, **fields: Any) -> bytes:
-    """A request as its API's clients send it."""
     return post(path, json.dumps({"model": "m", **fields}).encode())
 
 
 def event(**fields: Any) -> bytes:
-    """One event of a stream."""
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
 
 def token(text: str, index: int = 0) -> bytes:
-    """One piece of a chat's answer."""
     return event(object="chat.completion.chunk", choices=[{"index": index, "delta": {"content": text}}])
 
 
 def ended(index: int = 0, reason: str = "stop") -> bytes:
-    """The end of one sequence of a chat."""
     choice = {"index": index, "delta": {}, "finish_reason": reason}
     return event(object="chat.completion.chunk", choices=[choice])
 
 
 def counted(**more: Any) -> bytes:
-    """The usage of one sequence."""
     return event(object="chat.completion.chunk", choices=[], usage=USAGE, **more)
 
 
 def lines(answer: Answer) -> list[dict[str, Any]]:
-    """Of a stream of Ollama's."""
     assert answer.headers["content-type"] == "application/x-ndjson" and answer.complete
     return [json.loads(line) for line in answer.body.splitlines()]
 
 
 def body_of(engine: FakeEngine, number: int = 0) -> dict[str, Any]:
-    """What an engine was asked."""
     found: dict[str, Any] = json.loads(engine.served[number].body)
     return found
 
@@ -80,7 +72,7 @@ WHOLE = {
 
 # Ollama
 
-FIELDS = (  # of every call that reads a body; of messages and of tool calls in them, too
+FIELDS = (
     *("model", "messages", "prompt", "system", "images", "tools", "format", "options", "stream", "think", "keep_alive"),
     *("suffix", "raw", "input", "dimensions", "messages.role", "messages.content", "messages.images"),
     *("messages.tool_calls", "messages.tool_name", "messages.tool_call_id", "options.num_predict", "options.stop"),
@@ -221,7 +213,6 @@ MAY_SAY = Limits(client_keep_alive_s=600.0)
 
 
 def kept(rig: Rig) -> list[float]:
-    """What routers have said that clients want of keep-alives, in order."""
     said = [effect.payload for effect in rig.published if isinstance(effect.payload, ModelKeepAliveAsked)]
     assert {one.model_key for one in said} <= {"m"}
     return [one.keep_alive_s for one in said]
@@ -366,7 +357,6 @@ async def test_a_lines_client_is_held_like_any_other() -> None:
 
 
 def several() -> list[bytes]:
-    """Two answers of two tokens each, and the usage of each."""
     return [token("a", 0), token("b", 1), token("c", 1), token("d", 0), ended(0), counted(), ended(1), counted(), DONE]
 
 
@@ -444,7 +434,6 @@ CALL = '{ "name": "weather", "arguments": {"in": "Paris}"} }'
 
 
 def called(text: str, reason: str = "stop") -> dict[str, Any]:
-    """An answer of that text."""
     message = {"role": "assistant", "content": text}
     return {"choices": [{"index": 0, "message": message, "finish_reason": reason}], "usage": USAGE}
 

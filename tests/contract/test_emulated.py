@@ -1,4 +1,4 @@
-"""What is the emulated engine's own: faults that an agent and a router must live with, seen from outside."""
+"""Faults special to the emulated engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -66,7 +66,6 @@ async def test_a_small_kv_grant_preempts_and_everyone_still_ends(case: EngineCas
 
 
 async def test_it_sleeps_and_wakes_and_its_kv_cache_can_be_cut(case: EngineCase) -> None:
-    """What its abilities "swap" and "prewarm" stand on."""
     report = await case.start(engine_args=FAST, kv_bytes=1 << 30, context_tokens=64)
     driver, handle = case.driver, report.handle
     assert isinstance(driver, Sleeper)
@@ -76,7 +75,7 @@ async def test_it_sleeps_and_wakes_and_its_kv_cache_can_be_cut(case: EngineCase)
         await driver.limit_kv(handle, 100 << 20)
         assert (await client.get("/admin/kv")).json()["total_bytes"] == 96 << 20  # whole blocks of 8 MiB
         await driver.limit_kv(handle, 0)
-        assert (await client.get("/admin/kv")).json()["total_bytes"] == 5 * (8 << 20)  # 65 tokens: one whole context
+        assert (await client.get("/admin/kv")).json()["total_bytes"] == 5 * (8 << 20)
         await driver.sleep(handle, "swapped_out")
         await driver.wake(handle)
         assert (await client.get("/admin/kv")).json()["total_bytes"] == 1 << 30, "who wakes has its whole grant"

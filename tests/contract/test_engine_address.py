@@ -1,4 +1,4 @@
-"""Engines listen where their agent says: on its address, on the port it hands out, and nowhere else."""
+"""Engines listen only on their agent's address and port."""
 
 from collections.abc import AsyncIterator
 
@@ -22,7 +22,6 @@ async def engines(request: pytest.FixtureRequest) -> AsyncIterator[EngineCase]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def case(engines: EngineCase) -> AsyncIterator[EngineCase]:
-    """Nothing runs before the test, and nothing of it after."""
     yield engines
     await engines.stop_all()
 
@@ -37,7 +36,6 @@ async def answers(url: str) -> bool:
 
 
 async def test_two_addresses_have_the_same_port_and_loopback_has_nothing(case: EngineCase) -> None:
-    """As on two nodes: the same range is open on both."""
     case.port = free_port()
     for host in ("127.0.0.2", "127.0.0.3"):
         case.host = host

@@ -1,4 +1,4 @@
-"""The same calls on every engine driver: what an agent and a router may count on, whichever engine runs."""
+"""The same calls on every engine driver."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 3 * (64 + 64) * 2  # layers, heads, key and value, two bytes each
 AS_JSON = {"content-type": "application/json"}
 TURN = {"messages": [{"role": "user", "content": "List three colours, one per line."}]}
-GOES_ON: dict[str, tuple[str, dict[str, Any]]] = {  # path -> the name of its bound, what is asked
+GOES_ON: dict[str, tuple[str, dict[str, Any]]] = {
     apis.CHAT: ("max_tokens", TURN),
     apis.COMPLETIONS: ("max_tokens", {"prompt": "Red, green and"}),
     apis.RESPONSES: ("max_output_tokens", {"input": "List three colours, one per line."}),
@@ -94,7 +94,7 @@ async def test_a_ready_engine_is_healthy_idle_and_on_loopback(case: EngineCase, 
 
 
 async def test_slots_and_kv_tokens_are_the_engines_own(case: EngineCase, started: LoadReport) -> None:
-    """PreServe's M: what the grant of 128 MiB holds, not max_concurrency * context_tokens."""
+    """PreServe's M: the capacity of the 128 MiB grant, not max_concurrency * context_tokens."""
     per_token = {"emulated": PROFILES[DEFAULT_PROFILE].kv_bytes_per_token}.get(case.name, SMOLLM2_KV_BYTES_PER_TOKEN)
     fitting = (128 << 20) // per_token
     expected = min(fitting, 4 * 1024) if case.name == "llamacpp" else fitting  # each of its slots has a part
@@ -150,8 +150,7 @@ async def test_completions_answer_and_stream(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("path", [apis.CHAT, apis.COMPLETIONS, apis.RESPONSES, apis.MESSAGES])
 async def test_another_engine_goes_on_with_a_stream(case: EngineCase, client: httpx.AsyncClient, path: str) -> None:
-    """Cut behind any of its events, a stream is whole with what an engine adds to it; a greedy one is the same where
-    the engine has the cache of what it said. vLLM computes it again, all at once, which rounds otherwise."""
+    """With a cache a greedy stream stays the same; vLLM recomputes it all at once, which rounds differently."""
     model = case.model()
     api = declaration(case.name).api(model)
     if path not in api.continues:
@@ -190,7 +189,7 @@ async def test_another_engine_goes_on_with_a_stream(case: EngineCase, client: ht
 
 
 def shown(stream: bytes) -> tuple[str, list[Any]]:
-    """(the text of a stream, what its other events say) without what differs from one run to the next."""
+    """(text, other events) without parts that differ between runs."""
     text, others = "", list[Any]()
     for name, data in continuation.events(stream):
         event: Any = json.loads(data) if data != b"[DONE]" else {"done": True}
@@ -210,7 +209,7 @@ async def test_embeddings_answer_or_are_refused_clearly(
     case: EngineCase, started: LoadReport, client: httpx.AsyncClient
 ) -> None:
     answer = await client.post("/v1/embeddings", json={"model": "Contract/Tiny", "input": ["a", "b"]})
-    if case.name == "emulated":  # llama.cpp gives them when engine_args ask: test_llamacpp.py
+    if case.name == "emulated":  # llama.cpp needs engine_args for them: test_llamacpp.py
         assert [item["index"] for item in answer.json()["data"]] == [0, 1]
     else:
         assert answer.status_code in (400, 404, 501)
@@ -295,7 +294,7 @@ async def test_stop_ends_every_process_of_the_engine(case: EngineCase) -> None:
     await case.driver.stop(handle, grace_s=5.0)
     assert not case.driver.adopt(handle)
     await until(lambda: not any(lives(member) for member in family), "every process of the engine has ended")
-    await case.driver.stop(handle, grace_s=5.0)  # a second time is harmless
+    await case.driver.stop(handle, grace_s=5.0)
 
 
 async def test_an_engine_that_is_killed_is_not_healthy(case: EngineCase) -> None:

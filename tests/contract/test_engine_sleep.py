@@ -1,4 +1,4 @@
-"""Sleep and wake of every engine that declares it, on this machine's memory: same answers, bytes given back, no drift.
+"""Sleep and wake: same answers, bytes given back, no drift.
 
 Lane: fast (the emulated engine; llama.cpp), system (vLLM, 75 s).
 """
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 
 MIB = 1 << 20
 NUM_RACES = 12
-LEFT_RATIO = {"llamacpp": 0.6, "vllm": 0.8}  # of what it held awake: libraries and vocabulary; vLLM is two processes
+LEFT_RATIO = {"llamacpp": 0.6, "vllm": 0.8}  # of its memory awake; vLLM is two processes
 DRIFT_BYTES = 8 * MIB
 
 
@@ -61,7 +61,6 @@ def sleeper(case: EngineCase) -> Sleeper:
 
 
 async def continued(handle: EngineHandle, prompt: str, num_tokens: int = 16) -> dict[str, Any]:
-    """One greedy answer: its text, why it ended, and how much of the prompt was cached."""
     body = {"model": "Contract/Tiny", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
     async with httpx.AsyncClient(base_url=handle.url, timeout=60) as client:
         answer = await client.post("/v1/completions", json=body)
@@ -76,7 +75,7 @@ def private_bytes(handle: EngineHandle) -> int:
 
 
 def resident_bytes(handle: EngineHandle) -> int:
-    """Memory of its processes, mapped weights included; pages that others have too count in parts."""
+    """Shared pages count in part."""
     leader = psutil.Process(handle.pid)
     return sum(process.memory_full_info().pss for process in (leader, *leader.children(recursive=True)))
 
@@ -87,7 +86,7 @@ async def test_it_answers_after_the_wake_as_before_its_sleep(
 ) -> None:
     prompts = ["Once upon a time there was a small", "Once upon a time there was a great", "The capital of France is"]
     before = [(await continued(awake, prompt))["text"] for prompt in prompts]
-    for prompt in prompts:  # the slots now hold these prompts: none may count on what the sleep gave away
+    for prompt in prompts:  # none may rely on the cache that the sleep discarded
         await sleeper(case).sleep(awake, becomes)
         await sleeper(case).wake(awake)
         assert (await continued(awake, prompt))["text"] == before[prompts.index(prompt)]
@@ -97,7 +96,6 @@ async def test_it_answers_after_the_wake_as_before_its_sleep(
 async def test_weights_that_arrive_while_it_loads_make_the_same_engine(
     case: EngineCase, awake: EngineHandle, tmp_path: Path
 ) -> None:
-    """It waits for the last byte, answers as one that was given whole weights, and sleeps and wakes as that one."""
     if Ability.STREAM not in case.driver.abilities("host"):
         pytest.skip("its engines do not load while their weights arrive")
     arriving = ArrivingRegion(case.weights, tmp_path)
@@ -129,7 +127,7 @@ async def test_asleep_it_keeps_its_process_and_its_port_and_says_that_it_is_heal
 
 
 async def test_a_replica_of_the_first_layers_holds_them_alone_until_it_serves(case: EngineCase) -> None:
-    """WarmServe section 4: what is left out comes from host memory when it wakes, and it answers as it would whole."""
+    """WarmServe section 4: the missing part comes from host memory at its wake."""
     if Ability.FIRST_LAYERS not in case.driver.abilities("host"):
         pytest.skip("its replicas hold all of their weights")
     handle = (await case.start(first_bytes=case.model().weights_bytes // 2)).handle
@@ -157,7 +155,7 @@ async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
     assert (await continued(handle, "One two three"))["text"] == answer
     assert report.shared_bytes > 90 * MIB
     if when_asked:
-        own = (await case.start()).handle  # as it was loaded: after a wake a CPU may read the pages of the file
+        own = (await case.start()).handle  # as loaded: after a wake a CPU may read the pages of the file
         assert private_bytes(handle) + 200 * MIB < private_bytes(own)
         await case.driver.stop(own, 0.0)
     for becomes in ("prewarmed", "swapped_out"):
@@ -176,7 +174,7 @@ async def test_weights_that_are_not_in_memory_as_in_their_file_are_not_shared(ca
 
 
 async def test_weights_wake_before_their_kv_cache(case: EngineCase, awake: EngineHandle) -> None:
-    """Awake without its KV cache is what "prewarmed" is; vLLM's tags."""
+    """Awake without the KV cache, it is "prewarmed"; vLLM's tags."""
     if not isinstance(case.driver, VllmDriver):
         pytest.skip("it wakes as a whole")
     answer = (await continued(awake, "One two three"))["text"]
@@ -213,7 +211,7 @@ async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCa
         await sleeper(case).wake(handle)
         assert answer.startswith((await continued(handle, "One two three", 4))["text"])
     assert min(asleep_bytes) <= LEFT_RATIO[case.name] * awake_bytes
-    for of_one_kind in (asleep_bytes[0::2], asleep_bytes[1::2]):  # prewarmed and swapped out, in turns
+    for of_one_kind in (asleep_bytes[0::2], asleep_bytes[1::2]):
         early, late = of_one_kind[: num_cycles // 4], of_one_kind[num_cycles // 4 :]
         assert abs(statistics.median(late) - statistics.median(early)) <= DRIFT_BYTES, asleep_bytes
     assert (await continued(handle, "One two three"))["text"] == answer
@@ -221,7 +219,7 @@ async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCa
 
 @pytest.mark.parametrize("becomes", ["prewarmed", "swapped_out"])
 async def test_no_request_goes_on_with_a_cache_that_is_gone(case: EngineCase, becomes: str) -> None:
-    """What runs is ended, or the engine refuses and is stopped by its agent; an answer is never a wrong one."""
+    """Running requests are ended, or the engine refuses and its agent stops it."""
     handle = (await case.start()).handle
     answer = (await continued(handle, "One two three"))["text"]
     running = asyncio.gather(*(continued(handle, f"Chapter {n}. Once", 400) for n in range(4)), return_exceptions=True)
@@ -231,7 +229,7 @@ async def test_no_request_goes_on_with_a_cache_that_is_gone(case: EngineCase, be
     except EngineFailed:
         assert (case.name, becomes) == ("llamacpp", "prewarmed")
         await case.driver.stop(handle, 0.0)
-        # One that reached its end before the stop was answered as a whole; the others were cut off.
+        # Those that finished before the stop have whole answers.
         ended = [one for one in await running if isinstance(one, dict)]
         assert all(one["finish_reason"] == "stop" or one["usage"]["completion_tokens"] == 400 for one in ended)
         return
@@ -251,7 +249,7 @@ async def test_an_engine_that_is_gone_neither_sleeps_nor_wakes(case: EngineCase)
 
 
 async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(case: EngineCase) -> None:
-    """WarmServe Eq. 1: free blocks leave at once, those in use when their requests end."""
+    """WarmServe Eq. 1: free blocks leave at once, used ones when their requests end."""
     if Ability.PREWARM not in case.driver.abilities("host") or case.name == "llamacpp":
         pytest.skip("its KV cache stays as it was started")
     handle = (await case.start()).handle
@@ -266,15 +264,14 @@ async def test_a_kv_cache_is_cut_down_under_running_requests_and_grows_again(cas
         assert all(answer["text"] for answer in answers)
     assert await sleeper(case).kv_bytes_used(handle) <= 64 * MIB
     await sleeper(case).sleep(handle, "prewarmed")
-    await sleeper(case).wake(handle)  # with all of it
+    await sleeper(case).wake(handle)
     assert (await continued(handle, "Once upon a time", 64))["text"] == whole
 
 
 async def test_an_engine_that_refuses_sleeps_at_once_and_answers_nothing_until_its_wake(
     case: EngineCase, awake: EngineHandle
 ) -> None:
-    """No quiet time in which routers learn of it: one that is late is refused, with the header on which it tries
-    elsewhere. Health and counts are answered as ever."""
+    """A late request is refused, with the header that makes its router try elsewhere."""
     if not isinstance(case.driver, RefusingSleeper):
         pytest.skip("its engines refuse nothing")
     body = {"model": "Contract/Tiny", "prompt": "One two three", "max_tokens": 200, "temperature": 0, "stream": True}
@@ -300,7 +297,7 @@ async def test_an_engine_that_refuses_sleeps_at_once_and_answers_nothing_until_i
 
 
 async def test_requests_sent_while_it_falls_asleep_are_all_answered(case: EngineCase, awake: EngineHandle) -> None:
-    """A router that believes it READY sends at any moment of its sleep: the engine serves on, or the next answers.
+    """A router that believes it READY may send at any moment.
 
     A refusal that arrives after the fact that it serves on keeps the router off it for a second: time has to pass."""
     if not isinstance(case.driver, RefusingSleeper):

@@ -1,4 +1,4 @@
-"""Mapping, access, contents, sharing and giving back: what every kind of GPU memory does alike."""
+"""Every kind of GPU memory behaves alike."""
 
 import ctypes
 import faulthandler
@@ -41,7 +41,6 @@ def memory(request: pytest.FixtureRequest) -> Iterator[GpuMemory]:
 
 @pytest.fixture(params=("host", "faked driver"))
 def small(request: pytest.FixtureRequest) -> Iterator[GpuMemory]:
-    """Eight chunks, which a test may fill."""
     with gpu(request.param, num_chunks=8) as made:
         yield made
 
@@ -146,7 +145,7 @@ def test_no_memory_left_is_an_error_of_its_own_and_not_the_end(small: GpuMemory)
 
 
 def test_another_process_has_the_same_memory_by_descriptor(memory: GpuMemory) -> None:
-    """On a GPU the other process has a context of its own, so it is not a fork."""
+    """On a GPU the other process has its own context, so it is not a fork."""
     size = memory.chunk_bytes
     here = memory.reserve(2 * size)
     chunks = mapped(memory, here, 2)
@@ -186,7 +185,7 @@ with gpu({"faked driver" if faked else memory.kind!r}) as memory:
     ids=["not granted", "taken away", "read", "write of what is read only", "write", "unmapped"],
 )
 def test_touching_memory_without_access_kills(backend: str, access: object, operation: str, dies: bool) -> None:
-    """As a kernel that touches it dies on a GPU: bench/gpu tries that in processes of its own."""
+    """For a GPU kernel, bench/gpu tries that in its own processes."""
     with gpu(backend) as memory:
         size = memory.chunk_bytes
         here = memory.reserve(size)
@@ -282,7 +281,7 @@ def test_an_error_of_the_driver_names_the_call_and_its_status() -> None:
 
 
 def test_who_only_lends_chunks_makes_no_context() -> None:
-    """The owner's process: a fault of the device ends processes with a context."""
+    """The owner's process: a device fault ends processes with a context."""
     driver = FakeCudaDriver(1 << 20, 64 * KIB)
     memory = CudaMemory(chunk_bytes=64 * KIB, driver=driver)
     chunk = memory.create()
@@ -324,7 +323,6 @@ def test_the_real_driver_has_every_function_that_the_faked_one_has() -> None:
 
 
 def test_the_real_driver_takes_what_describes_a_chunk_and_its_access() -> None:
-    """Its types need no GPU: they are filled in as they are with one."""
     try:
         real = importlib.import_module("cuda.bindings.driver")
     except ImportError:

@@ -1,4 +1,4 @@
-"""What is llama.cpp's own: embeddings on request, weights cut short, prompts kept out of its log, parked starts."""
+"""llama.cpp's specialties."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from glowplug.policies.routing.prefix_index import SIMILARITY, Slots, num_alike
 from tests.contract.engine_rig import EngineCase, engine_case, until_idle
 from tests.waiting import WAIT_S
 
-Q4_0, Q4_1 = 2, 3  # kinds of tensors in a GGUF file
+Q4_0, Q4_1 = 2, 3
 pytestmark = [pytest.mark.llamacpp, pytest.mark.timeout(180)]
 
 
@@ -67,14 +67,14 @@ async def test_both_samples_know_the_capital_of_france(case: EngineCase, weights
 
 
 async def test_a_grant_for_fewer_slots_is_reported_as_such(case: EngineCase) -> None:
-    """The sample model smol-chat: 140 MiB hold three contexts of 2,048 tokens, not the four of max_concurrency."""
+    """The sample model smol-chat: 140 MiB hold three contexts of 2,048 tokens."""
     report = await case.start(kv_bytes=140 << 20, context_tokens=2048, max_concurrency=4)
     assert (report.num_slots, report.kv_tokens) == (3, 6144)
     assert report.lacks == ("tool_choice",), "its chat template knows no tools"
 
 
 async def test_its_slots_keep_what_the_router_takes_them_to_keep(case: EngineCase) -> None:
-    """Three conversations over two slots in a fixed order: cached tokens are those of prefix_index.py."""
+    """Cached tokens equal those of prefix_index.py."""
     report = await case.start(max_concurrency=2)
     slots, block = Slots(2), 16
     async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
@@ -90,8 +90,8 @@ async def test_its_slots_keep_what_the_router_takes_them_to_keep(case: EngineCas
 
 
 async def test_what_it_reads_in_place_is_seen_and_what_it_repacks_is_its_own(case: EngineCase, tmp_path: Path) -> None:
-    """On processors for which llama.cpp repacks 4-bit weights they lie in its own memory, beside the file's pages. How
-    exactly that is seen depends on the kernel; where it does not show, more counts as its own."""
+    """Repacked 4-bit weights occupy its own memory. How this shows depends on the kernel; where it does not show, more
+    counts as private."""
     repacked = tmp_path / "repacked.gguf"
     repacked.write_bytes(with_q4_0(sample_weights_path().read_bytes()))
     whole, private = {}, {}
@@ -107,11 +107,11 @@ async def test_what_it_reads_in_place_is_seen_and_what_it_repacks_is_its_own(cas
 
 
 def with_q4_0(content: bytes) -> bytes:
-    """A GGUF file with its Q4_1 tensors (a scale, a least value and 32 numbers each) as Q4_0, which leaves out the
-    least value. It says nothing sensible, and is read as any other."""
+    """Q4_1 tensors (a scale, a least value and 32 numbers each) become Q4_0, without the least value. Its answers make
+    no sense."""
     reader = GgufReader(content)
     for _ in reader.values():
-        pass  # the tensors stand behind them
+        pass
     infos_at, tensors = reader.at, list(reader.tensors())
     infos, numbers = bytearray(), bytearray()
     for tensor in tensors:
@@ -158,7 +158,7 @@ async def test_what_is_no_template_and_no_path_is_refused_by_name(case: EngineCa
 
 
 async def refused(case: EngineCase, weights: Path, why: str, **changes: object) -> tuple[EngineHandle, str]:
-    """The handle of a start that must fail for that reason, and the failure's code."""
+    """Returns the handle and the failure's code."""
     handle = await case.launch(**changes)
     with pytest.raises(EngineFailed, match=why) as failure:
         await case.driver.load(handle, weights)
@@ -245,7 +245,7 @@ SENTENCE = {"prompt": "The capital of France is", "max_tokens": 24, "temperature
 
 
 async def said_with(case: EngineCase, **args: Any) -> tuple[int, str, bool]:
-    """(tokens of KV cache, answer, whether tokens were drafted) with these arguments and 64 MiB of KV cache."""
+    """(tokens of KV cache, answer, whether tokens were drafted) with 64 MiB of KV cache."""
     report = await case.start(kv_bytes=64 << 20, context_tokens=8192, max_concurrency=1, engine_args=args)
     async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
         answer = (await client.post("/v1/completions", json=SENTENCE)).json()

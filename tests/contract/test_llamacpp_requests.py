@@ -1,5 +1,5 @@
-"""Odd and greedy requests against a real llama.cpp behind a data port: none of them is the server's fault (5xx), none
-takes the memory of the machine or a minute of its time."""
+"""Odd and greedy requests against a real llama.cpp behind a data port: none causes a 5xx, exhausts the memory or takes
+a minute."""
 
 import asyncio
 import json
@@ -182,7 +182,6 @@ async def test_what_openai_allows_is_answered(pid_and_rig: tuple[int, Rig]) -> N
 
 
 def each(field: str, *values: Any) -> list[dict[str, Any]]:
-    """One request for each value of that field."""
     return [{field: value} for value in values]
 
 

@@ -1,4 +1,4 @@
-"""When a subscription to telemetry is made, the server knows of it: what is sent from then on arrives."""
+"""A telemetry subscription is known to the server once it is made."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ def new_bus(link: SlowLink) -> NatsBus:
 
 
 async def test_the_server_has_answered_a_ping_that_came_after_the_subscription(infra: Infra) -> None:
-    """The client library writes a ping past what still waits to be written."""
+    """The client library writes a ping ahead of its pending output."""
     async with slow_link(infra.nats.port) as link:
         bus = new_bus(link)
         await bus.connect()
@@ -31,7 +31,7 @@ async def test_the_server_has_answered_a_ping_that_came_after_the_subscription(i
 
 
 async def test_an_answer_that_comes_too_late_does_no_harm(infra: Infra, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client library stops reading when an answer comes that nobody waits for."""
+    """The client library stops reading on an unexpected answer."""
     monkeypatch.setattr(nats_bus, "ARRIVE_S", 0.1)
     async with slow_link(infra.nats.port) as link:
         bus, listener = new_bus(link), Listener()
@@ -47,7 +47,7 @@ async def test_an_answer_that_comes_too_late_does_no_harm(infra: Infra, monkeypa
 
 
 async def test_a_reader_that_swallows_a_cancellation_is_over_nevertheless() -> None:
-    """`asyncio.wait_for` of Python 3.11 does so in the moment of its answer: a closing bus would wait for ever."""
+    """`asyncio.wait_for` of Python 3.11 does so at the moment of its answer."""
     swallowed = 0
 
     async def reader() -> None:

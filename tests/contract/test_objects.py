@@ -1,5 +1,4 @@
-"""What every object store of files and batches does: in memory, in a folder, and on a real server of S3 (moto's, as a
-process of its own)."""
+"""Every object store: in memory, in a folder, and on a real S3 server (moto's, in its own process)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +21,6 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Process]:
 
 @pytest.fixture(params=["memory", "file", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a store, below a name that no other test uses."""
     if request.param == "s3":
         request.getfixturevalue("s3")
         return f"s3://files/{tmp_path.name}/below"
@@ -40,7 +38,7 @@ async def pieces_of(content: bytes, size: int) -> AsyncIterator[bytes]:
         yield content[start : start + size]
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 12_000_001])  # the last is more than one part of an upload in parts
+@pytest.mark.parametrize("num_bytes", [0, 1, 12_000_001])  # the last needs more than one part
 async def test_an_object_comes_back_as_it_was(url: str, num_bytes: int) -> None:
     objects, content = Objects(url), bytes(range(251)) * (num_bytes // 251) + b"x" * (num_bytes % 251)
     await objects.put("files/bytes", content)
@@ -55,7 +53,7 @@ async def test_the_last_content_of_a_name_counts_and_a_removed_one_is_gone(url: 
     await objects.put("batches/b/1-1", b"beside")
     assert await whole(objects, "batches/b/1-0") == b"second"
     for _ in range(2):
-        await objects.delete("batches/b/1-0")  # what is not there is no error
+        await objects.delete("batches/b/1-0")
     for name in ("batches/b/1-0", "batches/b", "batches/none"):
         with pytest.raises(NoObject):
             await whole(objects, name)

@@ -1,5 +1,4 @@
-"""What the declaration of rights forbids is refused by NATS and Valkey themselves, and what it allows works: every
-user."""
+"""NATS and Valkey themselves refuse undeclared rights, for every user."""
 
 import asyncio
 import subprocess
@@ -57,14 +56,13 @@ EPOCHS = [user for user, rights in RIGHTS.items() if rights.has_epoch]
 
 
 def nats_users() -> str:
-    """The users of the containers, and one beside them who may do everything."""
+    """Those of the containers, plus one with all rights."""
     text = (TREE / "deploy/k8s/base/nats-users.conf").read_text(encoding="utf-8")
     return text.replace("users: [", "users: [\n    {user: witness, password: sees-all}")
 
 
 @pytest.fixture(scope="module")
 def bus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsProcess]:
-    """NATS with the users of deploy/docker, both streams made by who may."""
     with NatsProcess(tmp_path_factory.mktemp("nats"), PASSWORDS, nats_users()) as server:
         yield server
 
@@ -75,7 +73,7 @@ def url_of(server: NatsProcess | ValkeyProcess, user: str) -> str:
 
 @asynccontextmanager
 async def guest(server: NatsProcess, user: str) -> AsyncIterator[Client]:
-    """A plain client of one user. What the server refuses it says at some later time, so tests look at what arrives."""
+    """The server reports refusals late, so tests look at arrivals."""
     url = url_of(server, user)
     client = await nats.connect(url, error_cb=_quiet, inbox_prefix=inbox_of(url), allow_reconnect=False)
     try:
@@ -90,7 +88,7 @@ async def _quiet(_: Exception) -> None:
 
 @asynccontextmanager
 async def watching(server: NatsProcess) -> AsyncIterator[tuple[Client, set[str]]]:
-    """A client that may do everything, and the subjects of everything that was let through since."""
+    """A client with all rights, and the subjects let through since."""
     seen: set[str] = set()
 
     async def see(msg: Any) -> None:
@@ -106,13 +104,12 @@ async def watching(server: NatsProcess) -> AsyncIterator[tuple[Client, set[str]]
 
 
 async def let_through(server: NatsProcess, user: str, subjects: Iterable[str]) -> set[str]:
-    """Which of these subjects this user can publish on."""
     subjects = set(subjects)
     async with watching(server) as (witness, seen), guest(server, user) as client:
         for subject in subjects:
             await client.publish(subject, b"{}")
         await arrive(client)
-        await witness.publish(LAST, b"")  # what came before it has been seen when this has
+        await witness.publish(LAST, b"")
         await until(lambda: LAST in seen, "the last message is seen")
         return seen & subjects
 
@@ -143,7 +140,7 @@ async def test_a_user_publishes_what_is_declared_and_nothing_else(bus_server: Na
         assert await let_through(bus_server, user, SUBJECTS.values()) == wanted(user)
         for subject in wanted(user):
             if not is_telemetry(".".join(subject.split(".")[3:5])):
-                await client.jetstream(timeout=30).publish(subject, b"{}")  # and its answer comes
+                await client.jetstream(timeout=30).publish(subject, b"{}")
 
 
 @users
@@ -168,7 +165,7 @@ async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server
         for subject in (*SUBJECTS.values(), *others, "_INBOX.x", "$JS.API.x", "$JS.ACK.x"):
             await witness.publish(subject, b"{}")
         await arrive(witness)
-        await arrive(client)  # the answer comes after whatever the server has for it
+        await arrive(client)  # the answer follows everything the server has for it
         await until(lambda: received >= declared, "the callbacks have run")
     assert received == declared
 
@@ -209,7 +206,6 @@ async def test_a_user_asks_of_jetstream_what_it_needs_and_no_more(bus_server: Na
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != READER])
 async def test_every_service_reads_what_it_follows(bus_server: NatsProcess, user: str) -> None:
-    """Its readers bind, under names of its own, and get what is theirs."""
     rights, listener = RIGHTS[user], Listener()
     async with bus_of(bus_server, STREAMS_OWNER), bus_of(bus_server, user) as bus:
         if rights.watches:
@@ -234,8 +230,8 @@ async def test_streams_are_made_by_one_user_and_waited_for_by_the_others(tmp_pat
 
 
 async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) -> None:
-    """A reader of facts may name any subject for its answers, and the server does not ask whether it may publish there:
-    a fact whose content is a command, delivered onto an agent's subject, keeps its own subject and reaches no agent."""
+    """The server does not check a reader's right to publish on the subject it names for answers. A fact that contains a
+    command keeps its own subject and reaches no agent."""
     node, listener = name(), Listener()
     evil = stop(node)
     onto = f"{ROOT}.cmd.agent.stop.{node}"
@@ -266,7 +262,6 @@ async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) ->
 
 @pytest.fixture(scope="module")
 def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
-    """Valkey with the users that the script of deploy/k8s/base writes."""
     folder = tmp_path_factory.mktemp("valkey")
     script = TREE / "deploy/k8s/base/valkey-users.sh"
     subprocess.run(["sh", str(script), str(folder / "users.acl")], env=PASSWORDS, check=True)
@@ -285,7 +280,7 @@ async def test_a_user_writes_its_tables_and_reads_what_is_declared(store_server:
                 await client.execute_command(*words)
             except NoPermissionError:
                 return False
-            except ResponseError as error:  # it may, and the words make no sense
+            except ResponseError as error:
                 assert "WRONGTYPE" in str(error), error
             return True
 
@@ -315,8 +310,7 @@ async def test_a_user_writes_its_tables_and_reads_what_is_declared(store_server:
 
 @pytest.mark.parametrize("user", [*USERS, ""])
 async def test_nobody_commands_the_server(store_server: ValkeyProcess, user: str) -> None:
-    """Nor does who gives no password, who may ask whether it lives and nothing else. Who writes may wait for a replica
-    to have it."""
+    """Without a password a client may only ask whether the server lives. A writer may wait for a replica."""
     url = url_of(store_server, user) if user else store_server.url
     refused = """CONFIG GET *|CONFIG SET dir /|KEYS *|SCAN 0|FLUSHALL|FLUSHDB|ACL LIST|ACL SETUSER x|
         SHUTDOWN|SAVE|BGREWRITEAOF|MONITOR|CLIENT LIST|CLIENT KILL ID 1|RANDOMKEY|SWAPDB 0 1|REPLICAOF NO ONE|
@@ -329,7 +323,7 @@ async def test_nobody_commands_the_server(store_server: ValkeyProcess, user: str
         for words in [*refused.split("|"), *more]:
             with pytest.raises(NoPermissionError):
                 await client.execute_command(*words.split())
-        with pytest.raises(ResponseError):  # refused to everybody, before anybody's rights are looked at
+        with pytest.raises(ResponseError):
             await client.execute_command("DEBUG", "SLEEP", "0")
 
 

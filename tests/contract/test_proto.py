@@ -1,5 +1,4 @@
-"""proto/glowplug/v1 is the wire contract: every event class mirrors it, JSON passes between the two unharmed, and
-what a newer version writes is read."""
+"""proto/glowplug/v1 is the wire contract: event classes mirror it, and output of a newer version is readable."""
 
 import dataclasses
 import json
@@ -41,7 +40,6 @@ FUTURE = {"from_the_future": {"deep": [1, 2, 3]}}
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> descriptor_pool.DescriptorPool:
-    """The contract, compiled."""
     out = tmp_path_factory.mktemp("proto") / "set.binpb"
     sources = sorted(str(p.relative_to(PROTO)) for p in PROTO.rglob("*.proto"))
     well_known = str(files("grpc_tools") / "_proto")
@@ -59,13 +57,11 @@ def descriptor_of(pool: descriptor_pool.DescriptorPool, name: str) -> Descriptor
 
 
 def messages(pool: descriptor_pool.DescriptorPool) -> set[str]:
-    """Names of the top-level messages of the contract."""
     paths = [str(p.relative_to(PROTO)) for p in PROTO.rglob("*.proto")]
     return {name for path in paths for name in pool.FindFileByName(path).message_types_by_name}
 
 
 def kind_of_hint(hint: Any) -> str:
-    """What an annotation is on the wire."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         return f"list of {kind_of_hint(args[0])}"
@@ -81,7 +77,6 @@ def kind_of_hint(hint: Any) -> str:
 
 
 def kind_of_field(field: FieldDescriptor) -> str:
-    """What a proto field is on the wire."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = (field.message_type.fields_by_name[n] for n in ("key", "value"))
         return f"map of {kind_of_field(key)} to {kind_of_field(value)}"
@@ -94,7 +89,6 @@ def kind_of_field(field: FieldDescriptor) -> str:
 
 
 def options(pool: descriptor_pool.DescriptorPool, descriptor: Descriptor) -> dict[str, str]:
-    """The glowplug options of one message."""
     cls = message_factory.GetMessageClass(pool.FindMessageTypeByName("google.protobuf.MessageOptions"))
     set_ = cls.FromString(descriptor.GetOptions().SerializeToString())
     return {field.name: value for field, value in set_.ListFields() if field.is_extension}
@@ -127,7 +121,6 @@ def test_the_listed_words_of_each_enumeration_are_the_real_ones() -> None:
 
 
 def through_proto(pool: descriptor_pool.DescriptorPool, name: str, raw: bytes) -> str:
-    """`raw` read and written again by protobuf's own JSON."""
     message = message_factory.GetMessageClass(descriptor_of(pool, name))()
     json_format.Parse(raw.decode(), message, descriptor_pool=pool)
     return json_format.MessageToJson(
@@ -146,13 +139,13 @@ def test_a_value_survives_protobuf(pool: descriptor_pool.DescriptorPool, cls: ty
 @few
 @given(event=st.sampled_from(sorted(PAYLOADS)).flatmap(lambda name: events(PAYLOADS[name])))
 def test_an_envelope_survives_protobufs_json(pool: descriptor_pool.DescriptorPool, event: Event) -> None:
-    """In the envelope `data` is a Struct: whole, though no descriptor is needed to pass it on."""
+    """The envelope's `data` is a Struct, which needs no descriptor."""
     again = decode(through_proto(pool, "Event", encode(event)).encode())
     assert again == event
 
 
 def with_future(raw: bytes, *path: str) -> bytes:
-    """A document whose outermost object, and each on `path`, has one field more."""
+    """With an extra field in its outermost object and in each on `path`."""
     document = json.loads(raw)
     for step in ((), *(path[:i] for i in range(1, len(path) + 1))):
         inner = document

@@ -1,5 +1,4 @@
-"""What every store does, in memory and on a real Valkey, also when it holds rows, tables, epochs and leases of
-others."""
+"""Every store, in memory and on a real Valkey, also with foreign data in it."""
 
 import asyncio
 import uuid
@@ -27,7 +26,6 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def own(own_valkey: ValkeyProcess) -> AsyncIterator[RedisStore]:
-    """On a server of this test's own."""
     store = RedisStore(own_valkey.url)
     yield store
     await store.close()
@@ -35,14 +33,12 @@ async def own(own_valkey: ValkeyProcess) -> AsyncIterator[RedisStore]:
 
 @pytest.fixture
 async def operator(own_valkey: ValkeyProcess) -> AsyncIterator[Redis]:
-    """A plain client of that server."""
     async with Redis.from_url(own_valkey.url) as client:
         yield client
 
 
 @pytest.fixture
 def table() -> str:
-    """A table or log no other test uses."""
     return f"t-{uuid.uuid4().hex[:10]}"
 
 
@@ -139,7 +135,7 @@ async def test_a_memory_store_that_is_down_refuses() -> None:
 
 
 async def test_a_killed_store_refuses_promptly_and_keeps_its_rows(own: RedisStore, own_valkey: ValkeyProcess) -> None:
-    """AOF: what was written before a kill -9 is there after the restart."""
+    """AOF keeps writes over a kill -9."""
     await own.put("t", "a", b"1")
     await own.append("l", b"row", keep=5)
     before = await own.next_epoch("placer")
@@ -153,7 +149,7 @@ async def test_a_killed_store_refuses_promptly_and_keeps_its_rows(own: RedisStor
 
 
 async def test_a_frozen_store_refuses_in_time_and_answers_again(own: RedisStore, own_valkey: ValkeyProcess) -> None:
-    """A server that takes the bytes and does not answer; the late answer is not taken for another call's."""
+    """Its late answer must not pass for another call's."""
     await own.put("t", "a", b"1")
     own_valkey.freeze()
     with pytest.raises(StoreUnavailable):
@@ -222,7 +218,7 @@ async def test_a_lease_runs_out_and_the_next_has_a_higher_epoch(store: Store, ta
     late = await store.keep_lease(table, "a", first.epoch, "", 30.0)
     assert (late.holder, late.epoch) == ("b", second.epoch)
     await store.drop_lease(table, "b")
-    still = await store.keep_lease(table, "a", first.epoch, "", 30.0)  # nobody leads, but somebody has led since
+    still = await store.keep_lease(table, "a", first.epoch, "", 30.0)  # no leader now, but there has been one
     assert still.holder == "" and still.newest_epoch == second.epoch
 
 
@@ -234,7 +230,7 @@ async def test_a_lease_that_ran_out_unnoticed_is_kept_by_whoever_led_last(store:
 
 
 async def test_a_lease_taken_twice_by_one_holder_has_a_new_epoch(store: Store, table: str) -> None:
-    """Its answer may have been lost; whoever begins anew begins with an epoch of its own."""
+    """Its answer may have been lost."""
     first = await store.take_lease(table, "a", "", 30.0)
     again = await store.take_lease(table, "a", "", 30.0)
     assert again.holder == "a" and again.epoch > first.epoch
@@ -254,7 +250,7 @@ async def test_many_candidates_at_once_are_one_leader(store: Store, table: str) 
 
 
 async def test_an_epoch_taken_without_a_lease_ends_it(store: Store, table: str) -> None:
-    """A process that was started without election speaks with a newer epoch: whoever leads must know."""
+    """A process started without election: the leader must know."""
     first = await store.take_lease(table, "a", "", 30.0)
     newer = await store.next_epoch(table)
     kept = await store.keep_lease(table, "a", first.epoch, "", 30.0)
@@ -269,7 +265,7 @@ async def test_writes_of_a_fenced_client_are_refused_once_another_leads(store: S
     await store.delete(table, "gone")
     await store.append(f"{table}-log", b"1", keep=2)
     await store.drop_lease(table, "a")
-    await store.put(table, "k", b"2")  # nobody else leads yet
+    await store.put(table, "k", b"2")
     await store.take_lease(table, "b", "", 30.0)
     for write in (
         lambda: store.put(table, "k", b"3"),
@@ -383,7 +379,7 @@ async def test_what_is_no_lease_keeps_no_one_from_leading(real: RedisStore, raw:
         if odd != "no end":
             await raw.pexpire(key, 10**12 if odd == "far end" else 60_000)
     seen = await real.see_lease(table)
-    if odd == "no epoch":  # a holder, whoever it is: until it runs out
+    if odd == "no epoch":
         assert (seen.holder, seen.epoch) == ("other@1", 0)
     elif odd == "no utf8":
         assert seen.holder == "\\xff@\\xfe" and seen.url == "\\xff"

@@ -1,5 +1,5 @@
-"""The stream of usage on a real NATS: what an older version left is read too, what it discards unread is counted, and
-a fleet that has no such stream keeps its records on disk."""
+"""The usage stream on a real NATS: messages of an older version, messages discarded unread, and a fleet without the
+stream."""
 
 import asyncio
 from collections.abc import AsyncIterator

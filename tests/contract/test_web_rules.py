@@ -59,7 +59,7 @@ READ = {"data": "/v1/models", "console": "/api/v1/fleet", "admin": "/docs"}
 CHAT = chat().partition(b"\r\n\r\n")[2]
 BODY = json.dumps({"key": KEY, **json.loads(CHAT)}).encode()
 
-# Host ("" is the address of the port itself), Origin ("=": the port's own), other headers, status
+# Host ("": the port's), Origin ("=": the port's), other headers, status
 REFUSED: list[tuple[str, str, Mapping[str, str], int]] = [
     ("evil.example", "", {}, 421),
     ("evil.example:8000", "http://evil.example:8000", {"Sec-Fetch-Site": "same-origin"}, 421),
@@ -100,7 +100,7 @@ async def test_what_is_refused_has_its_status_in_the_ports_own_shape(port: str) 
             assert answer.status_code == status, (given, answer.text)
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
             assert answer.headers["x-request-id"]
-            if status != 415:  # reading has no Content-Type
+            if status != 415:
                 assert (await client.get(READ[port], headers=given)).status_code == status, given
             if origin != APP:
                 assert "access-control-allow-origin" not in answer.headers
@@ -143,11 +143,11 @@ async def test_pages_that_are_let_in_may_send_and_remove_files() -> None:
         form = {"Origin": APP, "Content-Type": "multipart/form-data; boundary=b"}
         sent = [await client.post(path, content=b"--b--", headers=form) for path in ("/v1/files", "/v1/completions")]
     assert asked.status_code == 200 and "DELETE" in asked.headers["access-control-allow-methods"].split(", ")
-    assert [answer.status_code for answer in sent] == [501, 415]  # this port keeps no files
+    assert [answer.status_code for answer in sent] == [501, 415]
 
 
 async def test_curl_without_a_content_type_is_answered_at_the_data_port_alone() -> None:
-    """`curl -d` says that it sends a form. No page is behind it."""
+    """`curl -d` declares a form."""
     async with data_port("") as (url, path), httpx.AsyncClient(base_url=url) as client:
         assert (await client.post(path, content=CHAT, headers={"Content-Type": FORM})).status_code == 200
     async with admin_port("") as (url, path), httpx.AsyncClient(base_url=url) as client:

@@ -1,4 +1,4 @@
-"""A backup of one fleet brings another, empty one to the same models, pins and drains; a wrong one changes nothing.
+"""A backup of one fleet restores into an empty one; a wrong one changes nothing.
 
 Lane: long. In the system lane docs/howto/backup.md is run; in the fast one tests/unit/cli/test_backup.py says what is
 restored and what is refused.
@@ -37,7 +37,6 @@ def roots() -> Iterator[tuple[Path, Path]]:
 
 
 def rows(fleet: Fleet) -> dict[str, Any]:
-    """What is declared of each model, and what operators asked for."""
     data = httpx.get(fleet.url("autoscaler") + "/v1/models").json()["data"]
     return {row["key"]: body(row) | {"suspended": row["suspended"]} for row in data}
 
@@ -91,14 +90,12 @@ def test_a_backup_brings_an_empty_fleet_to_the_same_models(roots: tuple[Path, Pa
 
 
 def asked(fleet: Fleet, key: str, model: str) -> int:
-    """The status of a chat with this key."""
     body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
     url, headers = fleet.url("data") + "/v1/chat/completions", {"Authorization": f"Bearer {key}"}
     return httpx.post(url, json=body, headers=headers, timeout=200).status_code
 
 
 def refuses_to_overwrite(fleet: Fleet, archive: Path) -> None:
-    """A model that is there and differs stays, until --replace is given."""
     file = fleet.models_dir / "one.yaml"
     kept = file.read_text()
     file.write_text(kept.replace("kv_bytes: 1GiB", "kv_bytes: 2GiB"))

@@ -1,4 +1,4 @@
-"""The doctor at a real fleet (emulated engine): nothing to say while it is well, the culprit's name when it is not."""
+"""The doctor at a real fleet (emulated engine): silent while all is well, else it names the culprit."""
 
 import hashlib
 import json
@@ -35,13 +35,12 @@ kv_bytes: 1MiB
 def fleet() -> Iterator[Fleet]:
     with (
         tempfile.TemporaryDirectory(prefix="gp-doctor-", ignore_cleanup_errors=True) as folder,
-        Fleet.start(Path(folder), MODELS, GLOWPLUG_HANG_MISSES="0") as started,  # the tests end what hangs
+        Fleet.start(Path(folder), MODELS, GLOWPLUG_HANG_MISSES="0") as started,  # the tests end hung processes
     ):
         yield started
 
 
 def looked(fleet: Fleet, *argv: str, **env: str) -> dict[str, Any]:
-    """What `glowplug doctor -o json` says; its exit code agrees with it, and no secret is in it."""
     done = Fleet(fleet.state_dir, fleet.models_dir, fleet.env | env).cli("doctor", "-o", "json", *argv)
     shown: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if shown["healthy"] else 1), done.stderr
@@ -57,13 +56,11 @@ def test_no_process_shows_a_secret_on_its_command_line(fleet: Fleet) -> None:
 
 
 def named(shown: dict[str, Any], level: str) -> dict[str, str]:
-    """About what there are findings of that level in the fleet, and what they say."""
     return {f["about"]: f["says"] for f in shown["findings"] if f["level"] == level and f["area"] == "fleet"}
 
 
 @contextmanager
 def stopped(fleet: Fleet, name: str) -> Iterator[None]:
-    """A process that hangs: it keeps its port and answers nothing."""
     process = psutil.Process(fleet.process(name)["pid"])
     process.suspend()
     try:
@@ -74,7 +71,7 @@ def stopped(fleet: Fleet, name: str) -> Iterator[None]:
 
 
 def until(fleet: Fleet, level: str, holds: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-    """The findings once `holds`: silence takes a lease to show."""
+    """Silence shows only after a lease."""
 
     def found() -> dict[str, str] | None:
         seen = named(looked(fleet), level)
@@ -132,7 +129,7 @@ def test_a_stopped_server_is_named(fleet: Fleet, name: str, about: str) -> None:
 
 
 def test_a_killed_agent_that_nothing_starts_again_is_named(fleet: Fleet) -> None:
-    """Its supervisor hangs: the port of the agent is closed."""
+    """Its supervisor hangs too."""
     killed = fleet.process("agent-1")["pid"]
     supervisor = psutil.Process(fleet.document["pid"])
     supervisor.suspend()
@@ -172,7 +169,6 @@ def test_a_wrong_model_file_is_named(fleet: Fleet) -> None:
 
 
 def machine(tmp_path: Path, **env: str) -> dict[str, dict[str, str]]:
-    """The machine's findings without a fleet."""
     fleet = Fleet(
         tmp_path / "s", tmp_path, {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")} | env
     )

@@ -1,4 +1,4 @@
-"""Every verb of the command line against a running fleet, and a fleet whose processes are killed.
+"""Every verb of the command line on a running fleet, and kills of its processes.
 
 Lane: system; long (kills of further services, which tests/chaos/test_kill_services.py has under load).
 """
@@ -74,7 +74,7 @@ def test_load_pin_unload_and_drain(state: Path) -> None:
     glowplug(state, "wake", "smol-brief")
     wait_until("it is woken", lambda: state_of("smol-brief") == "hot")
     glowplug(state, "unload", "smol-brief")
-    wait_until("it is unloaded", lambda: state_of("smol-brief") in ("cold", "warm"))  # it may be prewarmed again
+    wait_until("it is unloaded", lambda: state_of("smol-brief") in ("cold", "warm"))  # perhaps prewarmed again
     glowplug(state, "drain", "smol-brief")
     refused = glowplug(state, "run", "smol-brief", "hello", check=False)
     assert refused.returncode == 1
@@ -169,7 +169,7 @@ def test_without_a_fleet_every_command_says_so(tmp_path: Path) -> None:
 
 
 def test_a_killed_supervisor_leaves_engines_that_down_ends(state: Path) -> None:
-    """Last in this file: the fleet is gone after it."""
+    """Last in this file: it ends the fleet."""
     assert as_json(state, "run", "smol-chat", "Say yes.", "--max-tokens", "4")["text"]
     fleet = document(state)
     psutil.Process(fleet["pid"]).kill()

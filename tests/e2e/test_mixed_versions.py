@@ -1,4 +1,4 @@
-"""Two versions on one bus and one store: the code of a version that has landed, and this one, service by service."""
+"""A landed version and this one on one bus and store, service by service."""
 
 import io
 import os
@@ -19,20 +19,19 @@ from tests.servers import Infra, NatsProcess, ValkeyProcess
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-LANDED = "d745896"  # used while no version is tagged
+LANDED = "d745896"  # while no version is tagged
 NEW, OLD = "new", "old"
 COMPLAINTS = (
     "cannot be read and is left out",  # a row (runtime/unreadable.py)
     "cannot be read and are left out",
     "a command of a replaced process is refused: ",  # runtime/shell.py
-    " is not readable: ",  # a row, as LANDED says it
+    " is not readable: ",  # a row, in LANDED's words
 )
 NODE, CONTROL = ("prefetcher", "agent"), ("autoscaler", "placer")
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 
 def git(*words: str) -> bytes | None:
-    """What git prints, None where it fails: no git, no history, no such commit."""
     try:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=False)
     except OSError:
@@ -41,14 +40,13 @@ def git(*words: str) -> bytes | None:
 
 
 def landed() -> str:
-    """The newest tag of a version that is not this very commit, else LANDED."""
+    """The newest version tag without this commit, else LANDED."""
     tags = git("tag", "--list", "v*", "--sort=-version:refname", "--no-contains", "HEAD") or b""
     return tags.decode().split("\n")[0] or LANDED
 
 
 @pytest.fixture(scope="module")
 def trees() -> Iterator[dict[str, Path]]:
-    """The checkout and, unpacked, the version before."""
     archive = git("archive", landed(), "libs", "services", "pyproject.toml")
     if archive is None:
         pytest.skip(f"the history does not reach back to {landed()}")
@@ -60,12 +58,9 @@ def trees() -> Iterator[dict[str, Path]]:
 
 @dataclass
 class Mixed(HaFleet):
-    """A fleet of one node whose services are started one by one from either tree."""
-
     trees: dict[str, Path] = field(default_factory=dict)
 
     def begin(self, version: str, *services: str) -> None:
-        """End what runs of these services and start them from that tree, one after the other."""
         tree = self.trees[version]
         for service in services:
             if before := self.processes.pop(f"{service}-1", None):
@@ -75,7 +70,7 @@ class Mixed(HaFleet):
             path = f"{tree / 'libs'}{os.pathsep}{tree}"
             node = {"GLOWPLUG_NODE_ID": "node-1"} if service in NODE else {}
             process = self.add(f"{service}-1", PYTHONPATH=path, **node)
-            if not (tree / "libs/glowplug/services").exists():  # as it was before version 0.2
+            if not (tree / "libs/glowplug/services").exists():  # before version 0.2
                 process.module = f"services.{service}"
             process.start()
             if service == "prefetcher":
@@ -87,8 +82,8 @@ class Mixed(HaFleet):
         return int(model["num_waiting"]) + int(model["num_in_flight"])
 
     def cold_request(self) -> None:
-        """Put the model to sleep and ask for it. A router that was replaced leaves its last report behind until the
-        next one speaks: a request that waited then would wake the model again."""
+        """Wake the model. A replaced router's last report stays until the next one reports: a request that waited in it
+        would wake the model again."""
         wait_until("no request waits or is served", lambda: not self.demand())
         unload = self.processes["autoscaler-1"].url + "/v1/models/one/unload"
         httpx.post(unload, headers=ADMIN).raise_for_status()
@@ -99,7 +94,6 @@ class Mixed(HaFleet):
         assert [row["model_key"] for row in self.instances()] == ["one"]
 
     def complaints(self) -> list[str]:
-        """What services said of rows and commands of the other version: this one's words, and those of LANDED."""
         return [
             f"{path.name}: {row}"
             for path in sorted(self.folder.glob("*.log"))
@@ -136,7 +130,7 @@ def test_a_fleet_is_upgraded_service_by_service_and_taken_back(mixed: Mixed) -> 
         (NEW, NODE),  # new agents under the old control plane
         (NEW, CONTROL),  # the old router, everything else new
         (NEW, ("router",)),
-        (OLD, NODE),  # the way back, and: old agents under the new control plane
+        (OLD, NODE),  # the way back: old agents under the new control plane
         (OLD, (*CONTROL, "router")),
     ):
         mixed.begin(version, *services)

@@ -1,4 +1,4 @@
-"""Another policy is a setting away: a fleet runs by the papers because its environment says so."""
+"""One setting selects another policy: a fleet runs by the papers."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(500)]
 CHOSEN = {
-    "GLOWPLUG_POLICIES": "union",  # and of its policies these are others:
+    "GLOWPLUG_POLICIES": "union",  # with these policies replaced:
     "GLOWPLUG_POLICY_SCALING": "preserve",
     "GLOWPLUG_POLICY_PREDICTION": "last_window",
     "GLOWPLUG_WINDOW_S": "3",
     "GLOWPLUG_POLICY_ROUTING": "preserve_load_aware",
     "GLOWPLUG_POLICY_PREWARMING": "warmserve",
-    "GLOWPLUG_POLICY_CACHING": "mcache:spread=1:half_life_s=60",  # with options of its own
+    "GLOWPLUG_POLICY_CACHING": "mcache:spread=1:half_life_s=60",
 }
 
 

@@ -1,5 +1,5 @@
-"""No prompt, answer or key is left anywhere in a whole fleet: its folder (logs, the streams of NATS, the rows of
-Valkey, the ledger, copies on disk), and what its services answer."""
+"""No prompt, answer or key remains in a fleet's folder (logs, NATS streams, Valkey rows, ledger, copies) or its
+services' answers."""
 
 import re
 import tempfile
@@ -26,7 +26,6 @@ def fleet() -> Iterator[Fleet]:
 
 
 def ask(fleet: Fleet, key: str) -> list[str]:
-    """Send every kind of request that carries a secret; returns the answers' texts."""
     auth = {"Authorization": f"Bearer {key}"}
     body = {"model": "m", "max_tokens": 24, "user": USER, "metadata": {"note": USER}}
     chat = body | {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROMPT}]}
@@ -46,7 +45,6 @@ def ask(fleet: Fleet, key: str) -> list[str]:
 
 
 def said(fleet: Fleet) -> dict[str, str]:
-    """What every service answers to every GET without a parameter in its path, and what `why` says of each request."""
     found = {}
     with httpx.Client(timeout=30, headers=fleet.admin) as client:
         for process in fleet.document["processes"]:
@@ -75,7 +73,7 @@ def test_no_prompt_answer_or_key_is_left(fleet: Fleet) -> None:
     answers = ask(fleet, key)
     assert all(len(answer) > 20 for answer in answers), answers
     wait_until("the ledger has the requests", lambda: "acme" in fleet.cli("usage", "--by", "tenant").stdout)
-    time.sleep(2)  # traces and reports go out
+    time.sleep(2)  # for traces and reports to be sent
     found = said(fleet)
     assert any(name.startswith("why ") for name in found) and len(found) > 20, list(found)
     secrets = [PROMPT, SYSTEM, USER, WRONG, key, key[12:], *answers]

@@ -1,5 +1,4 @@
-"""The what-if commands as people run them: figures, folders, errors that write nothing, a page that opens; a broken
-invariant prints the command that breaks it again: the failing seed is the bug report."""
+"""The what-if commands as people run them; a broken invariant prints the command that reproduces it."""
 
 import asyncio
 import io
@@ -52,13 +51,11 @@ Checker.look, Kernel.step = look, bare
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the tiny scenario in it."""
     write(tmp_path)
     return tmp_path
 
 
 def shell(folder: Path, line: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-    """One line as a person types it in `folder`; `glowplug` ends with `code`."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("GLOWPLUG_")}
     ended = subprocess.run(
         ["sh", "-c", line.replace("glowplug ", f"{shlex.join(GLOWPLUG)} ", 1)],
@@ -73,7 +70,6 @@ def shell(folder: Path, line: str, code: int = 0, **env: str) -> subprocess.Comp
 
 
 def here(folder: Path, line: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-    """The same in this process, which has imported all of it already."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name in [name for name in os.environ if name.startswith("GLOWPLUG_")]:
@@ -127,13 +123,13 @@ def test_whoever_ends_the_command_ends_its_workers(tmp_path: Path, sent: signal.
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
     ) as command:
         while len(list(tmp_path.glob("runs/.*/seed-*/events.jsonl"))) < 2:
             assert command.poll() is None
             time.sleep(0.1)
-        (os.killpg if sent is signal.SIGINT else os.kill)(command.pid, sent)  # a terminal tells all of them
-        said, _ = command.communicate(timeout=90)  # at the end of the last of its processes: they share its output
+        (os.killpg if sent is signal.SIGINT else os.kill)(command.pid, sent)  # a terminal signals the whole group
+        said, _ = command.communicate(timeout=90)  # until all its processes end: they share its output
     assert command.returncode == code, said
     if sent is not signal.SIGKILL:
         assert (said, (tmp_path / "runs").exists()) == (b"", False)
@@ -168,7 +164,7 @@ def test_two_processes_give_the_bytes_of_one(folder: Path) -> None:
         ("tiny.yaml --set models.chat.weights_bytes=99GB", "models.chat: weights and KV take"),
         ("tiny.yaml --set workload.source=empty.csv", "empty.csv: is empty"),
         ("tiny.yaml --set workload.source=late.csv", LATE),
-        ("tiny.yaml --set workload.source=late.csv --set workload.rps=0", LATE),  # not before it is run
+        ("tiny.yaml --set workload.source=late.csv --set workload.rps=0", LATE),  # found only when it runs
         ("none.yaml", "none.yaml: No such file"),
         ("tiny.yaml --seed 1 --seeds 0..2", "--seed and --seeds exclude each other"),
         ("tiny.yaml --seeds x", "--seeds: 'x' is not like"),
@@ -233,7 +229,7 @@ def test_a_plan_for_a_trace_of_ones_own_is_the_same_in_two_processes(tmp_path: P
 def test_a_plan_that_is_broken_off_leaves_nothing(tmp_path: Path, jobs: str) -> None:
     write(tmp_path, seconds=30_000_000)
     argv = [*GLOWPLUG, "plan", "tiny.yaml", "--slo", "ttft_p95=3", "--gpus", "2..9", "--jobs", jobs]
-    terminal, theirs = os.openpty()  # a bar is drawn on a terminal: the sign that it is in the middle
+    terminal, theirs = os.openpty()  # a bar, drawn only on a terminal, shows that it is midway
     with subprocess.Popen(
         argv,
         cwd=tmp_path,
@@ -248,12 +244,12 @@ def test_a_plan_that_is_broken_off_leaves_nothing(tmp_path: Path, jobs: str) -> 
         while b"simulating" not in drawn:
             drawn += os.read(terminal, 4096)
         os.killpg(command.pid, signal.SIGINT)
-        with suppress(OSError):  # the end of a terminal
+        with suppress(OSError):
             while os.read(terminal, 4096):
                 continue
         said, _ = command.communicate(timeout=90)
     os.close(terminal)
-    # Python ends by the signal itself when Ctrl-C came inside of an `exec`, of a dataclass for one: 130 in a shell too
+    # Ctrl-C inside an `exec` (in a dataclass, for one) ends Python by the signal itself: 130 in a shell too.
     assert command.returncode in (130, -signal.SIGINT)
     assert said == b""
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
@@ -273,7 +269,7 @@ def test_a_run_replayed_as_it_was_is_the_same_run_and_differs_under_another_poli
 
 
 def test_events_alone_are_enough_to_replay(folder: Path) -> None:
-    """A recording of a live fleet is such a file: the fleet, the models and their costs are read off it."""
+    """A live fleet's recording is such a file: fleet, models and costs are derived from it."""
     here(folder, "glowplug simulate tiny.yaml --out a")
     rows = json.loads(here(folder, "glowplug replay a/events.jsonl --out b -o json").stdout)["runs"]
     recorded, replayed = (row["total"] for row in rows)
@@ -286,7 +282,7 @@ def test_events_alone_are_enough_to_replay(folder: Path) -> None:
 
 
 def test_a_replayed_recording_can_be_moved_and_replayed_again(folder: Path) -> None:
-    """No folder of this machine is written down: the trace lies beside the run, and goes with it."""
+    """The trace is saved with the run, and no folder of this machine is named."""
     here(folder, "glowplug simulate tiny.yaml --out a")
     here(folder, "glowplug replay a/events.jsonl --out b")
     assert not [name for name, data in bytes_of(folder / "b").items() if str(folder).encode() in data]
@@ -341,14 +337,14 @@ def test_the_report_opens_without_a_complaint_and_explains_a_request(tmp_path: P
     scenario = yaml.safe_load(path.read_text())
     scenario["policies"] = "serverless_vllm"  # whose rivals are GPUs, with their bytes
     scenario["models"].append({"name": "idle"})
-    scenario["workload"]["alpha"] = 12  # of three models the last gets no request
+    scenario["workload"]["alpha"] = 12  # the last of three models gets no request
     path.write_text(yaml.safe_dump(scenario))
     here(tmp_path, "glowplug simulate tiny.yaml --compare policies.routing=least_loaded,round_robin --out a")
     assert asyncio.run(opened(tmp_path / "a/report.html")) == []
 
 
 async def opened(path: Path) -> list[str]:
-    """What the page's console says while a person clicks through it. Of the light theme the colours are looked at."""
+    """The page's console messages. In the light theme, only colours are checked."""
     complaints: list[str] = []
     async with browser.browsing() as chromium:
         page = await browser.new_page(chromium, complaints)
@@ -414,7 +410,6 @@ def test_simulate_prints_the_command_of_the_seed_that_failed(tmp_path: Path, job
 
 
 def what(said: str) -> str:
-    """When it broke, and what."""
     return said.partition(" at ")[2].splitlines()[0]
 
 
@@ -433,7 +428,7 @@ def test_plan_prints_the_number_of_gpus_and_the_seed_that_failed(folder: Path) -
 
 
 def test_replay_prints_its_command_and_a_bare_assertion_says_where_it_stands(folder: Path) -> None:
-    """An assertion inside the simulator's own code has no words: the run is named all the same."""
+    """The simulator's own assertions have no message: the run is named all the same."""
     here(folder, "glowplug simulate tiny.yaml --seed 2 --out a")
     breaking(folder, until_s="1_699_920_000.0")
     tried = "glowplug replay a --check --set models.chat.max_concurrency=1 --compare seconds=30,40"

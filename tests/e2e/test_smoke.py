@@ -1,4 +1,4 @@
-"""One command from nothing to streamed tokens: the real fleet, real llama.cpp, the official client."""
+"""One command from nothing to streamed tokens: real llama.cpp, the official client."""
 
 from collections.abc import Iterator
 from pathlib import Path

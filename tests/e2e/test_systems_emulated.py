@@ -1,5 +1,4 @@
-"""Every system of row U by its name on a live fleet: it starts, says what it runs, and answers two models of which one
-fits at a time.
+"""Every system of row U on a live fleet, with two models of which one fits at a time.
 
 Lane: system (two systems, 100 s; test_systems_llamacpp.py has the union), long (the others).
 """
@@ -32,7 +31,7 @@ def test_a_fleet_told_one_word_runs_that_system_and_answers(name: str, tmp_path:
     with Fleet.start(tmp_path, models, nodes=1, GLOWPLUG_POLICIES=name, GLOWPLUG_GPU_BUDGETS="1GiB") as fleet:
         assert fleet.policies() == SYSTEMS[name].policies
         wait_until("one answers", lambda: fleet.chat("one").status_code == 200)
-        if name != "muxserve_like":  # in its placement no model leaves for another
+        if name != "muxserve_like":  # its placement never evicts a model
             wait_until("two answers", lambda: fleet.chat("two").status_code == 200)
         for process in ("router-1", "predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1"):
             assert "Traceback" not in fleet.logs(process, lines=10_000)

@@ -1,5 +1,4 @@
-"""The union and the baselines on an engine that runs real models and can neither prewarm nor swap: cold, give way, idle
-to zero.
+"""The union and the baselines on real models, on an engine that can neither prewarm nor swap.
 
 Lane: system (the union), long (the baseline).
 """
@@ -34,7 +33,7 @@ max_wait_s: 180
 keep_alive_s: {keep_alive_s}
 slo: {{ttft_s: 5, tpot_s: 0.2}}
 """
-REASON = {"union": "one worker", "first_fit": "first GPU"}  # what the placement says
+REASON = {"union": "one worker", "first_fit": "first GPU"}
 CHOSEN = {"GLOWPLUG_GPU_BUDGETS": "300MiB"}  # one of these models at a time: 234 MiB each
 
 
@@ -49,18 +48,15 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def system(request: pytest.FixtureRequest, fleet: Fleet) -> System:
-    """The system that this fleet runs."""
     return SYSTEMS[request.node.callspec.params["fleet"]]
 
 
 def at_rest(system: System) -> set[str]:
-    """States of what an idle fleet keeps."""
     becomes = {system.params["autoscaler"]["stop_becomes"], system.params["placer"]["evict_becomes"]}
     return becomes - {"stopped"}
 
 
 def decisions(fleet: Fleet, model: str) -> list[dict[str, Any]]:
-    """What the placer decided for it."""
     url = fleet.url("placer") + "/v1/decisions"
     found: list[dict[str, Any]] = httpx.get(url, params={"model": model}).json()["data"]
     return [row for row in found if row["service"] == "placer"]
@@ -83,7 +79,7 @@ def test_it_gives_way_to_another_and_what_idles_serves_no_more(fleet: Fleet, sys
 
 
 def test_what_sleeps_is_woken(fleet: Fleet, system: System) -> None:
-    """The same process goes on: no fetch and no load, and the same greedy answer as before its sleep."""
+    """The same process goes on without fetch or load, with the same greedy answer."""
     sleeping = {i["instance_id"] for i in fleet.instances("lasting")}
     assert bool(sleeping) == ("swapped_out" in at_rest(system))
     answer = fleet.chat("lasting", temperature=0)
@@ -97,7 +93,7 @@ def test_what_sleeps_is_woken(fleet: Fleet, system: System) -> None:
 
 
 def streamed(fleet: Fleet, kill_at: int = 0) -> tuple[str, list[Any]]:
-    """(text, events) of one greedy stream; kill -9 of its engine once the client has that many events."""
+    """(text, events) of one greedy stream, whose engine gets kill -9 after that many."""
     body = {"model": "lasting", "stream": True, "temperature": 0, "max_tokens": 40}
     body |= {"messages": [{"role": "user", "content": "Write a list of ten animals, one per line."}]}
     url, events = fleet.url("data") + "/v1/chat/completions", list[Any]()
@@ -116,7 +112,6 @@ def streamed(fleet: Fleet, kill_at: int = 0) -> tuple[str, list[Any]]:
 
 
 def test_a_stream_outlives_its_engine(fleet: Fleet) -> None:
-    """kill -9 in the middle of an answer: the next instance goes on with it, and the client has the same stream."""
     assert fleet.chat("lasting").status_code == 200
     whole, events = streamed(fleet)
     text, after = streamed(fleet, kill_at=6)
@@ -127,8 +122,7 @@ def test_a_stream_outlives_its_engine(fleet: Fleet) -> None:
 
 
 def test_a_sleeper_that_is_killed_says_so_and_costs_a_start(fleet: Fleet, system: System) -> None:
-    """kill -9. Its bytes were free already; the next request finds none that sleeps, but perhaps a replica that the
-    system has prewarmed meanwhile."""
+    """Its bytes were free before kill -9; the next request may find a replica prewarmed meanwhile."""
     asleep = [i for i in fleet.instances("brief") if i["state"] == "swapped_out"]
     assert bool(asleep) == ("swapped_out" in at_rest(system))
     if not asleep:
@@ -167,7 +161,7 @@ ARRIVING = MODEL.replace("weights: sample:smollm2", "weights: {{uri: {uri}, sha2
 def test_an_engine_loads_its_weights_while_they_arrive_and_serves_none_that_are_wrong(
     fleet: Fleet, system: System, tmp_path: Path
 ) -> None:
-    """HydraServe section 5.1: fetch and load overlap. Its server is built long before the last byte."""
+    """HydraServe section 5.1: fetch and load overlap."""
     if system is not SYSTEMS["union"]:
         pytest.skip("the engine does the same under every system")
     data = sample_weights_path().read_bytes()
@@ -191,7 +185,7 @@ def test_an_engine_loads_its_weights_while_they_arrive_and_serves_none_that_are_
 
 
 def test_no_service_stumbled(fleet: Fleet) -> None:
-    """A decision that raises is tried again for ever: it shows in the log alone."""
+    """A decision that raises is retried for ever: only the log shows it."""
     for name in ("router-1", "predictor-1", "placer-1", "autoscaler-1", "prefetcher-1", "agent-1"):
         log = fleet.logs(name, lines=10_000)
         assert log != "(no log)" and "Traceback" not in log, log

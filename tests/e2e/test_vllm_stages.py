@@ -1,5 +1,5 @@
-"""Real vLLM in two stages through placer, agents, prefetchers and router: a cold model answers as a pipeline, becomes
-one engine within the answer, and says what one engine says. Lane: long, about 80 s."""
+"""Real vLLM in two stages on a whole fleet: a cold model answers as a pipeline and becomes one engine within the
+answer, with the same text. Lane: long, about 80 s."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ PROMPT = "Write down everything that you know about the sea."
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two nodes. One cannot fetch the weights within the objective of `far`, two can."""
+    """One node cannot fetch the weights within the objective of `far`, two can."""
     if reason := vllm_env.missing(vllm_env.interpreter()):
         pytest.skip(reason)
     files = {path.name: path.read_bytes() for path in sorted(vllm_sample.prepare().iterdir()) if path.is_file()}
@@ -57,8 +57,6 @@ def at(hub: HubServer) -> dict[str, str]:
 
 
 def said(fleet: Fleet, model: str) -> tuple[list[str], list[int]]:
-    """The texts of one greedy stream, and of how many stages its instance was when each came (looked at now and
-    then)."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],

@@ -1,6 +1,5 @@
-"""Warm starts on a live fleet of the emulated engine: what drained grows again, what gave way wakes, and what is
-deployed asleep or pinned stays so under pressure; at the end Ollama's `keep_alive`, by which a client does the same.
-"""
+"""Warm starts on a live fleet of the emulated engine: growing again, waking, staying under pressure, and Ollama's
+`keep_alive`."""
 
 import json
 import os
@@ -38,14 +37,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def rows(fleet: Fleet, model: str) -> list[dict[str, Any]]:
-    """What its agent knows of one model, newest first."""
     url = fleet.process("agent")["url"] + "/v1/instances"
     found: list[dict[str, Any]] = httpx.get(url, params={"model": model, "gone": True}).json()["data"]
     return found
 
 
 def in_state(fleet: Fleet, model: str, state: str) -> dict[str, Any]:
-    """The instance of that model in that state, once there is one."""
     found: dict[str, Any] = wait_until(
         f"{model} {state}", lambda: next((row for row in rows(fleet, model) if row["state"] == state), None)
     )
@@ -80,7 +77,7 @@ def test_what_gave_way_sleeps_outside_its_gpu_and_wakes(fleet: Fleet) -> None:
 
 
 def test_a_sleeper_that_hangs_costs_its_wake_and_no_answer(fleet: Fleet) -> None:
-    """SIGSTOP: it lives and says nothing. The request that waits is answered by a start from host memory."""
+    """After SIGSTOP, a start from host memory serves the request."""
     asleep = in_state(fleet, "rival", "swapped_out")
     (memory,) = fleet.state_dir.rglob("agent.json")
     pid = json.loads(memory.read_bytes())["handles"][asleep["instance_id"]]["pid"]
@@ -105,7 +102,7 @@ engine_args: {profile: "llama-2-7b/h800", time_scale: 8}
 
 
 def test_a_model_deployed_asleep_wakes_for_its_first_request_and_is_made_again(fleet: Fleet, tmp_path: Path) -> None:
-    """SwapServeLLM section 3.2, beside engines that serve: it takes the GPU only while nothing else needs it."""
+    """SwapServeLLM section 3.2: it takes the GPU only while nothing else needs it."""
     for model in ("lasting", "rival"):
         ask(fleet, model, "sleep")
     file = tmp_path / "sleeper.yaml"
@@ -126,7 +123,6 @@ def test_a_model_deployed_asleep_wakes_for_its_first_request_and_is_made_again(f
 
 
 def _runs(process: psutil.Process, *instance_ids: str) -> bool:
-    """Whether it is the engine of one of these."""
     return any(name in part for part in process.info["cmdline"] or () for name in instance_ids)
 
 
@@ -153,7 +149,6 @@ def generate(fleet: Fleet, **fields: Any) -> Any:
 
 
 def test_a_client_loads_a_model_and_unloads_it(fleet: Fleet) -> None:
-    """From its request to the instance that leaves: router, bus, autoscaler and agent."""
     prompt = {"prompt": "Hi", "options": {"num_predict": 2}}
 
     def num_ready() -> int:

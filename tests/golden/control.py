@@ -1,10 +1,10 @@
-"""Runs golden scripts: commands, `----`, and all that autoscaler and placer do about them, line by line.
+"""Runs golden scripts: commands, `----`, and the actions of autoscaler and placer, line by line.
 
-    python -m tests.golden.control      writes what the scripts now give; read the diff before you commit it
+    python -m tests.golden.control      rewrites the traces; read the diff before the commit
 
 Commands of a script (times are seconds, sizes MiB):
     model NAME MIB [FIELD=VALUE ...]   a deployed model        node NAME MIB [MIB ...]    a node and its GPUs beat
-    waiting MODEL COUNT                a router holds requests load MODEL WAITING RUNNING what routers hold and run
+    waiting MODEL COUNT                a router holds requests load MODEL WAITING RUNNING a router reports load
     state INSTANCE STATE               its agent says so       after SECONDS              time passes, tick by tick
     operator load|unload|drain|pin|unpin|remove MODEL          node_drain NODE, node_undrain NODE
 """
@@ -38,8 +38,7 @@ SHOWN = ("target", "instance_id", "model_key", "gpu_id", "num_bytes", "grace_s",
 
 
 class Control(ControlPlane):
-    """The control plane of the simulator on one clock, where every event is delivered at once; agents and routers are
-    the script."""
+    """The simulator's control plane with instant delivery; the script plays agents and routers."""
 
     def __init__(self) -> None:
         super().__init__(PolicyNames(), PARAMS, Kernel(BEGAN_S))
@@ -52,7 +51,6 @@ class Control(ControlPlane):
         return self.kernel.now_s
 
     def run(self, command: str) -> list[str]:
-        """One command; returns what followed."""
         verb, *words = command.split()
         act: Callable[..., None] = getattr(self, f"do_{verb}")
         self.lines = []
@@ -129,7 +127,6 @@ class Control(ControlPlane):
         )
 
     def publish(self, name: str, payload: Any, cause: Event | None) -> None:
-        """What a service publishes is a line of the trace."""
         self._say(f"{payload.TYPE} {_words(payload)}")
         self._publish(payload, name)
 
@@ -149,7 +146,7 @@ class Control(ControlPlane):
             )
         event = self.event(name, payload, None)
         for reader in self.readers_of(payload):
-            if reader in self.services:  # there is no agent
+            if reader in self.services:
                 self.give(reader, event)
 
     def _say(self, line: str) -> None:
@@ -163,7 +160,6 @@ def _value(text: str) -> float | int | str:
 
 
 def _words(payload: Any) -> str:
-    """The fields of a payload worth reading in a trace."""
     source = getattr(payload, "instance", payload)
     shown = {name: getattr(source, name) for name in SHOWN if getattr(source, name, "") not in ("", "any")}
     if isinstance(payload, PlaceInstance | StartInstance):
@@ -175,7 +171,7 @@ def _words(payload: Any) -> str:
 
 
 def played(script: str) -> str:
-    """The script with what its commands give now. Blocks: comments and commands, `----`, trace, empty line."""
+    """Return the script with current traces; its blocks are commands, `----`, trace, empty line."""
     control, out = Control(), []
     for block in _blocks(script):
         commands = [line for line in block if line and not line.startswith("#")]

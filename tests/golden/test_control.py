@@ -1,4 +1,4 @@
-"""Golden scripts of the control plane: a changed line is a changed behaviour (see control.py)."""
+"""Golden scripts of the control plane (see control.py)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The table of a tiny scenario, as people read it: a changed figure is a changed simulation."""
+"""The golden table of a tiny scenario."""
 
 from pathlib import Path
 
@@ -13,7 +13,6 @@ GOLDEN = Path(__file__).parent / "scripts" / "simulated.table"
 
 
 def rendered(folder: Path) -> str:
-    """One run in full, then two variants over two seeds."""
     scenario = load(write(folder))
     one = run_cases(cases(dict(scenario.tree), folder, variants(()), (0,)), [None], 1)
     todo = cases(dict(scenario.tree), folder, variants(["models.chat.max_concurrency=1,8"]), (0, 1))

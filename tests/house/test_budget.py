@@ -1,4 +1,4 @@
-"""No path that is gone through much does more than it did. Counted, not timed: `python -m bench.budget`."""
+"""No frequent path does more work than before. Counted, not timed: `python -m bench.budget`."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from bench.budget.count import Count
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_path_costs_no_more_than_its_budget(name: str) -> None:
-    """Where a change is worth more: `python -m bench.budget --write` in its own commit, which says why."""
+    """`python -m bench.budget --write` raises one, in its own commit that says why."""
     excess = read()[name].excess(CASES[name]())
     assert not excess, f"{name}: {excess}"
 

@@ -1,4 +1,4 @@
-"""Sections of the papers that code, tests and pages cite exist: a reader who looks one up finds it."""
+"""Every cited section of a paper exists."""
 
 import re
 
@@ -22,7 +22,6 @@ IN_TABLES = re.compile(rf"(?<=[|(,] ){PAPER} {NUMBERS}(?= \||\)|,)|(?<=\(){PAPER
 
 
 def cited(page: str) -> list[tuple[str, str]]:
-    """(paper, section) of every citation."""
     found = [match.groups() for pattern in (IN_TEXT, IN_TABLES) for match in pattern.finditer(page)]
     pairs = [tuple(part for part in groups if part) for groups in found]
     return [(paper, number) for paper, numbers in pairs for number in re.findall(r"\d+(?:\.\d+)*", numbers)]

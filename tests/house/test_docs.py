@@ -1,4 +1,4 @@
-"""Docs describe the present: generated pages are current, links lead somewhere, variables exist on both sides."""
+"""Docs are current: generated pages match, links resolve, variables exist."""
 
 import ast
 import importlib.util
@@ -20,7 +20,6 @@ from tests.howto.example import made_by
 PAGES = [f for f in files() if f.endswith(".md") and "/" not in f] + files_in("docs", suffix=".md")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 VARIABLE = re.compile(r"\bGLOWPLUG_[A-Z0-9_]*[A-Z0-9]\b")
-# Two streams and a prefix; and the example of docs/extend/setting.md.
 NO_VARIABLES = {"GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS", "GLOWPLUG_USAGE", "GLOWPLUG_POLICY", "GLOWPLUG_FAIR_TURN_S"}
 
 
@@ -52,7 +51,7 @@ def test_every_row_of_the_state_page_has_a_page_and_a_test() -> None:
 
 
 def test_the_readme_asks_the_model_that_make_up_asks() -> None:
-    """`glowplug up` prints a request to the first model that the router lists, which sorts them by name."""
+    """`glowplug up` prints a request to the router's first model, by name."""
     names = sorted(yaml.safe_load(file.read_text())["name"] for file in sample_files("llamacpp"))
     asked = re.findall(r"""-d '{"model": "([^"]+)", "stream": true""", text("README.md"))
     assert asked == names[:1]
@@ -141,7 +140,6 @@ def test_a_page_of_the_site_has_no_link_that_leaves_it_and_no_mark_of_the_runner
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors a page's headings get."""
     headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
 
@@ -182,7 +180,7 @@ def test_paths_the_docs_name_exist() -> None:
 
 
 def metric_uses() -> dict[str, set[str]]:
-    """Constant of semconv.py -> the instruments it names in the code."""
+    """Constant of semconv.py -> its instruments."""
     kinds = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "summary": "summary"}
     found: dict[str, set[str]] = {}
     for f in python("libs/glowplug", "services"):

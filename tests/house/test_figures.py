@@ -1,4 +1,4 @@
-"""Pages print the figures of their results: one that is typed by hand fails. Ages count before a release alone."""
+"""Pages print generated figures only. Their age is checked before a release."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from bench.figures.page import named
 from bench.figures.results import git, saved
 from tests.house.tree import ROOT, text
 
-# Work that came to the history as one commit: a figure of these is measured anew before a release, and the row goes.
+# Joined commits: figures measured at them are renewed before a release, and their row here is removed.
 JOINED = {"60e9f1c340f4", "04147aff81d2", "a44ab588fecc", "ca453db80483", "285e67dbd54b", "4d958a68af68"}
 
 

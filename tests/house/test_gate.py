@@ -1,4 +1,4 @@
-"""What the gate (.ci/gate_ask.py) makes of the outcomes of a lane and of those that were run again; `make steady`."""
+"""The gate's verdict (.ci/gate_ask.py) on a lane's outcomes and reruns; `make steady`."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Commands in the docs stand where the runner of tests/howto finds them, marked with words it knows, and the worked
-examples of docs/extend still fit the code."""
+"""The docs' commands are marked as the runner of tests/howto expects; worked examples fit the code."""
 
 import re
 
@@ -17,8 +16,7 @@ COMMAND = re.compile(
 
 
 def test_commands_stand_in_fences_that_are_run_or_marked() -> None:
-    """Not in indented blocks, and not in a fence without a language; a fence says only what the runner knows, else
-    `parse` raises BadFence with its place."""
+    """No indented blocks, no fences without a language; `parse` raises BadFence for unknown words."""
     for page in PAGES:
         read = parse(page, text(page))
         if page != "CHANGELOG.md":
@@ -29,7 +27,7 @@ def test_commands_stand_in_fences_that_are_run_or_marked() -> None:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.startswith(FOLDER) and p != f"{FOLDER}README.md"])
 def test_a_worked_example_fits_the_code(page: str) -> None:
-    """Its commands are run by tests/howto; all pages at once: `python -m tests.howto.example`."""
+    """tests/howto runs its commands; all pages: `python -m tests.howto.example`."""
     read = parse(page, text(page))
     assert is_example(read)
     try:

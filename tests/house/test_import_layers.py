@@ -1,4 +1,4 @@
-"""The import layers, no import circle, and the list of services that the layers are kept for."""
+"""Import layers, import circles, and the list of services."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def layered(name: str) -> set[str]:
 
 
 def test_nothing_imports_up_or_sideways() -> None:
-    """In a process of its own: import-linter sets up logging for the whole process."""
+    """import-linter sets up logging, so it runs in its own process."""
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
@@ -39,8 +39,7 @@ def test_imports_for_types_alone_count_as_imports() -> None:
 
 
 def test_siblings_import_each_other_in_no_circle() -> None:
-    """In every package, modules and sub-packages taken as one each; imports for types alone and those inside functions
-    count."""
+    """Sub-packages count as units; type-only imports and those inside functions count."""
     graph = grimp.build_graph(*sorted(PACKAGES), cache_dir=None)
     parents = {name.rpartition(".")[0] for name in graph.modules} - {""}
     circles = {parent: sorted(graph.nominate_cycle_breakers(parent)) for parent in parents}

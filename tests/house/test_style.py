@@ -33,7 +33,6 @@ def test_no_error_is_passed_over_in_silence() -> None:
 
 
 def test_units_are_seconds_and_bytes() -> None:
-    """No field or argument of the contract is in milliseconds, minutes, kilobytes or megabytes."""
     odd = re.compile(r"_(ms|millis|minutes|mins|kb|mb|gb|kib|mib|gib)$")
     wrong = [
         (f, node.target.id)
@@ -74,7 +73,6 @@ def test_tests_patch_nothing_of_ours() -> None:
 
 
 def test_every_test_asserts() -> None:
-    """A test asserts, expects an error, or calls a function that does."""
     asserts = re.compile(
         r"\bassert\b|\braises\(|\b(check|expect|assert|until|wait_until|eventually|settle|hear|all_calls)\w*\("
     )
@@ -88,14 +86,13 @@ def test_every_test_asserts() -> None:
 
 
 def test_every_test_runs_in_a_lane() -> None:
-    """A file of the fast lane is not looked at by the system lane, where its tests that are marked `system` are."""
+    """The system lane skips files of the fast lane unless BOTH names them."""
     marked = [f for f in python("tests") if re.search(r"mark\.(system|vllm)\b", text(f)) and "/test_" in f]
     found = [f for f in marked if lanes.lane(f) == lanes.FAST and f not in lanes.BOTH and "mark.long" not in text(f)]
     assert marked and found == [], "add these to tests/lanes.py, BOTH"
 
 
 def test_nothing_in_the_tree_is_of_one_machine() -> None:
-    """No home directory, no path of a build machine, no registry's host."""
     homes = re.compile(
         r"/(?:home|Users)/[a-z][\w.-]*/|/root/|/work/|\bpypi\.org|files\.pythonhosted|registry\.npmjs|proxy\.golang"
     )

@@ -1,4 +1,4 @@
-"""The tree weighs no more than tests/weight.txt says."""
+"""The tree weighs no more than tests/weight.txt allows."""
 
 from tests import weight
 

@@ -1,4 +1,4 @@
-"""The tree as these tests see it: what git tracks or would track, parsed once."""
+"""The tree as git tracks or would track it, parsed once."""
 
 import ast
 import gc
@@ -10,12 +10,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console", "operator")
-ON_THE_BUS = SERVICES[:-1]  # the operator knows the fleet by its REST alone
+ON_THE_BUS = SERVICES[:-1]  # the operator uses only the fleet's REST
 
 
 @cache
 def files() -> tuple[str, ...]:
-    """Every file of the project, as a path from the root."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -27,7 +26,6 @@ def files() -> tuple[str, ...]:
 
 
 def files_in(*folders: str, suffix: str = "") -> list[str]:
-    """Files below the given folders."""
     return [f for f in files() if f.endswith(suffix) and any(f.startswith(f"{folder}/") for folder in folders)]
 
 
@@ -37,14 +35,13 @@ def python(*folders: str) -> list[str]:
 
 @cache
 def text(path: str) -> str:
-    """What a file says, unpacked where it is packed."""
     whole = (ROOT / path).read_bytes()
     return (gzip.decompress(whole) if path.endswith(".gz") else whole).decode()
 
 
 @cache
 def tree(path: str) -> ast.Module:
-    gc.disable()  # a collection looks through every tree there is, and finds nothing: all of them stay
+    gc.disable()  # a collection would scan every tree in vain: all of them stay
     try:
         return ast.parse(text(path), path)
     finally:
@@ -54,7 +51,6 @@ def tree(path: str) -> ast.Module:
 
 @cache
 def nodes(path: str) -> tuple[ast.AST, ...]:
-    """Everything in a module, walked once for all tests."""
     gc.disable()
     try:
         return tuple(ast.walk(tree(path)))
@@ -64,7 +60,7 @@ def nodes(path: str) -> tuple[ast.AST, ...]:
 
 
 def literals(path: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of every string in a module, those inside f-strings too, docstrings not."""
+    """(line, text) of every string, inside f-strings too, without docstrings."""
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docs = {_opening(n.body) for n in nodes(path) if isinstance(n, owners)}
     for node in nodes(path):
@@ -73,6 +69,5 @@ def literals(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _opening(body: list[ast.stmt]) -> int:
-    """The identity of the docstring a body opens with; 0 when it opens with something else."""
     first = body[0] if body else None
     return id(first.value) if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else 0

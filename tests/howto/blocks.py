@@ -1,4 +1,4 @@
-"""The fenced blocks of a page of the docs, and the words a fence may carry. docs/testing.md tells what they mean."""
+"""The fenced blocks of a docs page and their words, explained in docs/testing.md."""
 
 import re
 from dataclasses import dataclass
@@ -8,32 +8,31 @@ ROOT = Path(__file__).parents[2]
 NEEDS = frozenset({"docker", "kubernetes", "gpu", "vllm", "root", "internet", "minutes", "incident", "person", "nginx"})
 SHELLS = frozenset({"sh", "bash", "shell", "console", "shell-session", "zsh", "shellsession"})
 SETTINGS = {"sh": {"needs", "background", "exits"}, "text": set[str]()}
-OTHER = {"file"}  # words of every other language
+OTHER = {"file"}  # words of any other language
 _OPENING = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<info>[^`\n]*)$", re.MULTILINE)
 _FENCE = re.compile(rf"{_OPENING.pattern}\n(?P<body>.*?)^ *(?P=fence)[`~]* *$", re.MULTILINE | re.DOTALL)
-_PATH = re.compile(r"^`(?P<path>[\w.-]+(?:/[\w.-]+)*)`[^\n]*\n\s*\Z", re.MULTILINE)  # the last line before a fence
+_PATH = re.compile(r"^`(?P<path>[\w.-]+(?:/[\w.-]+)*)`[^\n]*\n\s*\Z", re.MULTILINE)
 _FLEET = re.compile(r"^<!-- *fleet:(.*?)-->", re.MULTILINE)
 
 
 class BadFence(ValueError):
-    """A fence says something docs/testing.md does not know."""
+    """A fence has words that docs/testing.md does not know."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fence: `language`, the words behind it, the text in it, and the 1-based line it starts at."""
+    """One fence: `words` follow the language; `line` is 1-based."""
 
     page: str
     line: int
     language: str
     words: dict[str, str]
     text: str
-    follows: bool = False  # nothing but empty lines stands between it and the fence before
-    path: str = ""  # of the file that it adds or changes, in a worked example (example.py)
+    follows: bool = False  # only empty lines separate it from the last
+    path: str = ""  # of a worked example's file (example.py)
 
     @property
     def needs(self) -> frozenset[str]:
-        """What must be there to run it."""
         return frozenset(word for word in self.words.get("needs", "").split(",") if word)
 
     @property
@@ -45,7 +44,6 @@ class Block:
         return f"{self.page}:{self.line}"
 
     def check(self) -> None:
-        """Raises BadFence."""
         if unknown := set(self.words) - SETTINGS.get(self.language, OTHER):
             raise BadFence(f"{self.where}: a {self.language} fence knows no {sorted(unknown)}")
         if "needs" in self.words and (not self.needs or self.needs - NEEDS):
@@ -58,7 +56,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """A page with its blocks in order. `fleet` holds what its comment asks for; None: it starts without a fleet."""
+    """`fleet` holds the request in its comment; None: no fleet."""
 
     path: str
     blocks: tuple[Block, ...] = ()
@@ -70,18 +68,15 @@ class Page:
 
     @property
     def runs(self) -> bool:
-        """Whether any of its commands is run."""
         return any(not block.needs for block in self.commands)
 
 
 def words_of(info: str) -> tuple[str, dict[str, str]]:
-    """'sh needs=gpu background' -> ('sh', {'needs': 'gpu', 'background': ''})."""
     language, *rest = info.split() or [""]
     return language, {word.partition("=")[0]: word.partition("=")[2] for word in rest}
 
 
 def parse(path: str, text: str) -> Page:
-    """Raises BadFence."""
     blocks: list[Block] = []
     end = 0
     for match in _FENCE.finditer(text):
@@ -106,21 +101,19 @@ def _line_at(position: int, text: str) -> int:
 
 
 def read(path: str) -> Page:
-    """One page of the checkout, by its path from the root."""
     return parse(path, (ROOT / path).read_text(encoding="utf-8"))
 
 
 def expected(page: Page, block: Block) -> str:
-    """The `text` fence that stands directly behind `block`, "" without one."""
     index = page.blocks.index(block) + 1
     after = page.blocks[index] if index < len(page.blocks) else None
     return after.text if after is not None and after.language == "text" and after.follows else ""
 
 
 def shows(wanted: str, output: str) -> str:
-    """ "" when the lines of `wanted` come in this order in `output`, else the first line that does not.
+    """ "" when the lines of `wanted` appear in order in `output`, else the first missing one.
 
-    `...` stands for anything inside a line; a line of its own for any lines (which may come between others too).
+    `...` matches anything inside a line, or on its own any lines (others may come between too).
     """
     rows = iter(output.splitlines())
     for line in wanted.splitlines():
@@ -128,7 +121,7 @@ def shows(wanted: str, output: str) -> str:
             continue
         pattern = ""
         for word in line.split():
-            # Blanks between words are as many as there are; beside a lone `...` there may be none.
+            # Blanks match any number; beside a lone `...` also none.
             gap = r"\s*" if word == "..." or pattern.endswith((".*", r"\s*")) or not pattern else r"\s+"
             pattern += gap + ".*".join(re.escape(part) for part in word.split("..."))
         if not any(re.fullmatch(rf"\s*{pattern}\s*", row) for row in rows):

@@ -1,7 +1,7 @@
-"""The worked example of a page of docs/extend, applied to a copy of the tree, and the commands that run there.
+"""The worked example of a docs/extend page, applied to a copy of the tree, and its commands.
 
-`python -m tests.howto.example` names every block of the pages that no longer fits the tree, with the lines that come
-nearest; `python -m tests.howto.example docs/extend/policy.md FOLDER` writes the tree with the example to a new folder.
+`python -m tests.howto.example` names every block that no longer fits; `python -m tests.howto.example
+docs/extend/policy.md FOLDER` writes the tree with the example.
 """
 
 import difflib
@@ -21,29 +21,25 @@ from tests.howto.sandbox import PageFailed, sandbox
 
 FOLDER = "docs/extend/"
 LINK = "libs/glowplug/services"
-COPIED = ("libs/", "services/", "deploy/", "proto/", "docs/", "scenarios/", "tests/")  # and the files beside them
-MOST_FILES = 4  # by hand; what a command of the page writes says of itself that it is written
+COPIED = ("libs/", "services/", "deploy/", "proto/", "docs/", "scenarios/", "tests/")  # and top-level files
+MOST_FILES = 4  # by hand; files written by a command say so
 WRITTEN = re.compile(r"\b(?:Written|Made) by `?python ")
 GOLDEN = "tests/golden/scripts/"
-BETWEEN = "@@"  # a line of its own between two places of one file
+BETWEEN = "@@"  # a line of its own between two places of a file
 NEAR_LINES = 2
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """One place of a file: the lines that stand there, and those that come in their place."""
-
     old: tuple[str, ...]
     new: tuple[str, ...]
 
 
 def is_example(page: Page) -> bool:
-    """Whether the page adds or changes files."""
     return page.path.startswith(FOLDER) and any(block.path for block in page.blocks)
 
 
 def made_by(page: Page) -> frozenset[str]:
-    """Files that exist once the example is applied, and not before."""
     return frozenset(block.path for block in page.blocks if is_new(block))
 
 
@@ -52,7 +48,6 @@ def is_new(block: Block) -> bool:
 
 
 def hunks(block: Block) -> list[Hunk]:
-    """Of a `diff` block. Raises PageFailed for a line that begins with neither a blank nor `+` nor `-`."""
     found: list[Hunk] = []
     old: list[str] = []
     new: list[str] = []
@@ -69,8 +64,8 @@ def hunks(block: Block) -> list[Hunk]:
 
 
 def applied(page: Page, content: Callable[[str], str | None]) -> dict[str, str]:
-    """Path -> what each file of the example says then. `content` gives what a file says now, None where there is none.
-    Raises PageFailed for a block that does not fit."""
+    """Path -> new text. `content` gives the present text, None if missing. Raises PageFailed for a block that does not
+    fit."""
     after: dict[str, str] = {}
     for block in page.blocks:
         if not block.path:
@@ -88,7 +83,6 @@ def applied(page: Page, content: Callable[[str], str | None]) -> dict[str, str]:
 
 
 def _changed(block: Block, text: str) -> str:
-    """`text` with the diff of `block`, each place of which must be there once."""
     rows = text.splitlines()
     for hunk in hunks(block):
         size = len(hunk.old)
@@ -102,15 +96,13 @@ def _changed(block: Block, text: str) -> str:
 
 
 def _nearest(hunk: Hunk, rows: list[str]) -> str:
-    """For each line of a place that is not in the file, what comes nearest there."""
     gone = [row for row in hunk.old if row not in rows]
     near = {row: difflib.get_close_matches(row, rows, NEAR_LINES, 0.5) for row in gone}
     return "\n".join(f"  no such line: {row.strip()}\n  nearest: {found}" for row, found in near.items())
 
 
 def copied(work: Path) -> None:
-    """Make `work` a copy of the tree that a page may change, with what is compiled of it. A repository, since the tests
-    ask git for its files."""
+    """Copy the tree with its compiled parts, as a repository: tests ask git for its files."""
     for name in files():
         if "/" in name and not name.startswith(COPIED):
             continue
@@ -125,7 +117,6 @@ def copied(work: Path) -> None:
 
 
 def touched(work: Path) -> set[str]:
-    """Files that are new, changed or gone in a copy of the tree."""
     asked = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
     there = set(subprocess.run(asked, cwd=work, capture_output=True, check=True, text=True).stdout.split("\0")) - {
         "",
@@ -136,7 +127,6 @@ def touched(work: Path) -> set[str]:
 
 
 def write(page: Page, work: Path) -> None:
-    """Put the example into a copy of the tree. Raises PageFailed."""
     for name, text in applied(page, content_in(work)).items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text)
@@ -147,8 +137,8 @@ def content_in(folder: Path) -> Callable[[str], str | None]:
 
 
 def run_example(page: Page, here: frozenset[str] = frozenset()) -> int:
-    """Apply the example and run the page's commands in that tree; returns how many blocks ran. Raises PageFailed, also
-    where more than MOST_FILES files are changed by hand, or ruff complains of one."""
+    """Return the number of blocks run. Raises PageFailed also if more than MOST_FILES files change by hand, or ruff
+    complains."""
     num_run, by_hand = 0, {block.path for block in page.blocks if block.path}
     if len(by_hand) > MOST_FILES:
         raise PageFailed(f"{page.path} changes {len(by_hand)} files, and may change {MOST_FILES}: {sorted(by_hand)}")
@@ -173,14 +163,12 @@ def run_example(page: Page, here: frozenset[str] = frozenset()) -> int:
 
 
 def _is_written(name: str, work: Path) -> bool:
-    """Whether a file is written by a command, as its first lines say."""
     if not (work / name).exists():
         return False
     return name.startswith(GOLDEN) or bool(WRITTEN.search("\n".join((work / name).read_text().splitlines()[:5])))
 
 
 def main(arguments: list[str]) -> int:
-    """Check every page, or write one page's tree to a folder."""
     if arguments:
         work = Path(arguments[1])
         work.mkdir()

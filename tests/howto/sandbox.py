@@ -1,4 +1,4 @@
-"""One page's commands in a folder of their own: a shell that lives as long as the page, ports and state of its own."""
+"""One page's commands in their own folder: one shell, with its own ports and state."""
 
 import os
 import re
@@ -28,15 +28,13 @@ _ADDRESS = re.compile(r"\b((?:127\.0\.0\.1|localhost|\[::1\]):|GLOWPLUG_(?:DATA_
 
 
 class PageFailed(AssertionError):
-    """A block did not do what the page says; carries the page, the line and what it printed."""
+    """A block failed; the message has page, line and output."""
 
 
 @dataclass
 class Sandbox:
-    """Runs blocks one after the other. `close` ends everything that was started from it."""
-
     folder: Path
-    state: Path  # of the fleet that its commands act on
+    state: Path  # of the fleet under its commands
     port_base: int
     _shell: subprocess.Popen[str]
     _count: int = 0
@@ -50,7 +48,7 @@ class Sandbox:
         work.mkdir()
         checkout(work)
         _environment(work / ".venv")
-        # An answer that is an error ends curl with 22; a page need not say so each time.
+        # curl exits 22 on an HTTP error; pages need not ask for that.
         (folder / ".curlrc").write_text("fail\nsilent\nshow-error\n")
         state = of.state if of else folder / "state"
         base = of.port_base if of else free_block("127.0.0.1", NUM_PORTS, os.getpid() * 131)
@@ -81,12 +79,9 @@ class Sandbox:
 
     @property
     def work(self) -> Path:
-        """The checkout as its commands see it."""
         return self.folder / "clone"
 
     def moved(self, text: str) -> str:
-        """`text` with the default ports replaced by those of this page's fleet."""
-
         def port(match: re.Match[str]) -> str:
             offset = int(match[2])
             return f"{match[1]}{self.port_base + offset}" if offset < NUM_PORTS else match[0]
@@ -97,7 +92,6 @@ class Sandbox:
         (self.work / block.words["file"]).write_text(self.moved(block.text))
 
     def run(self, block: Block, wanted: str = "") -> str:
-        """What the block printed. Raises PageFailed."""
         if "background" in block.words:
             return self._start(block)
         code, output = self.execute(block.text, stop=not block.exit_code)
@@ -108,10 +102,10 @@ class Sandbox:
         return output
 
     def execute(self, text: str, *, stop: bool = True) -> tuple[int | str, str]:
-        """(exit code, output) of commands; with `stop` the first that fails ends the shell."""
+        """(exit code, output); with `stop` the first failure ends the shell."""
         self._count += 1
         out, status = self.folder / f"out-{self._count}", self.folder / f"status-{self._count}"
-        given = f"echo $? >'{status}.new'; mv '{status}.new' '{status}'\n"  # said at once: the shell may end before it
+        given = f"echo $? >'{status}.new'; mv '{status}.new' '{status}'\n"  # at once: the shell may end before it
         self._say(f"set {'-e' if stop else '+e'}\n{{\n{self.moved(text)}\n}} >'{out}' 2>&1 </dev/null\n{given}")
         deadline = time.monotonic() + BLOCK_S
         while not status.exists():
@@ -123,7 +117,7 @@ class Sandbox:
         return int(status.read_text()), _read(out)
 
     def _start(self, block: Block) -> str:
-        """Start a block beside the others and wait until it prints the word it is given."""
+        """Start a background block and wait until it prints its word."""
         self._count += 1
         out, word = self.folder / f"out-{self._count}", block.words["background"].replace("_", " ")
         ended = self.folder / f"status-{self._count}"
@@ -151,7 +145,6 @@ class Sandbox:
         return f"{block.where} {what}\n--- the block\n{block.text}--- its output\n{output[-4000:]}{logs}"
 
     def close(self) -> None:
-        """Ask everything started from here to end, then see to it."""
         ours = self._processes()
         for process in ours:
             _signal(process, signal.SIGTERM)
@@ -164,7 +157,6 @@ class Sandbox:
         self._shell.wait(WAIT_S)
 
     def _processes(self) -> list[psutil.Process]:
-        """Living processes that carry our mark."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -176,13 +168,13 @@ class Sandbox:
 
 
 def linked(work: Path) -> None:
-    """Make `work` look like a checkout: links to what the repository holds, which no page may change."""
+    """Link `work` like a checkout: no page may change the targets."""
     for name in {path.partition("/")[0] for path in files() if not path.startswith(".")}:
         (work / name).symlink_to(ROOT / name)
 
 
 def _environment(venv: Path) -> None:
-    """The environment the tests run in, seen through links, as one that is installed: no page may change it."""
+    """Link the tests' environment like an installed one: no page may change it."""
     venv.mkdir()
     for name in ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg"):
         if (Path(sys.prefix) / name).exists():
@@ -206,8 +198,8 @@ def _read(path: Path) -> str:
 def sandbox(
     checkout: Callable[[Path], None] = linked, *, imports: bool = False, of: Sandbox | None = None
 ) -> Iterator[Sandbox]:
-    """A sandbox that is gone afterwards. Its path is short: a unix socket lives in it. `imports`: its commands import
-    what `checkout` made, not what the tests themselves run. `of`: they act on the fleet of that sandbox."""
+    """The path is short, for Unix sockets. `imports`: commands import `checkout`'s code, not the tests'. `of`: act on
+    that sandbox's fleet."""
     with tempfile.TemporaryDirectory(prefix="gp-howto-", ignore_cleanup_errors=True) as folder:
         opened = Sandbox.open(Path(folder), checkout, imports=imports, of=of)
         try:
@@ -218,7 +210,6 @@ def sandbox(
 
 
 def start_fleet(box: Sandbox, page: Page) -> None:
-    """The fleet that the page's comment asks for, if it does. Raises PageFailed."""
     if page.fleet is not None:
         engine, nodes = page.fleet.get("engine", "emulated"), page.fleet.get("nodes", "2")
         code, output = box.execute(f"glowplug up --detach --quiet --engine {engine} --nodes {nodes}\n")
@@ -227,8 +218,7 @@ def start_fleet(box: Sandbox, page: Page) -> None:
 
 
 def run_page(page: Page, here: frozenset[str] = frozenset(), of: Sandbox | None = None) -> int:
-    """Run every block of a page whose needs are `here`, on a fleet of its own or that of the sandbox `of`; returns how
-    many ran. Raises PageFailed."""
+    """Run blocks whose needs are `here`, on its own fleet or that of `of`; returns how many. Raises PageFailed."""
     num_run = 0
     with sandbox(of=of) as box:
         if of is None:

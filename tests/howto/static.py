@@ -1,4 +1,4 @@
-"""What is checked of a command that cannot be run here: it parses, and what it names exists."""
+"""Checks of commands that cannot run here: they parse, and their names exist."""
 
 import re
 import shlex
@@ -22,7 +22,6 @@ FOLDERS = tuple(f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and 
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The simple commands of a script, as words, without assignments, redirections and wrappers like sudo."""
     text = _HEREDOC.sub("", text.replace("\\\n", " "))
     for line in text.splitlines():
         words: list[str] = []
@@ -35,13 +34,13 @@ def commands(text: str) -> Iterator[list[str]]:
                     yield words
                 words = []
             elif token and set(token) <= set("<>&"):
-                next(tokens, None)  # where it goes to or comes from
+                next(tokens, None)  # the redirection's file
             elif words or not (_ASSIGNMENT.match(token) or token in _WRAPPERS):
                 words.append(token)
 
 
 def problems(block: Block, also: Set[str] = frozenset()) -> list[str]:
-    """One line per thing that is wrong with the commands of a block. `also`: files that are there when they run."""
+    """`also`: files present when they run."""
     parsed = subprocess.run(["sh", "-n"], input=block.text, capture_output=True, text=True, check=False)
     if parsed.returncode:
         return [f"{block.where}: does not parse: {parsed.stderr.strip()}"]
@@ -64,7 +63,6 @@ def _files(words: list[str], also: Set[str]) -> Iterator[str]:
 
 
 def _glowplug(arguments: list[str]) -> Iterator[str]:
-    """Verb and flags, held against the very command."""
     verbs = getattr(typer.main.get_command(app_of()), "commands")  # noqa: B009 - typer brings a click of its own
     if not arguments or arguments == ["--help"]:
         return
@@ -72,7 +70,7 @@ def _glowplug(arguments: list[str]) -> Iterator[str]:
     if verb is None:
         yield f"glowplug has no verb {arguments[0]!r}"
         return
-    verb = getattr(verb, "commands", {}).get(next(iter(arguments[1:]), ""), verb)  # of a group: keys create
+    verb = getattr(verb, "commands", {}).get(next(iter(arguments[1:]), ""), verb)  # within a group: keys create
     flags = {flag for parameter in verb.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     for word in arguments[1:]:
         if word == "--":
@@ -89,7 +87,7 @@ def _make(arguments: list[str]) -> Iterator[str]:
 
 
 def _given(arguments: list[str]) -> Iterator[str]:
-    """Values of the options that name a file or a folder, given as `-f x` or `--file=x`."""
+    """Files and folders given as `-f x` or `--file=x`."""
     for at, word in enumerate(arguments):
         flag, _, value = word.partition("=")
         if flag in FILE_FLAGS:

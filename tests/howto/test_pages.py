@@ -1,4 +1,4 @@
-"""Every command in the docs is run, or marked with what it needs and checked against what there is.
+"""Every command in the docs is run, or marked with its needs and checked statically.
 
 Lane: system; long (pages whose commands another page of the system lane runs as well).
 """
@@ -19,10 +19,9 @@ from tests.howto.static import problems
 
 PAGES = [f for f in files() if f in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md") or f.startswith("docs/")]
 WITH_COMMANDS = [page for f in PAGES if f.endswith(".md") and (page := read(f)).commands]
-# HOWTO_NEEDS=gpu runs those blocks too; what a program is enough for runs where it is.
+# HOWTO_NEEDS=gpu runs those blocks too; installed programs count.
 HERE = frozenset(os.environ.get("HOWTO_NEEDS", "").split(",")) - {""} | {w for w in ("nginx",) if shutil.which(w)}
-# Pages that ask for the same fleet and leave it as it was run on one, in this order: the first asks for a cold model,
-# the last restores the fleet from its files.
+# They share a fleet and leave it unchanged, in this order: the first needs a cold model, the last restores the fleet.
 ON_ONE_FLEET = {
     "an emulated fleet": (
         *("docs/howto/cold-start.md", "docs/howto/clients.md", "docs/howto/python.md", "docs/observability.md"),
@@ -46,7 +45,6 @@ def _marks(path: str) -> list[pytest.MarkDecorator]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Callable[[str], Sandbox]]:
-    """The fleet of that name, which runs from the first page that asks for it to the last test."""
     with ExitStack() as running:
 
         @cache

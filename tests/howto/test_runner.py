@@ -1,4 +1,4 @@
-"""The runner fails on what is wrong: without that, no page that passes would show anything."""
+"""The runner fails on every fault: else a page that passes would prove nothing."""
 
 import pytest
 
@@ -38,7 +38,6 @@ def test_what_cannot_be_run_is_held_against_what_there_is() -> None:
 
 
 def example(*blocks: tuple[str, str, str], commands: str = "") -> Page:
-    """A page of docs/extend with (path, language, text) blocks."""
     parts = [f"`{path}`, which is\n\n```{language}\n{text}\n```\n" for path, language, text in blocks]
     return parse("docs/extend/page.md", "\n".join([*parts, f"```sh\n{commands}\n```\n" if commands else ""]))
 

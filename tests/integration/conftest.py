@@ -1,4 +1,4 @@
-"""Processes under a supervisor, ended with their test."""
+"""Processes under a supervisor, stopped when their test ends."""
 
 import asyncio
 import io
@@ -14,7 +14,7 @@ from tests.waiting import WAIT_S
 
 
 class Children:
-    """`states` are those of all of them, as they change."""
+    """`states`: all their states, in order of change."""
 
     def __init__(self, folder: Path) -> None:
         self._output = Output(folder / "logs", max_bytes=1_000_000, stream=io.StringIO())
@@ -22,7 +22,6 @@ class Children:
         self.made: list[Child] = []
 
     def make(self, spec: ChildSpec, **bounds: Any) -> Child:
-        """One that is not started yet, whose `bounds` (attributes) may be others."""
         child = Child(spec, self._output, lambda c: self.states.append(c.state), longest_wait_s=0.2)
         for name, value in bounds.items():
             setattr(child, name, value)
@@ -31,7 +30,6 @@ class Children:
 
 
 async def up(process: Child) -> None:
-    """Start it and wait until it is ready."""
     process.start()
     await asyncio.wait_for(process.ready.wait(), WAIT_S)
 

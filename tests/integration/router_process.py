@@ -1,4 +1,4 @@
-"""A router process, its NATS and its Valkey, and engines in the test's own loop."""
+"""A router process with NATS and Valkey; its engines run in the test."""
 
 import asyncio
 import contextlib
@@ -22,8 +22,6 @@ from tests.waiting import WAIT_S
 
 @dataclass
 class RouterProcess:
-    """`python -m glowplug.services.router` with ports of its own."""
-
     nats_url: str
     redis_url: str
     state_dir: Path
@@ -74,7 +72,6 @@ class RouterProcess:
         self.process.send_signal(signal.SIGTERM)
 
     async def ended(self) -> int:
-        """Its exit status, once it has ended by itself."""
         assert self.process is not None
         return await asyncio.wait_for(self.process.wait(), WAIT_S)
 
@@ -94,7 +91,6 @@ async def a_router(nats_url: str, redis_url: str, state_dir: Path, **env: str) -
 
 
 async def write_rows(redis_url: str, *rows: Model | Instance) -> None:
-    """What the autoscaler and the agents would have written."""
     store = RedisStore(redis_url)
     for row in rows:
         table, key = ("models", row.key) if isinstance(row, Model) else ("instances", row.instance_id)

@@ -1,4 +1,4 @@
-"""Tenants and keys over REST and by files, on a real controller over a memory bus and store."""
+"""Tenants and keys over REST and from files."""
 
 import asyncio
 import logging
@@ -153,7 +153,6 @@ async def test_an_error_nobody_thought_of_keeps_one_file_of_a_tenant_out(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It must not end the watch, and with it the service."""
     shell, watch = fleet.shells[0], AccessWatch(tmp_path)
     real = watch.load
     monkeypatch.setattr(watch, "load", lambda path: real(path) if path.stem == "good" else 1 / 0)

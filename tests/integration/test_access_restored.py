@@ -1,4 +1,4 @@
-"""A tenant and a key of a backup are declared again over REST, and what the fleet has revoked stays revoked."""
+"""Tenants and keys restored from a backup over REST; revoked keys stay revoked."""
 
 from glowplug.cli.backup import AccessShown, Backup, plan
 from glowplug.domain.access import ApiKey, Tenant, digest_of
@@ -15,7 +15,7 @@ async def test_a_key_comes_back_by_its_digest_and_stays_revoked(fleet: Fleet) ->
     todo = plan(KEPT, {}, {}, frozenset(), AccessShown())
     async with fleet.client("autoscaler", headers=TOKEN) as client:
         body = dict(todo.keys["abcdefgh"])
-        assert (await client.put("/v1/keys/abcdefgh", json=body)).status_code == 404  # its tenant comes first
+        assert (await client.put("/v1/keys/abcdefgh", json=body)).status_code == 404
         await client.put("/v1/tenants/lab", json=todo.tenants["lab"])
         row = (await client.put("/v1/keys/abcdefgh", json=body)).json()
         assert (row["state"], row["created_at"], row["models"]) == ("active", 5.0, ["m"]) and "sha256" not in row

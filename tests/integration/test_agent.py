@@ -1,4 +1,4 @@
-"""One agent with real (emulated) engine processes: start, serve, drain, die, come back."""
+"""One agent with real (emulated) engine processes."""
 
 import asyncio
 import json
@@ -38,7 +38,6 @@ from tests.waiting import WAIT_S, until
 
 @pytest.fixture
 async def rig(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[AgentRig]:
-    """A node whose agent runs, with the settings that a test gives by `set_to`."""
     rig = AgentRig(tmp_path, **getattr(request, "param", {}))
     await rig.start()
     yield rig
@@ -121,8 +120,7 @@ async def test_a_drain_waits_for_what_runs(rig: AgentRig) -> None:
 
 
 async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) -> None:
-    """It goes on at another one, with the tokens that it would have had; the drained engine is free before its time,
-    and while the stream goes on."""
+    """It continues elsewhere with the same tokens, so the drained engine is free early."""
     model = emulated_model(engine_args={"time_scale": 0.3, "launch_s": 0, "warmup_s": 0})
     asked = {"model": model.name, "prompt": "tell", "max_tokens": 110, "ignore_eos": True}
     await rig.run(model, "i-1")
@@ -130,7 +128,6 @@ async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) 
         known = 0
 
         def passes_on() -> bool:
-            """What the agent has published reaches the router, whose time passes."""
             nonlocal known
             for event in rig.broker.published[known:]:
                 if event.type.startswith("instance."):
@@ -141,12 +138,12 @@ async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) 
             return row is not None and row.state is InstanceState.STOPPED
 
         passes_on()
-        other = await rig.run(model, "i-2")  # the router does not know of it yet
+        other = await rig.run(model, "i-2")
         expected = asyncio.create_task(complete(other.url, **{k: asked[k] for k in ("max_tokens", "ignore_eos")}))
         client = await router.sent(post("/v1/completions", json.dumps({**asked, "stream": True}).encode()))
         await client.head()
         got = await client.chunk()
-        await rig.send(stop_command("i-1", grace_s=6.0))  # it leaves once it has run for as long as is left
+        await rig.send(stop_command("i-1", grace_s=6.0))  # after as long as it has left
         await until(passes_on, "the first engine is free")
         assert router.table.exchanges, "the stream goes on"
         text = "".join(one["choices"][0]["text"] for one in decoded(got + await client.rest()) if one != "[DONE]")
@@ -194,7 +191,7 @@ async def test_a_start_goes_on_after_kill_9(rig: AgentRig) -> None:
 
 @pytest.mark.parametrize("schema", [None, 1])
 async def test_engines_nobody_knows_are_killed(rig: AgentRig, schema: int | None) -> None:
-    """Their agent's memory was lost, or was written by a version with another schema."""
+    """The agent lost its memory, or another version's schema wrote it."""
     await started(rig)
     pid = rig.handle("i-1")["pid"]
     await rig.crash()

@@ -1,4 +1,4 @@
-"""Replicas and engines asleep, live: real processes of the emulated engine, parked and woken by a real agent."""
+"""Sleeping engines and replicas, live: real processes of the emulated engine."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ async def test_a_replica_becomes_an_instance_in_the_same_process(live: DormantRi
 
 
 async def test_a_replica_of_the_first_layers_holds_their_bytes_and_serves_with_all(live: DormantRig) -> None:
-    """WarmServe section 4: a third of the weights is granted and loaded; the start that grows from it takes all."""
+    """WarmServe section 4: a third of the weights is loaded; the start takes the rest."""
     await live.replica(live.model, mib=20)
     assert live.granted() == {"prewarm": 20}
     spec = json.loads((live.service.engines.run_dir("r-1") / "spec.json").read_bytes())
@@ -87,7 +87,7 @@ async def test_an_engine_that_dies_is_noticed_and_nothing_is_left_of_it(live: Do
 
 
 async def test_a_draining_engine_gives_up_kv_cache_for_a_replica_and_finishes_what_it_runs(live: DormantRig) -> None:
-    """WarmServe section 4.1, live: 64 MiB of weights find room where a KV cache was."""
+    """WarmServe section 4.1, live: 64 MiB of weights fit where a KV cache was."""
     wide = replace(live.model, kv_bytes=230 * MIB, context_tokens=64, engine_args={"time_scale": 1.0, "launch_s": 0.0})
     url = (await live.run(wide)).url
     running = asyncio.create_task(complete(url, model=wide.name, max_tokens=48, ignore_eos=True))

@@ -1,8 +1,7 @@
-"""Whatever breaks while engines fall asleep, lie dormant or wake: the bytes come back, the row says why, no process is
-left over, and the next start answers. Real engine processes, in every state at once.
+"""Faults while engines fall asleep, sleep or wake.
 
-One agent holds six instances of a model, each by the name of what it is doing. An engine that is stopped (SIGSTOP)
-holds its instance in a state for as long as a test needs.
+One agent holds six instances of a model, each named after its phase. Stopping an engine (SIGSTOP) keeps its instance in
+a state for as long as a test needs.
 """
 
 import asyncio
@@ -27,22 +26,22 @@ S = InstanceState
 BECOMES = {"falls": "swapped_out", "asleep": "swapped_out", "wakes": "swapped_out"} | dict.fromkeys(
     ("settles", "warm", "grows"), "prewarmed"
 )
-HELD = {  # instance -> its state while its engine is stopped
+HELD = {  # instance -> its state meanwhile
     "falls": State.FALLING_ASLEEP,
     "settles": State.FALLING_ASLEEP,
     "wakes-2": State.ACTIVATING,
     "grows-2": State.ACTIVATING,
 }
 DORMANT = {"asleep": S.SWAPPED_OUT, "warm": S.PREWARMED}
-Ends = Mapping[str, tuple[InstanceState, str]]  # instance -> its last state, and what its reason says
+Ends = Mapping[str, tuple[InstanceState, str]]  # instance -> last state, reason
 
 
 class Faulty(DormantRig):
-    """Every process that an instance ever had is known, so that none can be left over unseen."""
+    """Records every process of an instance, so that none is left over unseen."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder, **({"gpu_budgets": "2GiB", "health_timeout_s": 60.0} | settings))
-        self.engines: dict[str, tuple[int, float]] = {}  # instance -> its process: pid, start time
+        self.engines: dict[str, tuple[int, float]] = {}
 
     async def serving(self, *names: str) -> None:
         await asyncio.gather(*(self.run(self.model, name) for name in names))
@@ -55,17 +54,14 @@ class Faulty(DormantRig):
             os.kill(self.engines[name][0], which)
 
     async def lie_down(self, *names: str) -> None:
-        """They are to become what they become, now."""
         for name in names:
             await self.send(stop_command(name, grace_s=0), becomes=BECOMES[name])
 
     async def wake_up(self, *names: str) -> None:
-        """A start from each, by its name and a number."""
         for name in names:
             await self.send(start_command(self.model, f"{name}-2"), source=name)
 
     async def in_every_state(self, *, is_held: bool = True) -> None:
-        """Two instances fall asleep, two are dormant, and two wake."""
         await self.serving(*BECOMES)
         await self.lie_down("asleep", "wakes", "warm", "grows")
         for name in ("asleep", "wakes", "warm", "grows"):
@@ -80,7 +76,6 @@ class Faulty(DormantRig):
             await until(lambda: {"wakes-2", "grows-2"} <= {*self.processes}, "their engines have the new names")
 
     async def expect_ends(self, ends: Ends) -> None:
-        """Each instance comes to this end, in the store as well."""
         for instance_id, (state, why) in ends.items():
             assert why in (await self.reaches(instance_id, state)).reason
 
@@ -91,7 +86,6 @@ class Faulty(DormantRig):
         await until(are_saved, "the store says so")
 
     async def expect_left(self, *names: str, granted: dict[str, int]) -> None:
-        """Of all processes those of `names` are left, and these MiB are granted."""
         await until(lambda: self.granted() == granted, f"{granted} MiB are granted, not {self.granted()}")
 
         def living() -> set[str]:
@@ -101,7 +95,7 @@ class Faulty(DormantRig):
         self.service.controller.validate()
 
     async def answers(self, *names: str) -> None:
-        """What was asked meanwhile is answered by a start from each, or by what serves under that name."""
+        """Requests sent meanwhile are answered, by a start from each or by the instance serving under that name."""
         for name in names:
             serves = self.instance(name)
             ready = (
@@ -141,7 +135,6 @@ async def test_engines_that_are_killed(rig: Faulty) -> None:
 
 
 async def test_engines_that_hang(tmp_path: Path) -> None:
-    """A sleeper that hangs is found by whoever wakes it, who waits for as long as a wake may take."""
     async with agent(tmp_path, sleep_deadline_s=3.0, wake_deadline_s=3.0) as rig:
         await rig.serving(*BECOMES)
         dormant = [name for name in BECOMES if name not in ("falls", "settles")]
@@ -159,7 +152,6 @@ async def test_engines_that_hang(tmp_path: Path) -> None:
 
 
 async def test_engines_that_refuse(rig: Faulty) -> None:
-    """They live on and say no: so does one that answers otherwise after its wake than before its sleep."""
     await rig.serving(*BECOMES)
     async with httpx.AsyncClient(timeout=WAIT_S) as client:
         for name in BECOMES:
@@ -203,7 +195,7 @@ AGENT_AND_ENGINES: Ends = {
 async def test_an_agent_that_is_killed(
     rig: Faulty, harm: signal.Signals, ends: Ends, left: tuple[str, ...], granted: dict[str, int]
 ) -> None:
-    """What was waking starts again from scratch: nobody knows how far it had come."""
+    """A waking instance starts from scratch: its progress is unknown."""
     await rig.in_every_state()
     await rig.crash()
     rig.signal(harm, *BECOMES)

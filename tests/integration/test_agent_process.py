@@ -1,5 +1,4 @@
-"""`python -m glowplug.services.agent` on real NATS and Valkey: kill -9, SIGTERM, outages of both servers; agents on
-addresses of their own; an agent that is the first process of its container."""
+"""`python -m glowplug.services.agent` on real NATS and Valkey: kill -9, outages, own addresses, containers."""
 
 import asyncio
 import json
@@ -33,13 +32,11 @@ from tests.waiting import WAIT_S, until
 T = TypeVar("T")
 ARGV = (sys.executable, "-m", "glowplug.services.agent")
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
-PORTS = free_ports(4)  # two for each agent: every address is the first one's too, on one machine
+PORTS = free_ports(4)  # four for each agent; they share every address
 
 
 class AgentProcess:
-    """One agent of its own node, so that tests may share the servers."""
-
-    within: ClassVar[tuple[str, ...]] = ()  # what its command line begins with
+    within: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path, infra: Infra, node_id: str, **env: str) -> None:
         self.folder, self.node_id = folder, node_id
@@ -66,7 +63,6 @@ class AgentProcess:
         return self.process
 
     async def up(self) -> None:
-        """Start it and wait for its beat."""
         began = time.time()
         self.spawn()
 
@@ -221,7 +217,7 @@ def servers(own_nats: NatsProcess, own_valkey: ValkeyProcess) -> Iterator[Infra]
 
 
 async def test_outage_of_bus_and_store(tmp_path: Path, servers: Infra) -> None:
-    """The engine serves on; what happened meanwhile is in the store soon after it is back, even when it came empty."""
+    """The store gets the changes made meanwhile, even if it returns empty."""
     async with AgentProcess(tmp_path, servers, "outage") as agent:
         ready = await agent.run_model("i-4")
         dead = await agent.run_model("i-5")
@@ -276,7 +272,7 @@ async def test_an_engine_keeps_its_port_over_a_restart_of_its_agent(nodes: list[
 
 
 class Contained(AgentProcess):
-    """An agent as PID 1 of a process namespace: when it ends the kernel ends everything in it."""
+    """As PID 1 of a process namespace: when it ends, the kernel ends every process in it."""
 
     within = (*NAMESPACE, "--kill-child")
 
@@ -301,7 +297,7 @@ def can_contain() -> bool:
 async def test_a_container_started_again_reports_its_engines_failed_and_serves(
     tmp_path: Path, infra: Infra, lost_state: bool
 ) -> None:
-    """Whether or not its state directory survives: without, the store still has rows of its node."""
+    """Without its state directory, the store still has rows of its node."""
     async with Contained(tmp_path, infra, f"contained-{lost_state}".lower()) as agent:
         before = await agent.run_model(f"i-old-{lost_state}")
         assert agent.process is not None
@@ -320,7 +316,7 @@ async def test_a_container_started_again_reports_its_engines_failed_and_serves(
 async def test_the_first_process_reaps_what_lost_its_parent(tmp_path: Path, infra: Infra) -> None:
     async with Contained(tmp_path, infra, "reaper") as agent:
         first = agent.inside()
-        # Its parent, a shell in the namespace, ends at once: the first process inherits it.
+        # Its parent, a shell in the namespace, ends at once, so the first process inherits it.
         orphan = await asyncio.create_subprocess_exec(
             *("nsenter", "-t", str(first.pid), "-p", "-m", "sh", "-c", "setsid sleep 0.2 & true")
         )

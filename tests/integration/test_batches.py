@@ -41,7 +41,6 @@ def as_file(lines: Iterable[Any]) -> tuple[str, bytes]:
 
 
 async def echo(served: Served) -> None:
-    """Answer with what was asked."""
     said = json.loads(served.body)["messages"][0]["content"]
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
     await served.json({"choices": [{"message": {"content": f"re: {said}"}}], "usage": usage})
@@ -49,8 +48,6 @@ async def echo(served: Served) -> None:
 
 @dataclass(frozen=True)
 class Store:
-    """Where routers keep files, and the environment variables that name it."""
-
     folder: Path
     s3: S3Process | None = None
 
@@ -63,8 +60,6 @@ class Store:
 
 @dataclass
 class At:
-    """A router that keeps files, an engine of its model, and a client of a tenant of ours."""
-
     router: RouterProcess
     engine: FakeEngine
     num: int
@@ -92,14 +87,12 @@ class At:
         )
 
     async def over(self, batch_id: str, client: AsyncOpenAI | None = None) -> Any:
-        """The batch, once it is over."""
         async with asyncio.timeout(WAIT_S):
             while (batch := await (client or self.client).batches.retrieve(batch_id)).status not in OVER:
                 await asyncio.sleep(0.05)
         return batch
 
     async def lines(self, file_id: str | None) -> dict[str, Any]:
-        """The lines of a file by their custom ids, each of which must be there once."""
         assert file_id
         rows = [json.loads(row) for row in (await self.client.files.content(file_id)).text.splitlines()]
         assert len({row["custom_id"] for row in rows}) == len(rows)
@@ -116,7 +109,6 @@ async def write_access(redis_url: str, *rows: ApiKey | Tenant) -> None:
 
 @pytest.fixture(scope="module")
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A folder, or a server of S3 for the test that asks for it."""
     folder = tmp_path_factory.mktemp("store")
     if getattr(request, "param", "file") == "file":
         yield Store(folder / "files")
@@ -127,7 +119,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[NatsProcess, ValkeyProcess]]:
-    """Of this file alone: with a key in a record every router of it asks for one."""
+    """Not shared: once a record holds a key, every router on these servers asks for one."""
     with (
         tempfile.TemporaryDirectory(prefix="gp-") as folder,
         NatsProcess(Path(folder) / "nats") as bus,
@@ -156,7 +148,6 @@ async def running(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def at(running: tuple[RouterProcess, FakeEngine]) -> At:
-    """The router of the file, with a tenant that has kept nothing yet."""
     router, engine = running
     engine.reply = echo
     engine.served.clear()
@@ -338,7 +329,7 @@ async def test_another_router_goes_on_where_one_was_killed(
         assert len(await at.lines(done.output_file_id)) == num
     finally:
         await second.kill()
-    assert num <= len(answered) <= num + 400 + 64  # twice: what stood in no part yet
+    assert num <= len(answered) <= num + 400 + 64  # twice: the rest was in no part yet
 
 
 async def test_without_an_object_store_the_error_names_the_setting(

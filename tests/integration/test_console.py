@@ -1,5 +1,4 @@
-"""The console over real HTTP: spans in, traces out, the fleet and its stream, events, decisions and forecasts; over
-doubles in memory, over real NATS and Valkey, and with neither."""
+"""The console over real HTTP: over in-memory doubles, over real NATS and Valkey, and with neither."""
 
 import asyncio
 import contextlib
@@ -41,7 +40,6 @@ NOW = time.time()
 
 @pytest.fixture
 async def at() -> AsyncIterator[ConsoleUnderTest]:
-    """A console as it is without settings."""
     async with serving() as console:
         yield console
 
@@ -197,12 +195,12 @@ async def test_page_and_its_files_are_self_contained(at: ConsoleUnderTest) -> No
 
 
 async def test_the_console_changes_nothing_itself(at: ConsoleUnderTest) -> None:
-    """Every door that takes something in: spans, and what is passed on to the service that owns it."""
+    """Every route that accepts input, including those passed on to the service that owns them."""
     document = await at.read("/openapi.json")
     mutating = {path for path, item in document["paths"].items() if set(item) & {"post", "put", "patch", "delete"}}
     passed_on = {"/api/v1/models/{key}/{verb}", "/api/v1/nodes/{node_id}/{verb}", "/playground/v1/chat/completions"}
     passed_on |= {f"/api/v1/{path}" for path in ("tenants/{name}", "keys", "keys/{key_id}", "keys/{key_id}/rotate")}
-    passed_on |= {f"/api/v1/{path}" for path in ("models", "models/{key}", "model_files", "logs")}  # the last two ask
+    passed_on |= {f"/api/v1/{path}" for path in ("models", "models/{key}", "model_files", "logs")}
     assert mutating == {"/v1/traces", "/login", "/logout", *passed_on}
 
 
@@ -228,7 +226,7 @@ async def test_real_bus_and_store_come_go_and_come_back(
     feed = Feed(console, bus, store, bus.connect)
 
     async def beats_come() -> None:
-        """Telemetry is not stored: a beat is sent until one has been received."""
+        """Telemetry is not stored: send beats until one arrives."""
         seen_before = console.view.node_table.moved_at("node-9")
         async with asyncio.timeout(WAIT_S):
             while console.view.node_table.moved_at("node-9") == seen_before:
@@ -269,7 +267,7 @@ async def test_a_bus_that_was_never_reached_is_closed_without_a_word() -> None:
 
 
 async def test_stopping_ends_even_when_a_cancellation_is_swallowed(tmp_path: Path) -> None:
-    """asyncio.wait_for of Python 3.11 can lose one; a bus that cannot be reached is where that happens."""
+    """asyncio.wait_for of Python 3.11 can lose one, typically while the bus is unreachable."""
     swallowed = []
 
     async def stubborn() -> None:

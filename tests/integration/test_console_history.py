@@ -1,4 +1,4 @@
-"""The history and the files of uPlot, asked of a console over HTTP."""
+"""The console's history and uPlot's files over HTTP."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.console_server import ConsoleUnderTest, serving, visited
 
 
 async def filled(at: ConsoleUnderTest) -> None:
-    at.clock.stopped_at = 1_700_000_405.0  # the middle of a slot
+    at.clock.stopped_at = 1_700_000_405.0
     fact = story.request_finished(1, at.clock())
     await at.tell(fact, dataclasses.replace(fact, request_id="r-2", cold=True))
     at.console.history.sample()

@@ -1,4 +1,4 @@
-"""A console with a key: who comes without it, with it, with a session, and what becomes of what is open at its end."""
+"""A console with a key: access without it, with it and with a session."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""People log in at an issuer of theirs: which of its tokens open a session, with which role, and what ends it."""
+"""Login at an external issuer: accepted tokens, roles, and the end of a session."""
 
 import logging
 import time
@@ -29,7 +29,6 @@ async def owner() -> AsyncIterator[FakeOwner]:
 
 
 async def go(client: httpx.AsyncClient, view: str = "") -> httpx.Response:
-    """Log in as a browser does, there and back; the last answer is the one with the session."""
     there = await client.get("/login/oidc", params={"view": view})
     assert there.status_code == 303, there.text
     if there.headers["location"].startswith("/login"):

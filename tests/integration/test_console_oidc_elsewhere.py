@@ -1,4 +1,4 @@
-"""People log in at a provider that others wrote, oidc-provider-mock of PyPI, as a process of its own.
+"""Login at a third-party provider, oidc-provider-mock of PyPI, in its own process.
 
 Lane: long; skipped where its command is not on the path (`pip install oidc-provider-mock`, into an environment of its
 own). Costs some seconds."""
@@ -29,7 +29,7 @@ PEOPLE = {"ann": ["staff", "ops"], "rob": ["root"], "eve": ["guests"]}
 
 @dataclass
 class Elsewhere:
-    """The provider, which makes a key of its own at each start."""
+    """It makes a new key at each start."""
 
     folder: Path
     port: int = field(default_factory=ports.free_port)
@@ -72,7 +72,6 @@ def issuer(tmp_path: Path) -> Iterator[Elsewhere]:
 
 
 async def go(client: httpx.AsyncClient, sub: str) -> str:
-    """Log in as `sub`, as a browser does. Returns where that ends."""
     there = (await client.get("/login/oidc")).headers["location"]
     chosen = await client.post(there, data={"sub": sub})
     assert chosen.status_code == 302, chosen.text
@@ -94,7 +93,7 @@ async def test_a_group_gives_its_role_and_the_logout_ends_both_logins(issuer: El
         assert (await client.post("/api/v1/keys", json={})).status_code == 403
         said = (await client.post("/logout")).json()
         there = await client.get(said["next"])
-        assert there.status_code == 200 and f"{at.url}/login" in there.text  # it asks, and then leads back
+        assert there.status_code == 200 and f"{at.url}/login" in there.text
         assert (await client.get("/api/v1/fleet")).status_code == 401
         assert await go(client, "rob") == "/login" and (await who(client))[1] == "admin"
         await client.post("/logout")
@@ -105,7 +104,7 @@ async def test_new_keys_are_read_and_a_token_that_is_over_opens_nothing(issuer: 
     async with visited(**issuer.settings()) as (under_test, client):
         under_test.clock.stop()
         assert await go(client, "ann") == "/login"
-        issuer.start()  # with another key
+        issuer.start()
         under_test.clock.forward(20.0)
         assert await go(client, "rob") == "/login" and (await who(client))[1] == "admin"
         issuer.start("--token-max-age", "-3600")

@@ -1,4 +1,4 @@
-"""What the console passes on: chats to the router, actions to their owners. Real sockets; the far side is a fake."""
+"""Requests the console passes on. Real sockets, a fake far side."""
 
 import asyncio
 import json

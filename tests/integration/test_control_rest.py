@@ -1,4 +1,4 @@
-"""REST of autoscaler, placer and predictor, over real controllers on a memory bus and store."""
+"""REST of autoscaler, placer and predictor, on a memory bus and store."""
 
 from types import SimpleNamespace
 
@@ -40,15 +40,12 @@ MODEL = {"name": "Org/Tiny.1", "engine": "emulated", "weights_bytes": "10MiB", "
 
 
 class Fleet:
-    """Three services in one process: `client(name)` speaks to their apps."""
-
     def __init__(self) -> None:
         self.broker, self.store = MemoryBroker(), MemoryStore()
         self.shells: list[Shell] = []
         self.apps: dict[str, FastAPI] = {}
 
     def service(self, name: str, reads: Reads | None = None) -> ControlService:
-        """One that is not connected yet."""
         world = SimpleNamespace(service=name, store=self.store, bus=MemoryBus(self.broker))
         return ControlService(world, reads or Reads(service=name))
 

@@ -31,7 +31,6 @@ PASSWORDS = {user: f"secret-of-{user}" for user in USERS}
 
 
 async def connected(url: str) -> Client:
-    """A client that comes back as often as its server does."""
     return await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, inbox_prefix=inbox_of(url))
 
 
@@ -81,7 +80,6 @@ async def test_valkey_keeps_what_it_took_over_kill_9(children: Children, tmp_pat
 
 
 def test_valkey_listens_on_no_port_and_no_password_stands_on_a_command_line(tmp_path: Path) -> None:
-    """The files that hold passwords are their owner's alone."""
     (tmp_path / "users.acl").write_text("of an earlier run")
     (tmp_path / "users.acl").chmod(0o644)
     argv = list(embedded.EmbeddedValkey(Path("valkey-server"), tmp_path, PASSWORDS).argv())
@@ -95,7 +93,6 @@ def test_valkey_listens_on_no_port_and_no_password_stands_on_a_command_line(tmp_
 
 
 async def _stored(context: nats.js.JetStreamContext) -> bool:
-    """Whether the stream takes an event now."""
     try:
         await context.publish(SUBJECT, b"x" * 1000, timeout=0.5)
     except (nats.errors.Error, TimeoutError):

@@ -1,4 +1,4 @@
-"""A package of somebody else, installed: its policy and its command are found by name, and broken ones are refused.
+"""A third-party package: its policy and command are found by name, and broken ones are refused.
 
 Lane: fast. Cost: 8 s, a build with setuptools and some Pythons."""
 
@@ -34,7 +34,6 @@ for broken in (lambda: choose("eviction", "absent"), lambda: driver("no_module")
 
 
 def run(*argv: str, path: Path) -> str:
-    """What Python prints with `path` in front of its packages."""
     environment = {**os.environ, "PYTHONPATH": str(path)}
     done = subprocess.run(
         [sys.executable, *argv], env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -45,7 +44,6 @@ def run(*argv: str, path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which the package of the page has been installed."""
     folder = tmp_path_factory.mktemp("packages")
     for block in read(PAGE).blocks:
         if block.path:
@@ -78,6 +76,6 @@ def test_engines_and_sources_are_found_and_what_cannot_be_imported_is_refused_by
         "[glowplug.policies.eviction]\nabsent = other:absent\nlru = other:Mem\n"
     )
     found, policy, engine = run("-c", OTHERS, path=tmp_path).splitlines()
-    assert found == "zz_engine mem://a glowplug.policies.eviction.lru"  # a name of ours stays ours
+    assert found == "zz_engine mem://a glowplug.policies.eviction.lru"  # a built-in name keeps its meaning
     assert "eviction policy 'absent'" in policy and "other" in policy
     assert "engine 'no_module'" in engine and "other" in engine

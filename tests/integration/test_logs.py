@@ -1,4 +1,4 @@
-"""Logs over REST: of one process, and of a whole fleet through the console, without loss or doubles."""
+"""Logs over REST, of one process and of a fleet, without loss or duplicates."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ TOKEN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 
 @contextlib.asynccontextmanager
 async def process(ring: LogRing) -> AsyncIterator[str]:
-    """A process that serves the log `ring` at /other/logs, for holders of the admin token, and its address."""
+    """Serves the log `ring` at /other/logs to holders of the admin token; yields its address."""
     app = make_app("test", "test-1", ready=lambda: "", policies=dict)
     app.include_router(log_rest.routes(ring, admin(ADMIN_TOKEN), "/other/logs"))
     app.include_router(log_rest.routes(ring, admin(ADMIN_TOKEN), "/other/logs/engines"))
@@ -71,7 +71,6 @@ async def test_the_log_of_a_process_is_filtered_and_followed_with_the_token() ->
 
 
 async def filled(at: ConsoleUnderTest, url: str) -> None:
-    """Let the console know one process and one node, both at `url`."""
     claim = Holder(url=url, process="p", seen_at=time.time())
     await at.store.put(PROCESSES, "router-1", to_json(claim))
     await at.store.put(
@@ -175,7 +174,7 @@ def test_what_engines_write_is_followed_once_whatever_it_is(tmp_path: Path) -> N
         ("\ufffd", "info", 6.0),
     ]
     assert ring.read().lines[0].fields == {"instance": "i-2", "model": "smol", "node": "node-1"}
-    log.write_bytes(b"again\n")  # emptied, and written from its beginning
+    log.write_bytes(b"again\n")
     outputs.read(rows, 8.0)
     log.write_bytes(b"again\n" + b"x" * (2 * MAX_READ_BYTES) + b"\nend\n")
     outputs.read(rows, 9.0)

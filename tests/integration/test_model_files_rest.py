@@ -1,4 +1,4 @@
-"""The check of a model file that is being written: it deploys nothing and says what a deployment would say."""
+"""Checking a draft deploys nothing and returns a deployment's messages."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ async def test_a_draft_is_checked_and_not_deployed(fleet: Fleet) -> None:  # noq
 @pytest.mark.parametrize(
     ("change", "edits", "field"),
     [
-        ({}, "", "name"),  # it exists
+        ({}, "", "name"),
         ({"name": "other"}, "", "aliases"),
         ({"name": "other", "aliases": []}, "org-tiny-1", "name"),
         ({"engine": "vllm"}, "org-tiny-1", "weights"),

@@ -1,4 +1,4 @@
-"""Model files in force: hot reload, a bad file keeps the old models and says why, a removed file undeploys."""
+"""Hot reload of model files: a bad file keeps the old models and gives a reason."""
 
 import asyncio
 import os
@@ -34,8 +34,6 @@ def one(keep_alive_s: float | str = 5) -> str:
 
 
 class Watched:
-    """A directory of model files and the autoscaler that follows it."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.store = folder, MemoryStore()
         self.watch = ModelWatch(folder, 1.0)
@@ -45,7 +43,7 @@ class Watched:
         self.shell = Shell("autoscaler", "autoscaler-1", self.controller, *means, metrics, reads=READS)
 
     async def poll(self, **files: str | None) -> None:
-        """Look once, after these files have been written, or removed where the text is None."""
+        """Write these files (None removes one), then look once."""
         for name, text in files.items():
             path = self.folder / f"{name}.yaml"
             path.unlink() if text is None else path.write_text(text)
@@ -57,7 +55,6 @@ class Watched:
 
     @property
     def errors(self) -> dict[str, str]:
-        """Reasons by the name of the file or directory."""
         return {Path(path).name: reason for path, reason in self.watch.errors.items()}
 
 
@@ -166,7 +163,7 @@ async def test_a_pipe_among_the_model_files_is_named_and_the_others_are_in_force
 
 
 class DeadMount(type(Path())):  # type: ignore[misc]
-    """A directory whose file a.yaml is on a mount that does not answer while `dead` is clear."""
+    """File a.yaml does not answer while `dead` is clear."""
 
     answers = threading.Event()
 
@@ -196,7 +193,7 @@ async def test_a_mount_that_dies_keeps_its_models_in_force_and_holds_up_nothing_
 
 
 async def test_a_file_that_its_reader_did_not_think_of_is_refused_and_the_others_come_in_force(at: Watched) -> None:
-    """264 bytes of a GGUF whose alignment is a text: whatever is raised keeps that one file out."""
+    """264 bytes of a GGUF whose alignment is a text."""
     weights = at.folder / "odd.gguf"
     key, value = b"general.alignment", b"abc"
     pair = len(key).to_bytes(8, "little") + key + (8).to_bytes(4, "little") + len(value).to_bytes(8, "little") + value
@@ -223,7 +220,7 @@ async def test_an_error_nobody_thought_of_keeps_one_file_out(at: Watched) -> Non
 async def test_a_file_kept_out_is_read_anew_after_a_while_though_it_has_not_changed(
     at: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What kept it out may lie outside it: here its weights, which come later."""
+    """The cause can be outside the file: here its weights arrive later."""
     weights = at.folder / "late.gguf"
     await at.poll(late=f"name: late\nengine: emulated\nweights: {weights}\n")
     assert not at.models and "cannot read" in at.errors["late.yaml"]
@@ -238,7 +235,7 @@ async def test_a_file_kept_out_is_read_anew_after_a_while_though_it_has_not_chan
 
 
 async def test_a_reading_that_ends_as_its_time_is_up_counts() -> None:
-    """The loop was held up: the answer and the end of the time limit come in one turn of it."""
+    """A blocked loop sees the answer and the timeout in one turn."""
     begun = threading.Event()
 
     def work() -> int:

@@ -1,4 +1,4 @@
-"""A fleet of processes whose store and bus hold what is none of theirs: it starts, serves, names and counts it."""
+"""A fleet of processes starts and serves with foreign data in its store and bus."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ def poison_store(url: str) -> None:
 
 async def poison_bus(url: str) -> None:
     bus = NatsBus(url, "poisoner")
-    await bus.connect()  # makes the streams
+    await bus.connect()  # creates the streams
     await bus.close()
     client = await nats.connect(url)
     try:

@@ -1,4 +1,4 @@
-"""Every OpenAPI we publish, spoken to in every way it allows and many it does not: no 500, no crash (schemathesis)."""
+"""Schemathesis on every published OpenAPI: no 500, no crash."""
 
 import re
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from tests.servers import Infra
 from tests.waiting import wait_until
 
 SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console")
-ENDLESS = "(/stream|/events)$"  # paths whose answers never end
-# What the console passes on to its owner: none is here, so that it is a 503.
+ENDLESS = "(/stream|/events)$"
+# 503: its owner is absent.
 PASSED_ON = "/{verb}$|/playground/v1/|^/api/v1/(tenants|keys|models|model_files)"
 
 
@@ -37,8 +37,8 @@ def service(
 def test_no_input_breaks_a_service(
     service: Process, phases: str, num_examples: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request or two of each operation; in the long lane every border of every field too. The command runs in this
-    process: to import it takes longer than to ask one service."""
+    """One or two requests per operation; the long lane adds the bounds of every field. The command runs in this
+    process: importing it takes longer than testing one service."""
     from schemathesis.cli import schemathesis  # here: every process of a lane imports every file of tests
 
     argv = ["run", f"{service.url}/openapi.json", "--no-color"]
@@ -60,10 +60,10 @@ def test_changing_calls_want_the_admin_token(service: Process) -> None:
     changing = [(verb, path) for path, verbs in paths.items() for verb in verbs if verb not in ("get", "head")]
     for verb, path in changing:
         if path in ("/v1/traces", "/login", "/logout"):
-            continue  # services export spans, readers of the console come and go: nothing of the fleet changes
+            continue  # spans and console readers change nothing in the fleet
         answer = httpx.request(verb.upper(), service.url + path.replace("{", "").replace("}", ""), json={})
         if re.search(PASSED_ON, path):
-            assert answer.is_error, (verb, path)  # who may is for the owner to say
+            assert answer.is_error, (verb, path)  # the owner decides on access
             continue
         assert answer.status_code == 401, (verb, path)
         assert answer.json()["error"]["code"] == "invalid_api_key"

@@ -1,5 +1,5 @@
-"""The operator's process between a stand-in of the API server and a fleet of real processes: a model is applied, is
-served, survives a kill of the operator, and is deleted. Costs some 30 s: five processes, emulated engine."""
+"""The operator's process between a stand-in for the API server and a fleet of real processes. Costs some 30 s: five
+processes, emulated engine."""
 
 import threading
 from collections.abc import Iterator

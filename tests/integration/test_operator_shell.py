@@ -1,5 +1,4 @@
-"""The operator's shell between the stand-in of the API server and a fleet in memory: what is lost, forgotten or in
-conflict is done all the same. Costs some 3 s."""
+"""The operator's shell between a stand-in for the API server and an in-memory fleet. Costs some 3 s."""
 
 import asyncio
 import time
@@ -22,8 +21,6 @@ from tests.waiting import until
 
 
 class FakeFleet:
-    """A fleet that deploys at once. `down`: it does not answer."""
-
     def __init__(self) -> None:
         self.rows: dict[Kind, dict[str, Row]] = {kind: {} for kind in Kind}
         self.bodies: list[dict[str, Any]] = []

@@ -1,5 +1,4 @@
-"""Pipelines of emulated engines over several agents and a placer: they start, serve, become one engine or several, and
-whatever breaks in any phase, the bytes come back, no process is left over and the next start answers."""
+"""Pipelines of emulated engines over several agents and a placer, with faults in any phase."""
 
 import asyncio
 import os
@@ -84,8 +83,8 @@ async def test_a_stage_with_too_little_memory_stays_one_and_is_asked_again(tmp_p
 
 # faults
 
-PHASES = {  # a pipeline that is held in each phase -> what its first stage is in then
-    "launches": State.LOADING,  # its weights are there before it is
+PHASES = {  # held in this phase -> state of the first stage
+    "launches": State.LOADING,  # its weights arrive before it does
     "fetches": State.STARTING,
     "loads": State.LOADING,
     "waits": State.STAGE_LOADED,
@@ -98,13 +97,11 @@ WITHHELD = ("fetches", "fetches.1", "waits.1", "grows/rest")
 
 
 def held(phase: str) -> Model:
-    """A model whose pipeline stays in a phase for as long as the test needs."""
     holds = {"launches": {"launch_s": 80_000.0}, "loads": {"load_bytes_per_s": 1000.0}}
     return staged_model(phase, **holds.get(phase, {}))
 
 
 async def in_every_phase(rig: PipelineRig, num_tokens: int = 1900) -> list["asyncio.Task[httpx.Response]"]:
-    """One pipeline in each; requests run on those that serve."""
     rig.withheld = {*WITHHELD}
     for phase in PHASES:
         await rig.place(held(phase), phase)
@@ -119,8 +116,7 @@ async def in_every_phase(rig: PipelineRig, num_tokens: int = 1900) -> list["asyn
 
 
 async def expect_ends(rig: PipelineRig, phases: dict[str, str], *, gone: str = "") -> None:
-    """Both stages of each come to an end that its reason explains; nothing of them is left on the nodes that are
-    there, no request hangs, and a start under another name answers."""
+    """Both stages of each end for that reason, nothing is left, no request hangs, and the next start answers."""
     nodes = [node_id for node_id in rig.agents if node_id != gone]
     for phase, why in phases.items():
         for name in (phase, f"{phase}.1"):
@@ -156,14 +152,14 @@ async def test_engines_that_are_killed(rig: PipelineRig, which: str) -> None:
 
 
 async def test_a_stage_that_is_lost_once_the_rest_is_loaded_ends_no_request(rig: PipelineRig) -> None:
-    """What it held of the KV cache is computed again, and the instance goes on alone."""
+    """Its KV cache is recomputed, and the instance continues alone."""
     slow = staged_model("a", load_bytes_per_s=200_000.0, stage_timeout_s=60.0)  # 3 s for the rest
     await rig.place(slow, "i")
     first = await rig.reaches("i", State.READY)
     answering = asyncio.create_task(rig.ask(first, 600))
     await rig.consolidate("i")
     await until(lambda: rig.holding("i").instance.consolidating, "the rest comes")
-    os.kill(rig.engines["i.1"][0], signal.SIGSTOP)  # so that its part of the KV cache does not come
+    os.kill(rig.engines["i.1"][0], signal.SIGSTOP)  # withholds its part of the KV cache
     log = rig.agents["node-1"].service.engines.log_path("i")
     await until(lambda: "the rest of the weights is loaded" in log.read_text(), "the rest is loaded")
     os.kill(rig.engines["i.1"][0], signal.SIGKILL)
@@ -176,7 +172,7 @@ async def test_a_stage_that_is_lost_once_the_rest_is_loaded_ends_no_request(rig:
 
 @pytest.mark.long
 async def test_later_stages_that_hang(tmp_path: Path) -> None:
-    """The first stage waits for a step no longer than its timeout; a start, no longer than its deadline."""
+    """The first stage waits for a step up to its timeout; a start, up to its deadline."""
     async with pipelines(tmp_path, num_nodes=2, start_deadline_s=20.0) as rig:
         asking = await in_every_phase(rig)
         for phase in PHASES:
@@ -198,7 +194,7 @@ async def test_a_node_that_is_gone_with_its_stages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("node_id", ["node-1", pytest.param("node-2", marks=pytest.mark.long)])
 async def test_an_agent_that_is_killed_in_every_phase(rig: PipelineRig, node_id: str) -> None:
-    """What serves goes on, what grows is asked to once more, and what comes begins again, or ends with its pipeline."""
+    """A serving pipeline continues, a growing one is asked again, a starting one restarts or ends."""
     asking = await in_every_phase(rig, num_tokens=600)
     await rig.kill_agent(node_id)
     await rig.let(*WITHHELD)
@@ -214,8 +210,8 @@ async def test_an_agent_that_is_killed_in_every_phase(rig: PipelineRig, node_id:
 
 
 async def test_the_rest_of_the_weights_that_does_not_come(rig: PipelineRig) -> None:
-    """The pipeline serves on, with a stage's memory, and becomes whole when it is asked again; but for weights that
-    prove to be wrong: its own part was not checked before."""
+    """The pipeline serves on and becomes whole when asked again, unless its weights prove wrong: its own part was not
+    checked before."""
     codes = {"full": "no_space", "away": "weights_unavailable", "wrong": "weights_corrupt"}
     rig.failing = {f"{name}/rest": code for name, code in codes.items()}
     agent = rig.agents["node-1"].service.controller
@@ -245,15 +241,14 @@ async def test_the_rest_of_the_weights_that_does_not_come(rig: PipelineRig) -> N
 
 
 async def test_engines_that_are_killed_while_a_pipeline_becomes_whole(rig: PipelineRig) -> None:
-    """The first one while the KV cache moves; a later one, and the first one, while the later one becomes an instance
-    of its own."""
+    """The first one while the KV cache moves; either one while the later becomes its own instance."""
     names = ("moves", "grows", "carries")
     rig.withheld = {"grows.1/rest", "carries.1/rest"}
     for name in names:
         await rig.place(staged_model(name, stage_timeout_s=60.0, time_scale=10.0), name)
     asking = [asyncio.create_task(rig.ask(await rig.reaches(name, State.READY), 1900)) for name in names]
     await rig.reaches("moves.1", State.READY)
-    os.kill(rig.engines["moves.1"][0], signal.SIGSTOP)  # so that its part of the KV cache does not come
+    os.kill(rig.engines["moves.1"][0], signal.SIGSTOP)
     await rig.consolidate("moves")
     for name in ("grows.1", "carries.1"):
         await rig.consolidate(name, "node-2")
@@ -276,8 +271,8 @@ async def test_engines_that_are_killed_while_a_pipeline_becomes_whole(rig: Pipel
 
 
 async def test_two_placers_that_decide_otherwise(tmp_path: Path) -> None:
-    """The one that has been replaced does not know it, and places on other nodes: whichever start an agent takes, one
-    pipeline serves in the end, or the start fails and the next one serves; nothing is left of the other."""
+    """The replaced placer does not know it. One pipeline serves in the end, or the start fails and the next one
+    serves."""
     async with pipelines(tmp_path, num_nodes=3) as rig:
         later = await rig.start_placer(2, on_the_last_nodes)
         try:
@@ -307,7 +302,7 @@ async def test_two_placers_that_decide_otherwise(tmp_path: Path) -> None:
 
 
 async def test_a_placer_that_is_replaced_in_every_phase(rig: PipelineRig) -> None:
-    """Its successor reads the rows: it joins what waits, asks for the rest of what grows, and counts the fetches."""
+    """The successor reads the rows: it joins pending stages, requests the rest for growing ones, and counts fetches."""
     asking = await in_every_phase(rig, num_tokens=600)
     await rig.placer.stop()
     rig.placer = await rig.start_placer(2)
@@ -322,7 +317,6 @@ async def test_a_placer_that_is_replaced_in_every_phase(rig: PipelineRig) -> Non
 
 
 def counted(rig: PipelineRig) -> set[str]:
-    """Fetches in the placer's ledger, of models that wait for them."""
     links = rig.controller.fleet.network.links.values()
     found = {fetch.fetch_id for link in links for fetch in link.fetches}
     return {name for name in found if name.startswith(("fetches", "grows"))}

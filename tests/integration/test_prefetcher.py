@@ -1,4 +1,4 @@
-"""The prefetcher as a process: real NATS and Valkey, real servers of weights, kill -9 midway."""
+"""The prefetcher as a process: real NATS, Valkey and weight servers, kill -9 midway."""
 
 import asyncio
 import hashlib
@@ -45,8 +45,6 @@ TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
 @dataclass
 class Prefetcher:
-    """One process, and a client on the bus that commands it and hears its facts."""
-
     node_id: str
     shm_dir: Path
     process: Process
@@ -92,7 +90,6 @@ class Prefetcher:
         return await self.until_state(ref, RegionState.COMPLETE, instance_id)
 
     async def fetched(self, ref: WeightsRef, instance_id: str = "", model_key: str = "m") -> RegionStatus:
-        """Ask for weights and wait until they are complete."""
         await self.fetch(ref, instance_id, model_key)
         return await self.until_complete(ref, instance_id)
 
@@ -170,7 +167,7 @@ async def test_cold_fetch_then_a_hit_then_a_drop(prefetcher: Prefetcher) -> None
 
 
 async def test_weights_are_pulled_over_rest(prefetcher: Prefetcher, tmp_path: Path) -> None:
-    """By the command line's own steps: whole, once more from the cache, and the reasons of those that do not come."""
+    """With the command line's own steps."""
     fleet = FleetClient({}, admin_token=TOKEN)
     node = {"node_id": prefetcher.node_id, "prefetcher_url": prefetcher.process.url}
 
@@ -230,7 +227,7 @@ async def test_failures_are_written_down_with_their_reason(
 
 
 async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> None:
-    """The instance still starts and nobody repeats the command: the restarted process finds it in the tables."""
+    """No repeated command: the restarted process finds the instance in the tables."""
     with WeightServer(DATA, step_s=0.05) as server:
         ref = WeightsRef(uri=server.url, sha256=SHA)
         model: Model = a_model(f"m-{prefetcher.node_id}", weights=ref)
@@ -249,7 +246,7 @@ async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> Non
         server.step_s, before = 0.0, server.bytes_sent
         await prefetcher.start()
         await prefetcher.until_complete(ref, instance.instance_id)
-        assert server.bytes_sent - before <= len(DATA) - kept + 500_000  # the first connections' last steps too
+        assert server.bytes_sent - before <= len(DATA) - kept + 500_000
     await prefetcher.store.delete("models", model.key)
     await prefetcher.store.delete("instances", instance.instance_id)
 
@@ -301,8 +298,7 @@ async def test_it_knows_the_rate_of_the_link_once_ready_and_stops_clean_on_sigte
 async def test_weights_that_were_mended_at_their_source_replace_the_copy(
     prefetcher: Prefetcher, tmp_path: Path
 ) -> None:
-    """Nothing pins them by checksum: an idle copy is compared with its source, a file by itself, one of a web server
-    at its next use."""
+    """No checksum pins them: a local file is compared with its source unprompted, a web server's at its next use."""
     await prefetcher.start(recheck_s=0.2)
     file = tmp_path / "w.gguf"
     file.write_bytes(b"garbage")
@@ -338,7 +334,7 @@ async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -
 async def test_a_node_reads_from_another_what_the_registry_does_not_give(
     prefetcher: Prefetcher, infra: Infra, tmp_path: Path
 ) -> None:
-    """Two processes: the second has the weights from the first, while their registry answers nothing but errors."""
+    """The registry gives the second node only errors."""
     other_id = f"node-{uuid.uuid4().hex[:6]}"
     with WeightServer(DATA) as server:
         ref = WeightsRef(uri=server.url, sha256=SHA)
@@ -365,8 +361,6 @@ async def test_a_node_reads_from_another_what_the_registry_does_not_give(
 
 
 async def until_on_disk(prefetcher: Prefetcher, ref: WeightsRef) -> dict[str, Any]:
-    """What /v1/tiers says of weights once a copy of them lies on disk."""
-
     def row() -> dict[str, Any]:
         rows = prefetcher.get("/v1/tiers").json()["data"]
         return next((r for r in rows if r["digest"] == region_digest(ref) and "disk" in r["tiers"]), {})
@@ -375,7 +369,7 @@ async def until_on_disk(prefetcher: Prefetcher, ref: WeightsRef) -> dict[str, An
 
 
 async def test_weights_that_left_host_memory_are_read_from_disk(prefetcher: Prefetcher, tmp_path: Path) -> None:
-    """A slow source, host memory for one of two, a restart: the second start of the first reads the node's own copy."""
+    """Host memory holds one of two, and the source is slow."""
     disk = tmp_path / "disk"
     sizes = {"host_cache_bytes": len(DATA) + 1000, "disk_cache_bytes": 4 * len(DATA), "copy_after_s": 0.0}
     await prefetcher.start(disk_cache_dir=disk, **sizes)

@@ -1,4 +1,4 @@
-"""No prompt, answer or key is in any log, event, row, file, metric or trace of a router at its most talkative."""
+"""No prompt, answer or key appears in any output of a router at its most verbose."""
 
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from tests.trace_sink import TraceSink
 from tests.waiting import WAIT_S, until
 
 PROMPT, KEY, WRONG_KEY, ADMIN = "canary-of-a-prompt", "canary-of-a-key", "canary-of-a-wrong-key", "canary-of-an-admin"
-ANSWER = '"content":"a"'  # what the scripted engine says
+ANSWER = '"content":"a"'
 SECRETS = (PROMPT, KEY, WRONG_KEY, ADMIN, ANSWER)
 
 
 async def speak(router: RouterProcess) -> list[int]:
-    """Every kind of request that carries a secret; returns the statuses."""
+    """Every kind of request with a secret; returns the statuses."""
     url, key = f"{router.url}/v1/chat/completions", {"Authorization": f"Bearer {KEY}"}
     message = {"messages": [{"role": "user", "content": PROMPT}]}
     asked: list[tuple[dict[str, str], Any]] = [
@@ -43,7 +43,6 @@ async def speak(router: RouterProcess) -> list[int]:
 
 
 async def everything(router: RouterProcess, valkey: ValkeyProcess, state_dir: Path) -> dict[str, str]:
-    """What can be read of it from outside, by name."""
     found = {str(p): p.read_text(errors="replace") for p in state_dir.rglob("*") if p.is_file()}
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {ADMIN}"}) as client:
         for path in ("/metrics", "/v1/requests", "/v1/queue", "/policies", "/logs"):

@@ -1,4 +1,4 @@
-"""Two routers behind a balancer that only asks whether a backend is ready: a rolling restart loses no request."""
+"""Two routers behind a balancer that only checks readiness."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ NUM_CLIENTS = 3
 
 
 class Balancer:
-    """Copies bytes between a client and one of the backends that were ready when last asked, each in turn. It asks
-    sixty times in the time a router serves on; a backend that takes no connection is passed over."""
+    """Copies bytes to one of the backends last seen ready, in turn. It checks sixty times while a stopping router still
+    serves, and skips a backend that refuses connections."""
 
     def __init__(self, backends: list[RouterProcess]) -> None:
         self._backends, self._ready = backends, set(range(len(backends)))
@@ -80,7 +80,6 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 async def restart(router: RouterProcess, **env: str) -> None:
-    """SIGTERM, until it has ended by itself; then start it again."""
     router.terminate()
     assert await router.ended() == 0, router.log()
     await router.start(**env)

@@ -30,7 +30,7 @@ def _loads(event: Event) -> dict[str, object]:
 async def test_tables_serve_and_outlive_the_store_the_bus_and_a_restart(
     own_nats: NatsProcess, own_valkey: ValkeyProcess, tmp_path: Path
 ) -> None:
-    """Warm models are served with NATS and Valkey dead, even by a router that starts while they are."""
+    """Even a router started meanwhile serves warm models."""
     engine = await FakeEngine().start()
     await write_rows(own_valkey.url, a_model(), an_instance("i-1", engine.url))
     async with a_router(own_nats.url, own_valkey.url, tmp_path) as router, a_client() as client:
@@ -70,7 +70,7 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
     ):
 
         async def ask() -> httpx.Response:
-            """Its model's fact goes before it: a router that has just come reads the facts from some moment on."""
+            """Publish the model's fact first: a new router reads facts only from some moment on."""
             await bus.publish(fact(ModelDeployed(model=a_model("held-one"))))
             headers = {"x-request-id": "r-1", "traceparent": trace}
             url = f"{router.url}/v1/chat/completions"
@@ -79,7 +79,7 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
         asked = asyncio.create_task(ask())
         async with asyncio.timeout(WAIT_S):
             while not any(e.type == "request.waiting" for e in heard):
-                if asked.done():  # the model's fact has not reached the router
+                if asked.done():  # the fact has not reached the router
                     asked = asyncio.create_task(ask())
                 await asyncio.sleep(0.02)
         queue = (await client.get(f"{router.admin_url}/v1/queue")).json()["data"]
@@ -123,9 +123,9 @@ async def test_sigterm_finishes_the_stream_and_exits(infra: Infra, tmp_path: Pat
             async with asyncio.timeout(WAIT_S):
                 while late is None or late.status_code != 503:
                     try:
-                        # One that is sent before the signal has come is a stream that waits for the gate.
+                        # A stream sent before the signal arrives waits for the gate.
                         late = await client.post(url, json=body, timeout=2.0)
-                    except httpx.TransportError:  # a connection that was idle is closed, maybe just as it is used
+                    except httpx.TransportError:  # an idle connection is closed, perhaps just as it is used
                         await asyncio.sleep(0.01)
             assert late.json()["error"]["code"] == "router_stopping" and late.headers["retry-after"] == "1"
             gate.set()

@@ -1,4 +1,4 @@
-"""Two processes with one service id: the second does not start; one that died leaves its name to the next."""
+"""Two processes with one service id: the second does not start; a dead one frees its name."""
 
 import os
 import subprocess

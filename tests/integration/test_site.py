@@ -1,4 +1,4 @@
-"""The docs as a site: they build without a warning, can be searched, and load nothing from the network."""
+"""The docs site builds without a warning and loads nothing from the network."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Child processes for real: restarts, crash loops, the embedded servers, what is left when the supervisor is killed."""
+"""Real child processes: restarts, crash loops, embedded servers, a killed supervisor."""
 
 import asyncio
 import io
@@ -39,7 +39,6 @@ def python(code: str, *argv: str, is_ready: Callable[[int], Awaitable[bool]] = r
 
 
 def said(process: Child) -> str:
-    """What its supervisor has written of it."""
     stream = process.output._stream
     assert isinstance(stream, io.StringIO)
     return stream.getvalue()
@@ -75,7 +74,7 @@ async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_ag
     asked = 0
 
     def url(pid: int | None = None) -> str:
-        """Of the process with that pid; "" while it has not told its port."""
+        """Empty until the process has told its port."""
         owner, port = num_before.read_text().split() if num_before.exists() else ("", "")
         return f"http://127.0.0.1:{port}/" if pid is None or owner == str(pid) else ""
 
@@ -238,8 +237,7 @@ async def test_a_process_that_cannot_work_is_started_again_once_that_helps(child
 
 
 async def test_a_process_goes_on_writing_while_nobody_reads_its_lines(children: Children, tmp_path: Path) -> None:
-    """The supervisor's event loop stands still here, as all of it does under SIGSTOP: with a pipe the process would
-    wait after 64 KiB."""
+    """The supervisor's event loop is blocked, as under SIGSTOP: with a pipe the process would block after 64 KiB."""
     code = (
         "import pathlib, sys, time\n"
         "for i in range(4000): print(f'{i:06d} ' + 'x' * 100)\n"
@@ -254,7 +252,7 @@ async def test_a_process_goes_on_writing_while_nobody_reads_its_lines(children: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_children_end_with_a_killed_supervisor_and_engines_are_swept(tmp_path: Path) -> None:
-    """A child dies with us; an engine, in a session of its own, outlives us until the next start sweeps it."""
+    """An engine, in its own session, survives until the next start sweeps it."""
     code = f"""
 import asyncio, io, os, subprocess, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Three router processes on one bus: what a tenant may use over all of them, and how soon they learn of its keys.
+"""Three router processes on one bus.
 
 Lane: long. In the fast one tests/unit/policies/limits has several routers under a virtual clock.
 """
@@ -17,7 +17,7 @@ from tests.servers import Infra, NatsProcess, ValkeyProcess
 PER_MINUTE = 600
 PER_S = PER_MINUTE / 60
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
-APART = (0.0, 2.0, -2.0)  # seconds by which the routers' clocks are off
+APART = (0.0, 2.0, -2.0)  # seconds between the routers' clocks
 
 
 @pytest.fixture
@@ -27,7 +27,6 @@ async def fleet(own_nats: NatsProcess, own_valkey: ValkeyProcess, tmp_path: Path
 
 
 async def used_up(fleet: RouterFleet, key: str) -> None:
-    """Take all of the minute's amount."""
     for _ in range(12):
         if (await fleet.flood(key, (100, 100, 100))).statuses[429] > 150:
             return
@@ -75,7 +74,7 @@ async def test_nothing_is_refused_at_nine_tenths_of_the_limit(fleet: RouterFleet
 
 
 async def test_requests_at_once(fleet: RouterFleet) -> None:
-    """More than the limit may run only by what arrives while a report is on its way."""
+    """Only requests that arrive while a report is in transit may exceed the limit."""
     running, most, gate = 0, 0, asyncio.Event()
 
     async def reply(served: Served) -> None:
@@ -96,7 +95,7 @@ async def test_requests_at_once(fleet: RouterFleet) -> None:
     gate.set()
     statuses = (await asking).statuses
     print("most at once, of 12:", most, dict(statuses))
-    assert 12 <= most <= 14  # 15 requests a second come, in a tenth of a second fewer than 2
+    assert 12 <= most <= 14  # 15 requests a second arrive, so fewer than 2 in a tenth of a second
 
 
 async def test_keys_reach_three_routers_within_a_second(fleet: RouterFleet) -> None:
@@ -117,7 +116,6 @@ async def test_keys_reach_three_routers_within_a_second(fleet: RouterFleet) -> N
 
 
 async def test_a_key_expires_at_its_time_by_each_routers_clock(fleet: RouterFleet) -> None:
-    """Clocks that are 2 s apart move the end of a key by no more than that."""
     await fleet.tenant("acme")
     made_at = time.time()
     _, key = await fleet.key("acme", expires="8s")

@@ -1,6 +1,5 @@
-"""Usage from end to end: the ledger's sums equal the engine's own counts to the token over kills of router and console
-and a locked database, and what the router was at when it was killed is there too. And the console's answers over HTTP.
-The kills cost 10 to 40 s, mostly of starting processes; the rest 2 s."""
+"""Usage end to end: the ledger's sums equal the engine's counts to the token, over kills of router and console and a
+locked database. The kills cost 10 to 40 s, mostly of starting processes; the rest 2 s."""
 
 import asyncio
 import contextlib
@@ -140,11 +139,10 @@ async def test_usage_asks_for_the_consoles_key(tmp_path: Path) -> None:
 
 
 class CountingEngine:
-    """Answers each request with a usage of its own, half of them as streams. After `gate_after` requests it answers
-    none until `gate` is set."""
+    """Half of its answers are streams. After `gate_after` requests it waits for `gate`."""
 
     def __init__(self, gate_after: int) -> None:
-        self.counts: dict[str, tuple[int, int, int]] = {}  # by request id: prompt, cached, response, of whole answers
+        self.counts: dict[str, tuple[int, int, int]] = {}  # request id -> prompt, cached, response, of whole answers
         self.gate, self.gate_after = asyncio.Event(), gate_after
         self.num_begun = self.num_waiting = 0
 
@@ -166,8 +164,6 @@ class CountingEngine:
 
 
 class ConsoleProcess:
-    """`python -m glowplug.services.console`, to be killed."""
-
     def __init__(self, nats_url: str, redis_url: str, state_dir: Path) -> None:
         self.port, self.state_dir = free_port(), state_dir
         self._env = {
@@ -200,7 +196,7 @@ class ConsoleProcess:
         await self._process.wait()
 
     async def sums(self) -> dict[str, Any]:
-        """The only row of all usage; {} while there is none."""
+        """The only row; {} before there is one."""
         with contextlib.suppress(httpx.HTTPError):
             async with httpx.AsyncClient(timeout=WAIT_S) as client:
                 answer = await client.get(f"{self.url}/v1/usage", params={"by": "model"})
@@ -210,11 +206,9 @@ class ConsoleProcess:
 
 
 class Clients:
-    """Several clients that ask until `num` requests were answered whole, over kills of the router."""
-
     def __init__(self, url: str, num: int) -> None:
         self._url, self._num = url, num
-        self.whole: list[str] = []  # request ids
+        self.whole: list[str] = []
         self.num_asked = 0
 
     async def run(self, num_clients: int = 8) -> None:

@@ -1,6 +1,6 @@
-"""A real vLLM beyond the contract: parked and plain starts, what is said of a bad one, cores that die or hang.
+"""A real vLLM beyond the contract: parked starts, bad starts, cores that die or hang.
 
-The calls every engine must answer are in tests/contract/test_engine_contract.py. Needs `make vllm-env`.
+Needs `make vllm-env`.
 """
 
 import asyncio
@@ -42,8 +42,6 @@ PROMPT = range(10, 60)  # token ids
 
 @dataclass
 class Lane:
-    """One driver with a zygote of its own, and the directory of its engines."""
-
     folder: Path
     driver: VllmDriver
     weights: Path
@@ -102,7 +100,6 @@ async def say(url: str) -> str:
 
 
 async def tokens(url: str, prompt: Sequence[int] = PROMPT, num: int = 12) -> list[int]:
-    """The greedy continuation of a prompt."""
     body = {"model": "smol", "prompt": list(prompt), "max_tokens": num, "temperature": 0, "ignore_eos": True}
     async with httpx.AsyncClient(timeout=120) as client:
         answer = await client.post(f"{url}/v1/completions", json={**body, "return_token_ids": True})
@@ -111,8 +108,7 @@ async def tokens(url: str, prompt: Sequence[int] = PROMPT, num: int = 12) -> lis
 
 @dataclass
 class Tiny:
-    """A model whose heads two workers can share, in float32: sums of parts are those of the whole. `expected`: what one
-    engine says."""
+    """Two workers can share its heads; in float32 partial sums add up to the whole. `expected`: one engine's tokens."""
 
     weights: Path
     expected: list[int] = field(default_factory=list)
@@ -196,7 +192,7 @@ async def test_a_hung_engine_core_is_noticed_though_the_server_answers(lane: Lan
     core_of(handle).suspend()
     assert "has not answered for" in await until_unhealthy(lane, handle)
     async with httpx.AsyncClient(timeout=WAIT_S) as client:
-        assert (await client.get(f"{handle.url}/health")).status_code == 200  # what vLLM itself says
+        assert (await client.get(f"{handle.url}/health")).status_code == 200  # vLLM's own status
     await lane.driver.stop(handle, 0.5)
     assert not lane.driver.adopt(handle)
 
@@ -222,8 +218,8 @@ async def test_a_stop_leaves_no_shared_memory_of_a_worker_behind(lane: Lane) -> 
 
 
 async def test_an_agent_grants_what_a_vllm_instance_has_for_itself(lane: Lane, tmp_path: Path) -> None:
-    """A replica of the first layers takes their bytes and answers whole; of those that share the weights count once."""
-    await lane.zygote()  # parked, before the first start counts its seconds
+    """A replica of the first layers takes their bytes and answers in full; shared weights count once."""
+    await lane.zygote()  # parked before the first start's clock runs
     rig, model = AgentRig(tmp_path, gpu_budgets="1400MiB"), lane.request().model
     await rig.start({"vllm": VllmDriver(lane.settings())})
     region = write_weights(rig.settings.shm_dir.absolute(), model)
@@ -286,7 +282,6 @@ async def test_two_workers_answer_as_one_and_give_their_kv_cache_back(lane: Lane
 
 
 async def launched_stages(lane: Lane, weights: Path) -> list[EngineHandle]:
-    """Of a pipeline of two, none of them loaded."""
     asked = replace(lane.request(weights, **TINY_ARGS), num_stages=2, rendezvous=f"127.0.0.1:{free_port()}")
     run_dirs = asked.run_dir, lane.request().run_dir
     stages = [replace(asked, stage=n, run_dir=at, log_path=at / "engine.log") for n, at in enumerate(run_dirs)]
@@ -294,7 +289,7 @@ async def launched_stages(lane: Lane, weights: Path) -> list[EngineHandle]:
 
 
 async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane: Lane, tiny: Tiny) -> None:
-    """HydraServe section 4. A later stage has no server, and goes with the first one."""
+    """HydraServe section 4. A later stage has no server and ends with the first one."""
     launched = await launched_stages(lane, tiny.weights)
     parts = [tiny_llama.part(tiny.weights, lane.folder / f"part-{n}", n, 2) for n in range(2)]
     first, later = await asyncio.gather(*(lane.driver.load(h, at) for h, at in zip(launched, parts, strict=True)))
@@ -313,7 +308,6 @@ async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane
 
 
 async def begin(url: str, prompt: Sequence[int], said: list[int]) -> None:
-    """Put the tokens of a greedy stream into `said`."""
     body = {"model": "smol", "prompt": list(prompt), "max_tokens": 80, "temperature": 0, "ignore_eos": True}
     asked = {**body, "stream": True, "return_token_ids": True}
     async with (
@@ -326,8 +320,7 @@ async def begin(url: str, prompt: Sequence[int], said: list[int]) -> None:
 
 
 async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny: Tiny) -> None:
-    """HydraServe section 6. What runs goes on from its KV cache: without one, or with a wrong one, it would say other
-    tokens or compute them anew. What nobody takes away ends in the stages."""
+    """HydraServe section 6. Without the KV cache, or with a wrong one, the tokens would differ or be recomputed."""
     prompts = range(400, 700), range(100, 400)
     said: tuple[list[int], list[int]] = ([], [])
     handles = await launched_stages(lane, tiny.weights)
@@ -344,7 +337,7 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     await until(lambda: all(said), "both streams have begun")
     moved = await lane.driver.move_requests(whole)
     assert await lane.driver.num_in_flight(whole) == 2 and not await lane.driver.is_stage_over(whole)
-    streams[0].cancel()  # its router takes it away
+    streams[0].cancel()
     await streams[1]
     assert len(said[1]) == 80 > len(said[0]), "what nobody takes away ends in the stages"
     while not await lane.driver.is_stage_over(whole):
@@ -389,7 +382,7 @@ async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(l
 
 @pytest.mark.long
 async def test_a_later_stage_that_dies_under_a_move_costs_the_kv_cache_alone(lane: Lane, tiny: Tiny) -> None:
-    """What waits for it does not hold up who moves the streams; the whole engine computes them anew."""
+    """The wait for it does not delay the move; the whole engine recomputes the streams."""
     handles = await launched_stages(lane, tiny.weights)
     first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
     serving = (await lane.driver.serve_stages(first.handle)).handle

@@ -1,5 +1,4 @@
-"""As much of the Kubernetes API as helm asks when it renders for a cluster (`--dry-run=server`): which kinds there are,
-and the objects that templates look up."""
+"""The part of the Kubernetes API behind helm's `--dry-run=server`: kinds, and objects that templates look up."""
 
 import http.server
 import json
@@ -13,13 +12,11 @@ from tests.k8s.rendering import Manifest
 
 
 def plural(kind: str) -> str:
-    """The resource of a kind: "NetworkPolicy" -> "networkpolicies"."""
     name = kind.lower()
     return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
 
 
 def answers(known: list[Manifest]) -> dict[str, Any]:
-    """Path -> what a server with the kinds of these objects says of itself."""
     kinds = {(manifest["apiVersion"], manifest["kind"]) for manifest in known}
     groups = [
         {"name": version.partition("/")[0], "versions": [of], "preferredVersion": of}
@@ -41,7 +38,7 @@ def answers(known: list[Manifest]) -> dict[str, Any]:
 
 @contextmanager
 def api_server(known: list[Manifest], objects: Mapping[str, Manifest], folder: Path) -> Iterator[str]:
-    """A server that knows the kinds of `known` and has `objects` by their path; yields the path of a kubeconfig."""
+    """Serve the kinds of `known`, and `objects` by path; yields a kubeconfig's path."""
     says = {**answers(known), **objects}
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,5 +1,4 @@
-"""The arrows as docs/network.md has them, and what the NetworkPolicies of a rendered overlay allow by the rules of
-Kubernetes."""
+"""The arrows of docs/network.md, and the connections that rendered NetworkPolicies allow."""
 
 import ipaddress
 import re
@@ -18,7 +17,7 @@ FLEET = (*SERVICES, "nats", "valkey")
 
 @dataclass(frozen=True)
 class End:
-    """One end of a connection: a pod with its namespace, or with `labels` None an address outside the cluster."""
+    """A pod or, with `labels` None, an address outside the cluster."""
 
     name: str
     labels: Mapping[str, str] | None = None
@@ -32,7 +31,7 @@ class End:
 
 @dataclass(frozen=True, order=True)
 class Ports:
-    """A range of one protocol, both ends in it."""
+    """A range, both ends included."""
 
     protocol: str
     first: int
@@ -50,7 +49,6 @@ ANY_PORT = tuple(Ports(protocol, 1, 65535) for protocol in ("TCP", "UDP", "SCTP"
 
 
 def fleet_ends(manifests: list[Manifest]) -> dict[str, End]:
-    """One end per kind of pod that the manifests make."""
     namespace = {"kubernetes.io/metadata.name": NAMESPACE}
     return {
         w["metadata"]["name"]: End(w["metadata"]["name"], pod_labels(w), namespace)
@@ -59,7 +57,6 @@ def fleet_ends(manifests: list[Manifest]) -> dict[str, End]:
 
 
 def selecting(manifests: list[Manifest], end: End, direction: Direction) -> list[Manifest]:
-    """The policies that isolate this end in that direction."""
     if end.labels is None or not end.is_ours:
         return []
     return [
@@ -70,7 +67,6 @@ def selecting(manifests: list[Manifest], end: End, direction: Direction) -> list
 
 
 def rules(policy: Manifest, direction: Direction) -> Iterator[tuple[list[dict[str, Any]] | None, tuple[Ports, ...]]]:
-    """(peers or None for everybody, ports) of each rule."""
     key, peers = ("ingress", "from") if direction == "Ingress" else ("egress", "to")
     for rule in policy["spec"].get(key, ()):
         ports = tuple(
@@ -80,7 +76,7 @@ def rules(policy: Manifest, direction: Direction) -> Iterator[tuple[list[dict[st
 
 
 def is_peer(peer: Mapping[str, Any], other: End) -> bool:
-    """Whether `other` is one that this peer of a rule (of our namespace) names."""
+    """`peer` belongs to a rule of our namespace."""
     if "ipBlock" in peer:
         if not other.address:
             return False
@@ -99,7 +95,7 @@ def is_peer(peer: Mapping[str, Any], other: End) -> bool:
 
 
 def allowed(manifests: list[Manifest], end: End, other: End, direction: Direction) -> tuple[Ports, ...]:
-    """What `end` may open to (Egress), or take from (Ingress), `other`."""
+    """Ports that `end` may open to (Egress), or accept from (Ingress), `other`."""
     policies = selecting(manifests, end, direction)
     if not policies:
         return ANY_PORT
@@ -113,7 +109,6 @@ def allowed(manifests: list[Manifest], end: End, other: End, direction: Directio
 
 
 def connections(manifests: list[Manifest], source: End, target: End) -> set[Ports]:
-    """Every port of `target` that `source` can reach: allowed out of the one and into the other."""
     out, into = allowed(manifests, source, target, "Egress"), allowed(manifests, target, source, "Ingress")
     return {
         Ports(a.protocol, max(a.first, b.first), min(a.last, b.last))
@@ -124,8 +119,7 @@ def connections(manifests: list[Manifest], source: End, target: End) -> set[Port
 
 
 def outside_ends() -> dict[str, End]:
-    """Those that are no pods of ours. `stranger` stands for a pod of another namespace with no labels that matter,
-    `internet` and `private` for addresses outside the cluster."""
+    """`stranger` is a pod of another namespace; `internet` and `private` are addresses outside the cluster."""
 
     def namespace(name: str, **more: str) -> dict[str, str]:
         return {"kubernetes.io/metadata.name": name, **more}
@@ -135,14 +129,14 @@ def outside_ends() -> dict[str, End]:
     impostor = {"app.kubernetes.io/name": "glowplug", "app.kubernetes.io/component": "router"}
     return {
         "stranger": shop,
-        "impostor": End("impostor", impostor, namespace("shop")),  # our labels in a namespace that is not ours
+        "impostor": End("impostor", impostor, namespace("shop")),  # our labels in a foreign namespace
         "operators": End("operators", {"app.kubernetes.io/name": "ingress"}, door),
         "prometheus": End("prometheus", {"app.kubernetes.io/name": "prometheus"}, namespace("monitoring")),
         "neighbour": End("neighbour", {"app.kubernetes.io/name": "grafana"}, namespace("monitoring")),
         "dns": End("dns", {"k8s-app": "kube-dns"}, namespace("kube-system")),
         "internet": End("internet", address="203.0.113.7"),
         "private": End("private", address="10.20.30.40"),
-        "metadata": End("metadata", address="169.254.169.254"),  # where clouds hand out credentials
+        "metadata": End("metadata", address="169.254.169.254"),  # clouds serve credentials here
     }
 
 
@@ -156,8 +150,6 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, order=True)
 class Arrow:
-    """One line of the table, its words as written."""
-
     source: str
     target: str
     ports: tuple[Ports, ...]
@@ -170,14 +162,13 @@ def parse_ports(text: str) -> tuple[Ports, ...]:
 
 
 def table(overlay: str) -> set[Arrow]:
-    """The rows that hold for an overlay."""
     rows = re.findall(r"^\| (\w+) \| (\w+) \| ([^|]+) \| (\w+) \|[^|]*\|$", PAGE.read_text(), re.MULTILINE)
     assert rows
     return {Arrow(source, target, parse_ports(ports)) for source, target, ports, who in rows if who in ("all", overlay)}
 
 
 def expand(arrows: set[Arrow]) -> dict[tuple[str, str], set[Ports]]:
-    """(from, to) -> ports, the words spelled out. A word never draws an arrow from a pod kind to itself."""
+    """(from, to) -> ports. A word never draws an arrow from a pod kind to itself."""
     drawn: dict[tuple[str, str], set[Ports]] = {}
     for arrow in arrows:
         for source in WORDS.get(arrow.source, (arrow.source,)):

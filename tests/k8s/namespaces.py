@@ -1,5 +1,4 @@
-"""Network namespaces of this machine that play pods: one each, all on one bridge that leads nowhere else;
-NetworkPolicies as nftables rules in them, the way a network plug-in enforces them."""
+"""Network namespaces as pods on one isolated bridge; NetworkPolicies become nftables rules, as in a network plug-in."""
 
 import ctypes
 import json
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 from tests.k8s.arrows import ANY_PORT, Direction, End, Ports, is_peer, rules, selecting
 from tests.k8s.rendering import Manifest
 
-Addresses = Mapping[str, Sequence[str]]  # name of an end -> its addresses; several for several pods of one kind
+Addresses = Mapping[str, Sequence[str]]  # name of an end -> addresses of its pods
 HOOKS: dict[Direction, tuple[str, str]] = {"Ingress": ("input", "saddr"), "Egress": ("output", "daddr")}
 REFUSED = "refused"
 T = TypeVar("T")
@@ -25,8 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def ruleset(manifests: list[Manifest], end: End, ends: Mapping[str, End], addresses: Addresses) -> str:
-    """The whole table of one pod. What is refused is refused at once (a reset) and counted, as is what is let through,
-    under a comment that names the other end."""
+    """Refusals are immediate (a reset). All packets are counted under a comment that names the other end."""
     chains = "\n".join(_chain(manifests, end, ends, addresses, direction) for direction in HOOKS)
     return f"table inet arrows {{\n{chains}\n}}\n"
 
@@ -52,7 +50,6 @@ def _chain(
 def _peers(
     peers: list[dict[str, Any]] | None, ends: Mapping[str, End], addresses: Addresses, direction: Direction
 ) -> Iterator[tuple[str, str]]:
-    """(who, the match of their addresses) of one rule."""
     side = HOOKS[direction][1]
     if peers is None:
         yield "anybody", ""
@@ -76,7 +73,6 @@ def _ports(span: Ports) -> str:
 
 
 def counted(listing: str) -> dict[tuple[str, str], int]:
-    """(hook, comment) -> packets, from `nft -j list ruleset`."""
     found: dict[tuple[str, str], int] = {}
     for entry in json.loads(listing)["nftables"]:
         rule = entry.get("rule")
@@ -89,7 +85,7 @@ def counted(listing: str) -> dict[tuple[str, str], int]:
 
 @cache
 def why_not() -> str:
-    """Why namespaces cannot be had here; "" when they can."""
+    """ "" if namespaces work here."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     if missing := [tool for tool in ("ip", "nft") if shutil.which(tool) is None]:
@@ -111,7 +107,7 @@ def why_not() -> str:
 
 
 class Network:
-    """Pods by name, each with one address. Close it: namespaces outlive processes."""
+    """Close it: namespaces outlive processes."""
 
     def __init__(self) -> None:
         self._prefix = f"gp{os.getpid()}-"
@@ -125,7 +121,7 @@ class Network:
         return f"{self._prefix}{pod}"
 
     def add(self, pod: str, address: str = "") -> str:
-        """A pod on the bridge. Returns its address: the one given, or the next of 10.77.0.0/24."""
+        """Returns its address: the given one, or the next of 10.77.0.0/24."""
         address = address or f"10.77.0.{len(self.addresses) + 10}"
         own, cable = self.namespace(pod), f"p{len(self.addresses)}"
         self.addresses[pod] = address
@@ -139,15 +135,13 @@ class Network:
         return address
 
     def enforce(self, pod: str, ruleset: str) -> None:
-        """Put these rules, and only these, in force."""
         _run("ip", "netns", "exec", self.namespace(pod), "nft", "-f", "-", text=f"flush ruleset\n{ruleset}")
 
     def counters(self, pod: str) -> str:
-        """`nft -j list ruleset` of the pod."""
         return _run("ip", "netns", "exec", self.namespace(pod), "nft", "-j", "list", "ruleset")
 
     def inside(self, pod: str, call: Callable[[], T]) -> T:
-        """`call()` in the pod's namespace, in a thread of its own. Sockets made there stay there."""
+        """Run `call` there, in its own thread. Sockets made there stay there."""
 
         def body() -> T:
             with Path(f"/run/netns/{self.namespace(pod)}").open() as handle:
@@ -162,8 +156,8 @@ class Network:
         return self.inside(pod, lambda: socket.socket(socket.AF_INET, kind))
 
     def command(self, pod: str, hosts: Path, argv: list[str]) -> list[str]:
-        """`argv` in the pod's namespace, with `hosts` for /etc/hosts. No name server is there, and none is waited for:
-        torch looks up the name of whoever connects, for ten seconds where one is configured that does not answer."""
+        """Use `hosts` for /etc/hosts and no name server: torch looks up each peer's name, and a silent server would
+        cost ten seconds."""
         seen = 'mount --bind "$0" /etc/hosts && mount --bind /dev/null /etc/resolv.conf && exec "$@"'
         return ["ip", "netns", "exec", self.namespace(pod), "sh", "-c", seen, str(hosts), *argv]
 

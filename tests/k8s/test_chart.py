@@ -1,6 +1,5 @@
-"""The Helm chart: deploy/k8s is what it makes, it refuses what cannot work and says why, and an upgrade changes nothing
-that Kubernetes lets nobody change. A rendering takes about 0.1 s, a check against a Kubernetes
-version some seconds, the file about 30."""
+"""The Helm chart generates deploy/k8s, explains refused values, and upgrades change no immutable field. A rendering
+takes about 0.1 s, a check against a Kubernetes version some seconds, the file about 30."""
 
 import base64
 import http.server
@@ -45,7 +44,7 @@ VARIED = HERE / "chart_values.yaml"
 ALWAYS = ("--values", str(CHART / "values-sim.yaml"))
 GIB = 2**30
 pytestmark = pytest.mark.skipif(WRITE["helm"]() is None, reason="no helm to render the chart with: make k8s-tools")
-# What kustomize adds or says in its own way; all else is the same object.
+# kustomize's additions and variants; all else is identical.
 _HASHED = re.compile(r"^(settings|node-settings|nats|valkey)-[a-z0-9]{10}$")
 _OTHER_LABELS = {"app.kubernetes.io/managed-by", "helm.sh/chart"}
 _OF_GENERATORS = {"app.kubernetes.io/name", "app.kubernetes.io/component"}
@@ -57,25 +56,21 @@ def _chart(*arguments: str) -> str:
 
 
 def chart(*arguments: str) -> list[Manifest]:
-    """The chart's objects with these arguments of `helm template`."""
     return [one.manifest for one in WRITE["objects"](_chart(*arguments))]
 
 
 @pytest.fixture
 def varied() -> list[Manifest]:
-    """With every kind of value that the overlays leave as it is."""
     return chart("--values", str(VARIED))
 
 
 def refusal(*arguments: str) -> str:
-    """Helm's words when it takes no such values."""
     with pytest.raises(RuntimeError) as refused:
         _chart(*arguments)
     return str(refused.value)
 
 
 def compared(manifest: Any) -> Any:
-    """Without names by hash, labels of the tool, checksums, namespace."""
     if isinstance(manifest, list):
         return [compared(part) for part in manifest]
     if isinstance(manifest, str) and (hashed := _HASHED.match(manifest)):
@@ -91,7 +86,7 @@ def comparable(manifests: list[Manifest]) -> dict[str, Any]:
     found = {}
     for manifest in map(compared, manifests):
         manifest["metadata"].pop("namespace", None)
-        if manifest["kind"] == "ConfigMap":  # those of generators have no labels of ours
+        if manifest["kind"] == "ConfigMap":  # generated ones lack our labels
             labels = manifest["metadata"].get("labels", {})
             manifest["metadata"]["labels"] = {k: v for k, v in labels.items() if k not in _OF_GENERATORS}
         found[title(manifest)] = manifest
@@ -99,7 +94,7 @@ def comparable(manifests: list[Manifest]) -> dict[str, Any]:
 
 
 def test_the_manifests_are_what_the_chart_makes() -> None:
-    """`make k8s-write` writes them anew."""
+    """`make k8s-write` regenerates them."""
     written: dict[str, str] = WRITE["files"]()
     assert {path for path, text in written.items() if (K8S / path).read_text() != text} == set()
     rendered = {str(f.relative_to(K8S)) for f in K8S.rglob("*.yaml") if f.read_text().startswith(WRITE["HEADER"])}
@@ -112,7 +107,6 @@ def test_helm_makes_the_objects_that_kustomize_makes(overlay: str) -> None:
 
 
 def immutable(manifest: Manifest) -> dict[str, Any]:
-    """What an API server refuses to change of an object."""
     spec = manifest.get("spec", {})
     if manifest["kind"] == "Service":
         return {"clusterIP": spec.get("clusterIP")}
@@ -137,7 +131,7 @@ def test_helm_finds_nothing_to_complain_of(values: str) -> None:
 
 
 def test_every_value_stands_on_the_page_of_values() -> None:
-    """Those of a pool in its comment, the others with their default."""
+    """A pool's values are in its comment, the others have their default."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     page = (CHART / "values.yaml").read_text()
     values = yaml.safe_load(page)
@@ -163,7 +157,7 @@ def test_every_object_is_valid(version: str, varied: list[Manifest]) -> None:
     more = chart(*newer) if version > "1.35" else []
     for manifest in [*chart(*ALWAYS), *varied, *more]:
         if manifest["kind"] == "HTTPRoute":
-            continue  # a custom resource: what it says is tested below
+            continue
         if (schema := SCHEMAS.get(manifest["kind"])) is not None:
             jsonschema.validate(manifest, schema)
         else:
@@ -216,7 +210,6 @@ def test_each_pool_selects_its_own_pods_and_is_reached_as_nodes(varied: list[Man
 
 
 def agent_and_prefetcher(manifests: list[Manifest], pool: str) -> tuple[dict[str, Any], ...]:
-    """The two containers of a pool's pods and, third, the volumes by name."""
     spec = pod_spec(named(manifests, "DaemonSet", pool))
     agent, prefetcher = spec["containers"]
     return agent, prefetcher, {v["name"]: v for v in spec["volumes"]}
@@ -236,7 +229,7 @@ def test_each_pool_asks_for_its_own_gpus(varied: list[Manifest]) -> None:
 
 
 def test_the_kubelet_has_no_reason_to_evict_a_node_for_its_disk(varied: list[Manifest]) -> None:
-    """Prefetchers fill nine tenths of the volume, and the pod asked for it and for everything else it may write."""
+    """Prefetchers fill nine tenths of the volume; the pod requests it and all else it may write."""
     agent, prefetcher, volumes = agent_and_prefetcher(varied, "node-h100")
     filled = int(environment(varied, prefetcher)["GLOWPLUG_DISK_CACHE_BYTES"])
     assert volumes["weights"]["emptyDir"]["sizeLimit"] == "500Gi"
@@ -301,7 +294,7 @@ def test_servers_of_others_take_the_place_of_ours(varied: list[Manifest]) -> Non
 
 
 def test_what_the_page_shows_makes_a_fleet(tmp_path: Path, varied: list[Manifest]) -> None:
-    """The values in docs/howto/kubernetes.md; and every variable that they or others set is one of the settings."""
+    """The page is docs/howto/kubernetes.md; every variable must be a known setting."""
     (shown,) = re.findall(r"```yaml file=my-fleet.yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my-fleet.yaml").write_text(shown)
     manifests = chart("--values", str(tmp_path / "my-fleet.yaml"))
@@ -345,7 +338,7 @@ def test_one_server_of_nats_looks_for_no_other() -> None:
 
 
 def test_helm_draws_every_password_that_a_pod_asks_for() -> None:
-    """Letters and digits: they are spliced into addresses."""
+    """Alphanumeric passwords, since they are spliced into addresses."""
     manifests = chart(*ALWAYS)
     (secret,) = of_kind(manifests, "Secret")
     drawn = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
@@ -363,7 +356,7 @@ def test_helm_draws_every_password_that_a_pod_asks_for() -> None:
 
 
 def test_an_upgrade_keeps_the_passwords_that_are_there(tmp_path: Path) -> None:
-    """And what somebody put beside them: a console's secret of its issuer."""
+    """It keeps other entries too, such as a console's OIDC secret."""
     manifests = chart(*ALWAYS)
     had = {key: base64.b64encode(key.encode()).decode() for key in ("GLOWPLUG_API_KEY", "GLOWPLUG_OIDC_CLIENT_SECRET")}
     owner = {f"meta.helm.sh/release-{what}": "glowplug" for what in ("name", "namespace")}
@@ -373,7 +366,7 @@ def test_an_upgrade_keeps_the_passwords_that_are_there(tmp_path: Path) -> None:
     for objects in (there, {}):
         with api_server(manifests, objects, tmp_path) as config:
             server = ("--kubeconfig", config, "--dry-run=server", "--disable-openapi-validation")
-            rendered = WRITE["objects"](WRITE["template"](*ALWAYS, *server))  # never from the cache
+            rendered = WRITE["objects"](WRITE["template"](*ALWAYS, *server))  # never cached
         (now,) = of_kind([one.manifest for one in rendered], "Secret")
         drawn = set(named(manifests, "Secret", "glowplug-tokens")["data"])
         assert set(now["data"]) == (drawn | set(had) if objects else drawn)
@@ -381,8 +374,6 @@ def test_an_upgrade_keeps_the_passwords_that_are_there(tmp_path: Path) -> None:
 
 
 class _Models(http.server.BaseHTTPRequestHandler):
-    """Asked as a proxy, it stands for the router."""
-
     def do_GET(self) -> None:
         is_right = (self.path, self.headers["Authorization"]) == ("http://router:8000/v1/models", "Bearer secret")
         self.send_response(200 if is_right else 401)

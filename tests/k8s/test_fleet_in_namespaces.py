@@ -1,6 +1,6 @@
 """The fleet itself under the policies: the sim overlay's containers as processes, one network namespace per pod.
 
-What the policies refuse, no service asks for; what they draw, some service uses; and a cold request works throughout.
+No service needs a refused connection, and some service uses each drawn one.
 """
 
 import json
@@ -21,12 +21,12 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
 ]
 REPLICAS = {"nats": 3, "placer": 2, "autoscaler": 2, "node": 2}
-SPEEDUP = {"GLOWPLUG_EMULATED_TIME_SCALE": "20"}  # a modelled start of 40 s passes in 2
+SPEEDUP = {"GLOWPLUG_EMULATED_TIME_SCALE": "20"}  # a modelled start of 40 s takes 2
 MODELS = ["emulated-chat-7b", "emulated-code-7b", "emulated-story-7b", "emulated-brief-7b"]
 READER = {"X-Glowplug-Console-Key": SECRETS["GLOWPLUG_CONSOLE_KEY"]}
 KEY = {"Authorization": f"Bearer {SECRETS['GLOWPLUG_API_KEY']}", "Content-Type": "application/json"}
 ADMIN = READER | {"Authorization": f"Bearer {SECRETS['GLOWPLUG_ADMIN_TOKEN']}"}
-# One predictor here, and it makes no span yet; emulated engines read no weights, so nodes have none for one another.
+# One predictor, which makes no span yet; emulated engines read no weights, so nodes serve each other none.
 IDLE = {("predictor", "predictor"), ("predictor", "console"), ("node", "node")}
 
 
@@ -37,7 +37,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodFleet]:
         made.start(*made.pods)
         made.until_ready(*made.pods)
         wait_until("the router knows the models", lambda: len(listed(made)) == 8)
-        # A request that waits before an autoscaler leads is started from the routers' loads, outside its trace.
+        # A request before an autoscaler leads is started from the routers' loads, outside its trace.
         wait_until("one of each leads", lambda: all(leader_of(made, kind) for kind in ("placer", "autoscaler")))
         yield made
     finally:
@@ -54,7 +54,6 @@ def listed(fleet: PodFleet) -> list[Any]:
 
 
 def complete(fleet: PodFleet, source: str, pod: str, port: int, base: str, model: str) -> tuple[Any, bytes]:
-    """Headers and body of a chat that `source` asks for."""
     asked = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "Good morning"}]}
     path, body = f"{base}/v1/chat/completions", json.dumps(asked).encode()
     headers = READER | KEY if pod.startswith("console") else KEY
@@ -64,7 +63,6 @@ def complete(fleet: PodFleet, source: str, pod: str, port: int, base: str, model
 
 
 def chat(fleet: PodFleet, model: str) -> str:
-    """A chat from outside, answered by an emulated engine. Returns the request id."""
     headers, body = complete(fleet, "stranger", "router-0", 8000, "", model)
     assert headers["x-glowplug-emulated"]
     assert json.loads(body)["choices"][0]["message"]["content"].startswith("[emulated]")
@@ -78,7 +76,6 @@ def get(fleet: PodFleet, source: str, pod: str, port: int, path: str) -> Any:
 
 
 def ready_urls(fleet: PodFleet) -> list[str]:
-    """Where the engines listen, as the placer knows it."""
     instances = get(fleet, "console-0", "placer-0", 8080, "/v1/instances")["data"]
     return [i["url"] for i in instances if i["state"].lower() == "ready" and i["url"]]
 
@@ -92,7 +89,7 @@ def is_refused(fleet: PodFleet, source: str, pod: str, port: int) -> bool:
 
 
 def leader_of(fleet: PodFleet, kind: str) -> str:
-    """The pod of that kind that leads; "" while there is not exactly one."""
+    """ "" unless there is exactly one."""
     roles = {
         name: get(fleet, name, name, 8080, "/health")["role"]
         for name, pod in fleet.pods.items()
@@ -120,7 +117,7 @@ def test_a_cold_request_works_and_its_trace_arrives(fleet: PodFleet) -> None:
 
 
 def test_every_probe_is_answered(fleet: PodFleet) -> None:
-    """In the end: a cluster asks again, too, and NATS is not well until it has caught up with a stream."""
+    """NATS is unhealthy until it has caught up with a stream."""
 
     def all_are_well() -> bool:
         said = fleet.probes()
@@ -232,7 +229,6 @@ def test_two_servers_of_the_bus_are_enough(fleet: PodFleet) -> None:
 
 
 def test_a_node_that_comes_back_serves_again(fleet: PodFleet) -> None:
-    """Both nodes die with all they ran; one returns under its old name, on its old volumes."""
     fleet.kill("node-0")
     fleet.kill("node-1")
     fleet.start("node-1")

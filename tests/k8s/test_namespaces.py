@@ -1,4 +1,4 @@
-"""The policies as rules of a real kernel: every arrow connects, every other pair is refused."""
+"""The policies as a real kernel's rules: every arrow connects, every other pair is refused."""
 
 import asyncio
 import socket
@@ -14,12 +14,11 @@ from tests.k8s.rendering import OVERLAYS, all_containers, render
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 Probe = tuple[str, str, str, int]  # from, to, protocol, port
-ELSEWHERE = (22, 80, 443, 2379, 6443, 9222, 10250, 65535)  # what else an intruder would try
+ELSEWHERE = (22, 80, 443, 2379, 6443, 9222, 10250, 65535)  # ports an intruder would try
 WITHIN_S = 10.0
 
 
 def ports_to_try(overlay: str) -> set[tuple[str, int]]:
-    """Both ends of every drawn range and their neighbours, every port of a container, and those of others."""
     drawn = {ports for spans in expand(table(overlay)).values() for ports in spans}
     tried = {(p.protocol, port) for p in drawn for port in (p.first - 1, p.first, p.last, p.last + 1)}
     tried |= {("TCP", p["containerPort"]) for _, c in all_containers(render(overlay)) for p in c["ports"]}
@@ -36,8 +35,6 @@ def network() -> Iterator[Network]:
 
 
 def build(network: Network, overlay: str) -> dict[str, End]:
-    """One namespace per kind of pod and per stranger, and one for a second pod of each kind; the rules of the overlay
-    are in force in all of them."""
     manifests = render(overlay)
     ends = fleet_ends(manifests) | outside_ends()
     for name, end in ends.items():
@@ -52,7 +49,6 @@ def build(network: Network, overlay: str) -> dict[str, End]:
 
 
 def twin(name: str) -> str:
-    """The second pod of a kind."""
     return f"{name}-2"
 
 
@@ -74,7 +70,6 @@ def listen(network: Network, pod: str, ports: set[tuple[str, int]]) -> list[sock
 
 
 async def answer(sock: socket.socket) -> None:
-    """Say one byte to whoever comes."""
     loop = asyncio.get_running_loop()
     while True:
         if sock.type == socket.SOCK_DGRAM:
@@ -112,7 +107,6 @@ async def is_reached(sock: socket.socket, address: str, port: int) -> bool:
 
 
 async def probe(network: Network, source: str, targets: list[str], ports: set[tuple[str, int]]) -> set[Probe]:
-    """What `source` reaches of all that."""
     wanted = [(target, protocol, port) for target in targets for protocol, port in sorted(ports)]
     kinds = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}
     sockets = network.inside(source, lambda: [socket.socket(socket.AF_INET, kinds[p]) for _, p, _ in wanted])
@@ -147,7 +141,7 @@ async def test_only_the_arrows_connect(network: Network, overlay: str) -> None:
 
 
 async def test_without_rules_everything_connects(network: Network) -> None:
-    """It is the rules that refuse, not a missing road."""
+    """The rules refuse, not a missing route."""
     ends = build(network, "sim")
     for name in ends:
         network.enforce(name, "")

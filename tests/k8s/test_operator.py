@@ -1,4 +1,4 @@
-"""The manifests of the operator: valid, with no more rights than its calls need. Costs a second, and no renderer."""
+"""The operator's manifests: valid, with only the rights that its calls need. Costs a second, and no renderer."""
 
 from typing import Any
 

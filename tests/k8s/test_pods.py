@@ -1,5 +1,4 @@
-"""How every pod runs: locked up, bounded, asked whether it lives; what the manifests name exists: settings, ports,
-pods, accounts, files."""
+"""Every pod is locked down, bounded and probed; everything it names exists."""
 
 import re
 from typing import Any
@@ -26,7 +25,7 @@ from tests.k8s.rendering import (
     title,
 )
 
-# Not settings of ours: passwords the manifests splice into addresses, and what the servers and runtimes read.
+# Not our settings: passwords spliced into addresses, and variables of servers and runtimes.
 OTHERS_READ = {
     "NATS_PEER_PASSWORD",
     *(f"NATS_ROUTE_{k}" for k in range(3)),
@@ -43,7 +42,6 @@ RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "project
 
 
 def size(text: Any) -> float:
-    """A Kubernetes quantity as a number: bytes or cores."""
     number, unit = re.fullmatch(r"([0-9.]+)(\D*)", str(text)).groups()  # type: ignore[union-attr]
     return float(number) * UNIT[unit]
 
@@ -117,7 +115,7 @@ def test_selectors_meet_their_own_pods_and_no_others(manifests: list[Manifest]) 
 
 
 def test_budgets_and_scalers_have_something_to_hold(manifests: list[Manifest]) -> None:
-    """A budget on one replica would block every drain; on a DaemonSet it can hold nothing."""
+    """A budget on one replica would block every drain."""
     scaled = {s["spec"]["scaleTargetRef"]["name"]: s["spec"] for s in of_kind(manifests, "HorizontalPodAutoscaler")}
     assert set(scaled) == {"router"}
     budgets = of_kind(manifests, "PodDisruptionBudget")
@@ -153,7 +151,7 @@ def test_images_are_pinned(target: str) -> None:
 
 
 def test_the_servers_are_those_of_compose() -> None:
-    """One version of NATS and Valkey is tried, so one is shipped."""
+    """Only one version of NATS and Valkey is tested."""
     compose = (ROOT / "deploy/docker-compose.yml").read_text()
     servers = {i for _, c in all_containers(render("sim")) if not (i := c["image"]).startswith("glowplug/")}
     assert len(servers) == 2
@@ -330,7 +328,7 @@ def test_every_container_is_probed(manifests: list[Manifest]) -> None:
 
 
 def test_what_is_written_lies_on_a_volume(manifests: list[Manifest]) -> None:
-    """The root is read-only: every directory a service writes must be a mount."""
+    """The root is read-only: written directories must be mounts."""
     for where, container in all_containers(manifests):
         env = environment(manifests, container)
         mounts = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
@@ -342,7 +340,6 @@ def test_what_is_written_lies_on_a_volume(manifests: list[Manifest]) -> None:
 
 
 def before_the_end(container: dict[str, Any], env: dict[str, Any]) -> float:
-    """Seconds from the order to end until the service has done all it means to do."""
     command = container["lifecycle"]["preStop"]["exec"]["command"] if "lifecycle" in container else []
     seconds = float(command[1]) if command[:1] == ["sleep"] else 0.0
     waits = {"GLOWPLUG_DRAIN_DELAY_S": 0, "GLOWPLUG_DRAIN_S": 10, "GLOWPLUG_STOP_GRACE_S": 3}

@@ -1,5 +1,5 @@
-"""Every overlay renders, alike with every kustomize; the policies allow the arrows of docs/network.md and no other;
-Prometheus finds its targets."""
+"""Every overlay renders with every kustomize; policies allow exactly the arrows of docs/network.md; Prometheus finds
+its targets."""
 
 import copy
 import json
@@ -38,8 +38,8 @@ SERVICES = {"router", "predictor", "placer", "autoscaler", "console", "agent", "
 
 @cache
 def kubernetes() -> Any:
-    """The module kubernetes_validate, which otherwise reads megabytes of schemas again for each manifest."""
-    import kubernetes_validate  # here: every process of a lane imports every file of tests
+    """Cache its schemas: it rereads megabytes for each manifest."""
+    import kubernetes_validate  # here: every process of a lane imports every test file
 
     kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
     return kubernetes_validate
@@ -88,7 +88,6 @@ def test_every_manifest_file_belongs_to_an_overlay() -> None:
 
 
 def every_connection(manifests: list[Manifest]) -> dict[tuple[str, str], set[Ports]]:
-    """(from, to) -> ports, for every pair with one end in the fleet."""
     ours, theirs = fleet_ends(manifests), outside_ends()
     ends: dict[str, End] = ours | theirs
     return {
@@ -109,7 +108,7 @@ def test_every_pod_is_denied_by_default(manifests: list[Manifest]) -> None:
 
 
 def test_no_policy_can_be_left_out(manifests: list[Manifest]) -> None:
-    """Each of them carries an arrow, or denies; one that changes nothing would only be read in vain."""
+    """Each carries an arrow, or denies."""
     before = every_connection(manifests)
     for policy in of_kind(manifests, "NetworkPolicy"):
         if policy["metadata"]["name"] == "default-deny":
@@ -137,7 +136,7 @@ def test_the_engines_are_where_routers_may_reach_them(overlay: str, manifests: l
 
 
 def test_stages_meet_where_nodes_may_reach_each_other_and_nobody_else(overlay: str, manifests: list[Manifest]) -> None:
-    """vLLM's own ports are what the kernel takes of its range; both ranges are one arrow, from nodes to nodes."""
+    """vLLM's own ports come from the kernel's range; both ranges are one arrow."""
     (agent,) = (c for _, c in all_containers(manifests) if c["name"] == "agent")
     met = parse_ports(environment(manifests, agent)["GLOWPLUG_STAGE_PORTS"])[0]
     workload = next(m for m in of_kind(manifests, *WORKLOADS) if m["metadata"]["name"] == "node")
@@ -152,13 +151,10 @@ def test_stages_meet_where_nodes_may_reach_each_other_and_nobody_else(overlay: s
 
 
 def node_pod(target: str) -> dict[str, Any]:
-    """The pod of a node, as an overlay has it."""
     return pod_spec(next(m for m in of_kind(render(target), *WORKLOADS) if m["metadata"]["name"] == "node"))
 
 
 def what_stages_need(target: str) -> dict[str, Any]:
-    """Of the nodes of an overlay: where stages meet, which ports the kernel gives, who may reach them, and by which
-    address."""
     manifests, pod = render(target), node_pod(target)
     (agent,) = (c for c in pod["containers"] if c["name"] == "agent")
     given = {entry["name"]: entry for entry in agent["env"]}
@@ -172,7 +168,7 @@ def what_stages_need(target: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", ["gpu", *MONITORED])
 def test_nodes_with_gpus_have_what_stages_need_as_those_without_have(target: str) -> None:
-    """NCCL's sockets take ports that the kernel gives, as gloo's do."""
+    """NCCL's sockets take ports from the kernel, as gloo's do."""
     assert what_stages_need(target) == what_stages_need("sim")
     pod = node_pod(target)
     assert not pod.get("hostNetwork"), "no policy holds for it, and the kernel's ports would be the server's"
@@ -186,7 +182,7 @@ def _meet(one: Ports, other: Ports) -> bool:
 
 
 def test_emulated_stages_alone_reach_the_engines_of_other_nodes(overlay: str, manifests: list[Manifest]) -> None:
-    """An emulated pipeline's first stage asks the later ones at their engines' ports; vLLM's stages do not."""
+    """An emulated pipeline's first stage calls the later ones' engine ports; vLLM's does not."""
     (agent,) = (c for _, c in all_containers(manifests) if c["name"] == "agent")
     engines = parse_ports(environment(manifests, agent)["GLOWPLUG_ENGINE_PORTS"])[0]
     emulated = environment(manifests, agent).get("GLOWPLUG_ENGINES") == "emulated"
@@ -194,7 +190,6 @@ def test_emulated_stages_alone_reach_the_engines_of_other_nodes(overlay: str, ma
 
 
 def test_every_address_a_service_is_given_is_an_arrow(overlay: str, manifests: list[Manifest]) -> None:
-    """What a container is told to connect to, its pod may connect to."""
     drawn = expand(table(overlay))
     tried = 0
     for where, container in all_containers(manifests):
@@ -207,7 +202,6 @@ def test_every_address_a_service_is_given_is_an_arrow(overlay: str, manifests: l
 
 
 def targets(manifests: list[Manifest]) -> dict[str, set[tuple[str, int]]]:
-    """job -> (kind of pod, port) it is read from."""
     found: dict[str, set[tuple[str, int]]] = {}
     for monitor in of_kind(manifests, "ServiceMonitor"):
         spec = monitor["spec"]
@@ -233,7 +227,7 @@ def test_every_service_is_read_once_under_its_own_name(monitored: list[Manifest]
 
 
 def test_labels_of_ours_win(monitored: list[Manifest]) -> None:
-    """Metrics carry `service`; without honorLabels the operator's label of that name takes its place."""
+    """Without honorLabels the operator's own `service` replaces ours."""
     endpoints = [e for m in of_kind(monitored, "ServiceMonitor") for e in m["spec"]["endpoints"]]
     assert all(endpoint["honorLabels"] for endpoint in endpoints)
 

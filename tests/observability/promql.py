@@ -1,5 +1,4 @@
-"""What a PromQL expression names (series with the labels they are asked for, labels it groups by), and how tests run
-Debian's Prometheus and promtool."""
+"""Names in PromQL expressions; runs of Debian's Prometheus and promtool."""
 
 import re
 import shutil
@@ -13,8 +12,8 @@ import yaml
 
 from glowplug.telemetry import document
 
-TARGET = {"job", "instance"}  # what Prometheus adds to every series
-FOREIGN = {  # not ours: of Prometheus itself and of the client library
+TARGET = {"job", "instance"}  # on every series, from Prometheus
+FOREIGN = {  # from Prometheus itself and the client library
     "up": set(),
     "process_open_fds": set(),
     "process_max_fds": set(),
@@ -34,14 +33,11 @@ needs_promtool = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Series:
-    """A selector: `matchers` are its (label, value) pairs."""
-
     name: str
     matchers: tuple[tuple[str, str], ...]
 
 
 def known() -> dict[str, set[str]]:
-    """Series name -> its own labels, for every metric of semconv.py."""
     found: dict[str, set[str]] = dict(FOREIGN)
     for name in document.names():
         if name.section.startswith("Metrics:"):
@@ -62,7 +58,7 @@ def grouped_by(expr: str) -> set[str]:
 
 
 def kept(expr: str, series_known: dict[str, set[str]]) -> set[str]:
-    """Labels the result may carry: those of its series, fewer once something sums by them."""
+    """Labels of the result: fewer after a sum."""
     own = {label for one in series(expr) for label in series_known[one.name]} | TARGET
     summed = {label.strip() for inside in re.findall(r"\bby\s*\(([^)]*)\)", expr) for label in inside.split(",")}
     made = set(re.findall(r'label_replace\(.*?, "([a-z_]+)"', expr))
@@ -70,7 +66,6 @@ def kept(expr: str, series_known: dict[str, set[str]]) -> set[str]:
 
 
 def faults(expr: str, series_known: dict[str, set[str]]) -> list[str]:
-    """What the expression names that does not exist."""
     found, labels = [], set(TARGET)
     for one in series(expr):
         if one.name not in series_known:
@@ -84,13 +79,11 @@ def faults(expr: str, series_known: dict[str, set[str]]) -> list[str]:
 
 
 def check(kind: str, *files: str) -> None:
-    """`promtool check`: AssertionError with what it says of a file that is not right."""
     done = promtool("check", kind, *files)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def check_expressions(exprs: Iterable[str], tmp_path: Path) -> None:
-    """AssertionError unless Prometheus parses each of them."""
     rules = [{"record": f"checked:{i}", "expr": expr} for i, expr in enumerate(exprs)]
     file = tmp_path / "expressions.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "checked", "rules": rules}]}))

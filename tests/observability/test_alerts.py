@@ -1,4 +1,4 @@
-"""Every alert fires when it should, keeps still when it should, and has a runbook that can be followed."""
+"""Every alert fires exactly when it should, and has a usable runbook."""
 
 import re
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ World = dict[str, str]  # series -> its values, one a minute
 
 @dataclass(frozen=True)
 class Case:
-    """In the world `fires` the alert is firing at minute `at` with `labels`, in none of `quiet`."""
+    """`fires` fires at minute `at` with `labels`; `quiet` never."""
 
     alert: str
     fires: World
@@ -29,7 +29,7 @@ ALERTS: list[dict[str, Any]] = [
 ]
 RUNBOOKS = (ROOT / "docs/runbooks.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", RUNBOOKS, re.MULTILINE | re.DOTALL))
-ANSWERS = ("**Impact.**", "**Look.**", "**Do.**")  # what it means the alert says
+ANSWERS = ("**Impact.**", "**Look.**", "**Do.**")  # the alert itself says what it means
 
 
 @needs_promtool
@@ -56,7 +56,7 @@ def group(case: Case, world: World, *, fires: bool) -> dict[str, Any]:
 
 @needs_promtool
 def test_an_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
-    """Each alert is evaluated alone, beside what is recorded; what fails prints its name."""
+    """Each alert is evaluated alone, with the recording rules."""
     for name in {case.alert for case in CASES}:
         rules = [rule for rule in ALERTS if rule["alert"] == name]
         cases = [case for case in CASES if case.alert == name]
@@ -64,7 +64,7 @@ def test_an_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
         tests += [group(case, world, fires=False) for case in cases for world in case.quiet]
         (tmp_path / f"{name}.rules").write_text(yaml.safe_dump({"groups": [{"name": name, "rules": rules}]}))
         files = [f"{name}.rules"]
-        if any("glowplug:" in rule["expr"] for rule in rules):  # the name of what is recorded
+        if any("glowplug:" in rule["expr"] for rule in rules):
             files.append(str(HERE / "rules/recording.yml"))
         told = {"rule_files": files, "evaluation_interval": "1m", "tests": tests}
         (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(told))

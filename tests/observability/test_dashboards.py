@@ -1,4 +1,4 @@
-"""The dashboards: current, whole, of one shape, and every expression names what exists and parses."""
+"""The dashboards are current and uniform; every expression parses and names existing series."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.observability import promql
 from tests.observability.promql import HERE, ROOT, needs_promtool
 from tests.observability.test_names import known
 
-BOARDS: dict[str, dict[str, Any]] = {  # by the name of its file
+BOARDS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text()) for path in sorted((HERE / "grafana/dashboards").glob("*.json"))
 }
 UNITS = {"short", "s", "bytes", "Bps", "reqps", "ops", "percentunit"}
@@ -24,14 +24,12 @@ FILLED_IN = {"$__rate_interval": "1m", "$__range": "30m", "$model": ".*", "$node
 
 
 def filled(expr: str) -> str:
-    """The expression with its variables as Grafana would send it."""
     for name, value in FILLED_IN.items():
         expr = expr.replace(name, value)
     return expr
 
 
 def asked() -> list[tuple[str, str]]:
-    """(dashboard and panel, expression) of every target."""
     return [
         (f"{name}: {panel['title']}", filled(target["expr"]))
         for name, board in BOARDS.items()
@@ -114,7 +112,6 @@ def test_links_lead_to_views_the_console_has() -> None:
 
 
 def test_every_metric_a_person_may_ask_for_is_on_a_dashboard_or_in_an_alert() -> None:
-    """What is measured of requests, fleet, nodes and weights is not measured in vain."""
     shown = " ".join(expr for _, expr in asked()) + (HERE / "rules/alerts.yml").read_text()
     shown += (HERE / "rules/recording.yml").read_text() + (ROOT / "docs/runbooks.md").read_text()
     ours = ("requests", "fleet", "nodes", "weights")
@@ -151,6 +148,6 @@ def test_compose_names_what_prometheus_looks_for() -> None:
     ours = {}
     for name, service in compose.items():
         image = re.match(r"\$\{IMAGE_PREFIX:-glowplug\}/([\w-]+)", service.get("image", ""))
-        if image and service.get("restart") != "no":  # those run once and end
+        if image and service.get("restart") != "no":  # others run once and end
             ours[name] = kinds.get(image[1], image[1])
     assert looked_for == {(kind, name) for name, kind in ours.items()}

@@ -1,4 +1,4 @@
-"""A real Prometheus over a real local fleet of emulated engines: every series, rule and panel of it is asked for."""
+"""A real Prometheus over a real local fleet of emulated engines."""
 
 import os
 import shutil
@@ -26,13 +26,13 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not here (apt install prometheus)"),
 ]
 MODEL = EMULATED + "slo: {{ttft_s: 30, tpot_s: 1}}\n"
-NOTHING_YET = (  # panels of what has not happened in a fleet that is well
+NOTHING_YET = (  # events that a healthy fleet does not have
     "glowplug-service-levels: Errors by model and code",
     "glowplug-service-levels: Held by model",
     "glowplug-service-levels: Streams whose engine was lost or drains",
     "glowplug-cold-starts: Failed starts by model and reason",
     "glowplug-cold-starts: Engines that died after they were ready",
-    "glowplug-cold-starts: Consolidation, p95",  # one node starts nothing in stages
+    "glowplug-cold-starts: Consolidation, p95",  # one node starts no stages
     "glowplug-cold-starts: Consolidations by model",
     "glowplug-cold-starts: Fetched",  # the emulated engine reads no weights
     "glowplug-cold-starts: Whole fetches, p95",
@@ -44,8 +44,6 @@ NOTHING_YET = (  # panels of what has not happened in a fleet that is well
 
 @dataclass
 class Prometheus:
-    """The server's HTTP API."""
-
     url: str
 
     def get(self, path: str, **params: str) -> Any:
@@ -59,12 +57,10 @@ class Prometheus:
         return found
 
     def alerts(self) -> dict[str, str]:
-        """Alert -> pending or firing."""
         return {alert["labels"]["alertname"]: alert["state"] for alert in self.get("alerts")["alerts"]}
 
 
 def configuration(fleet: Fleet) -> dict[str, Any]:
-    """What the script a person uses prints, scraped and judged faster."""
     script = [sys.executable, str(HERE / "local.py"), str(fleet.state_dir)]
     made: dict[str, Any] = yaml.safe_load(subprocess.run(script, check=True, capture_output=True, text=True).stdout)
     made["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -73,7 +69,6 @@ def configuration(fleet: Fleet) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def address() -> str:
-    """Where Prometheus will listen."""
     return f"127.0.0.1:{free_port()}"
 
 
@@ -111,7 +106,6 @@ def prometheus(fleet: Fleet, address: str, tmp_path_factory: pytest.TempPathFact
 
 
 def live(fleet: Fleet, server: Prometheus) -> None:
-    """Some minutes of a day: cold and warm requests of both models, a stream, and one for a model there is not."""
     for name in ("one", "two", "one", "two"):
         assert fleet.chat(name, max_tokens=4).status_code == 200
     for num in (1, 2):  # a rate needs a scrape between two of a kind
@@ -120,7 +114,7 @@ def live(fleet: Fleet, server: Prometheus) -> None:
         assert fleet.chat("nobody").status_code == 404
         streams = f"sum(glowplug_request_tpot_seconds_count) == {2 * num}"
         wait_until("streams are scraped", lambda query=streams: server.query(query))
-    for num in (9, 10):  # a start is held against the one before it, and a rate needs a scrape between two
+    for num in (9, 10):  # a start is compared with the previous one, and a rate needs a scrape between two
         fleet.cli("unload", "one")
         wait_until("one is asleep", lambda: not [i for i in fleet.instances("one") if i["state"] == "ready"])
         assert fleet.chat("one").status_code == 200
@@ -144,7 +138,7 @@ def test_every_process_is_scraped_under_the_name_of_its_service(fleet: Fleet, pr
 
 
 def test_what_is_scraped_is_what_the_page_of_metrics_says(fleet: Fleet) -> None:
-    """Of every process: no series of ours that is not on the page, and none with other labels."""
+    """Every process exposes only series on the page, with exactly its labels."""
     page, odd = known(), set()
     for process in fleet.document["processes"]:
         if not process["url"] or process["service"] in ("nats", "valkey"):
@@ -158,7 +152,7 @@ def test_what_is_scraped_is_what_the_page_of_metrics_says(fleet: Fleet) -> None:
 
 
 def test_every_panel_is_answered_and_shows_data(prometheus: Prometheus) -> None:
-    """What is empty in a fleet that is well is named above; everything else has data."""
+    """NOTHING_YET names every panel without data."""
     full = {where for where, expr in asked() if prometheus.query(expr)}
     assert {where for where, _ in asked()} - full == set(NOTHING_YET)
 
@@ -189,10 +183,9 @@ def test_numbers_are_those_of_what_happened(prometheus: Prometheus) -> None:
 
 
 def test_the_consoles_charts_show_what_prometheus_knows(fleet: Fleet, prometheus: Prometheus) -> None:
-    """Waits up to ten seconds, until one step of the charts has the last start in it."""
+    """Waits up to ten seconds for the step with the last start."""
 
     def newest(**asked: str) -> dict[str, dict[str, float]]:
-        """metric -> series -> its last value."""
         page = httpx.get(f"{fleet.url('console')}/v1/history", params=asked).json()
         assert (page["source"], page["problem"], page["step_s"]) == ("prometheus", "", 10)
         lines = {metric: {one["name"]: one["values"] for one in found} for metric, found in page["metrics"].items()}

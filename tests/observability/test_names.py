@@ -1,4 +1,4 @@
-"""Rules, dashboards and runbooks name series, labels and commands that exist."""
+"""Rules, dashboards and runbooks name existing series, labels and commands."""
 
 import re
 import shlex
@@ -24,7 +24,6 @@ RULES: list[dict[str, Any]] = [
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The lines of all fenced blocks of a language."""
     text = (ROOT / page).read_text()
     return [
         line
@@ -35,7 +34,6 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def known() -> dict[str, set[str]]:
-    """Metrics, and what the rules record of them."""
     found = promql.known()
     for rule in RULES:
         if "record" in rule:
@@ -70,7 +68,7 @@ def test_every_expression_of_the_docs_parses(tmp_path: Path) -> None:
 
 
 def test_a_command_of_the_docs_exists_with_its_options() -> None:
-    """Parsed by the command line itself, not run."""
+    """The command line parses it, but does not run it."""
     assert isinstance(CLI, TyperGroup)
     for line in COMMANDS:
         name, *args = shlex.split(line, comments=True)[1:]
@@ -80,7 +78,7 @@ def test_a_command_of_the_docs_exists_with_its_options() -> None:
 
 
 def test_the_reader_of_expressions_sees_faults() -> None:
-    """Held against expressions that are wrong, so that the tests above can fail."""
+    """Without this, the tests above might never fail."""
     assert promql.faults("rate(glowplug_nothing_total[5m])", known()) == ["no series glowplug_nothing_total"]
     assert promql.faults('glowplug_requests_held{pod="x"}', known()) == ["glowplug_requests_held has no label pod"]
     assert promql.faults("sum by (owner) (glowplug_requests_held)", known()) == ["nothing here has the label owner"]
@@ -99,7 +97,6 @@ def test_every_metric_on_the_page_has_its_labels_as_words() -> None:
 
 
 def test_what_the_cluster_scales_by_is_measured() -> None:
-    """HorizontalPodAutoscaler and the adapter's rules name metrics of ours."""
     text = "".join(path.read_text() for path in sorted((ROOT / "deploy/k8s").rglob("*.yaml")))
     named = set(re.findall(r"\bglowplug_[a-z_]+\b", text))
     assert {"glowplug_requests_in_flight", "glowplug_connections"} <= named <= set(known())

@@ -1,9 +1,7 @@
-"""Whatever arrives, in whatever order: no GPU is overbooked, no engine runs without its bytes, and every start ends.
+"""Whatever arrives, in any order: no GPU is overbooked, no engine runs without its bytes, and every start ends.
 
-A seeded walk sends one agent commands: twice, late, stale, for things that are gone. Its engines are consistent: the
-walk knows which processes really run, under which id, and what each has in its KV cache. It is biased: a state machine
-of hypothesis hardly ever reaches a pipeline that consolidates or a replica whose start is taken over. In
-test_agent_table.py outcomes come that nothing waits for.
+A seeded walk sends one agent commands. It is biased: a hypothesis state machine hardly ever reaches a consolidating
+pipeline or a replica whose start is taken over. test_agent_table.py adds unexpected outcomes.
 """
 
 from collections import Counter
@@ -38,13 +36,13 @@ ASKED = (msg.AwaitWeights, msg.ServeStages, msg.SleepEngine, msg.AbandonConsolid
 
 
 class EnginesWalk(Walk):
-    """The walk is the engines too. `seen` counts the effects and states of the whole walk."""
+    """The walk also plays the engines. `seen` counts its effects and states."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.epoch = 1
         self.processes: set[str] = set()
-        self.pending: dict[tuple[str, str], Any] = {}  # (kind, engine id) -> the effect that is not answered yet
+        self.pending: dict[tuple[str, str], Any] = {}  # (kind, engine id) -> unanswered effect
         self.kv_used: dict[str, int] = {}
         self.last: dict[str, Instance] = {}
         self.seen: Counter[str] = Counter()
@@ -105,23 +103,21 @@ class EnginesWalk(Walk):
                 del self.last[i]
 
     def forget(self, i: str) -> None:
-        """Give up whatever is under way for one engine."""
         for key in [k for k in self.pending if k[1] == i]:
             del self.pending[key]
 
     def some_id(self) -> str:
-        """One of old, or one that is to come."""
         return f"i-{self.random.randrange(self.num_ids + 2)}"
 
     def new_id(self) -> str:
-        """A fresh one, or now and then one that was started before, or stopped before it came."""
+        """Sometimes one started before, or stopped before it came."""
         if self.random.random() < 0.2:
             return self.some_id()
         self.num_ids += 1
         return f"i-{self.num_ids}"
 
     def some(self, *states: InstanceState) -> str:
-        """An instance in one of the states, if there is any, else just some id."""
+        """Otherwise any id."""
         there = sorted(i.instance_id for i in self.agent.instances if i.state in states)
         return self.random.choice(there) if there and self.random.random() < 0.9 else self.some_id()
 
@@ -159,7 +155,7 @@ class EnginesWalk(Walk):
         self.send(ConsolidateInstance(target=NODE, instance_id=self.random.choice(staged), reason="r"))
 
     def send(self, command: Any) -> None:
-        """Once or twice, and now and then after the commander has been replaced."""
+        """Once or twice, sometimes after the commander was replaced."""
         self.epoch += self.random.random() < 0.02
         issuer = "placer-1" if isinstance(command, StartInstance | JoinStages) else "autoscaler-1"
         event = an_event(command, issuer=issuer, epoch=self.epoch - (self.random.random() < 0.05))
@@ -175,7 +171,6 @@ class EnginesWalk(Walk):
             self.settle(self.random.choice(keys), ok=self.random.random() < 0.93)
 
     def settle(self, key: tuple[str, str], ok: bool) -> None:
-        """One thing that was asked comes to its end, well or not."""
         kind, i = key
         effect = self.pending.pop(key)
         failed = msg.EngineStartFailed(i, self.random.choice(("weights_dropped", "engine_failed")), "broken")
@@ -238,7 +233,6 @@ class EnginesWalk(Walk):
             self.tell(msg.EngineExited(i, "killed"))
 
     def count(self) -> None:
-        """An engine fills at most what it holds."""
         i = self.some(InstanceState.DRAINING)
         if i not in self.processes or self.last[i].state not in (InstanceState.READY, InstanceState.DRAINING):
             return
@@ -249,7 +243,6 @@ class EnginesWalk(Walk):
         self.tell(msg.InFlight(i, num_in_flight, self.kv_used[i]), 0.4)
 
     def health(self) -> None:
-        """An engine that is asked may hang for a while."""
         living = (InstanceState.READY, InstanceState.DRAINING, InstanceState.PREWARMED, InstanceState.SWAPPED_OUT)
         i = self.some(*living)
         if i in self.processes and self.last[i].state in living:
@@ -260,7 +253,7 @@ class EnginesWalk(Walk):
         self.tell(Tick(), self.random.choice((0.2, 0.2, 1.0, 5.0, 30.0)))
 
     def kill_9(self) -> None:
-        """The agent dies; so do some of its engines. Everything it had under way is lost."""
+        """Some of its engines die too, and all work in progress."""
         if self.random.random() < 0.1:
             self.processes = {i for i in sorted(self.processes) if self.random.random() < 0.7}
             self.kv_used = {i: n for i, n in self.kv_used.items() if i in self.processes}
@@ -276,7 +269,7 @@ class EnginesWalk(Walk):
             self.random.choice(verbs)()
 
     def rest(self) -> None:
-        """Left alone with engines that answer and stops that work, everything comes to rest."""
+        """Engines answer and stops work, so everything settles."""
         for _ in range(80):
             for key in sorted(k for k in self.pending if k[0] in ("stop", "SleepEngine")):
                 if key in self.pending:
@@ -290,7 +283,6 @@ class EnginesWalk(Walk):
         assert self.processes == dormant, "engines nobody knows, or instances without an engine"
 
     def check(self) -> None:
-        """What holds after every stimulus."""
         agent, holdings = self.agent, self.agent.holdings
         for gpu in agent.ledger.gpus:
             assert 0 <= gpu.used_bytes <= gpu.total_bytes

@@ -1,6 +1,6 @@
-"""A record obeys its row of the table, whatever comes: also outcomes that nothing waits for, late and twice.
+"""A record obeys its row of the table, also under unexpected outcomes.
 
-The walks are driven by the table itself, so that they reach all of it.
+The table itself drives the walks, so that they reach all of it.
 """
 
 import copy
@@ -24,7 +24,7 @@ from tests.agent_walk import ONE, PARAMS, Walk
 from tests.fleet_builder import MIB, an_event
 
 COMMANDS = (StartInstance, StopInstance, JoinStages, ConsolidateInstance, ResumeInstance)
-# The controller makes them, of a start or of the store's rows.
+# The controller makes them itself.
 INSIDE = (msg.GivesWay, msg.TakenOver, msg.RunsElsewhere, msg.HostLeaves)
 ENDS = (
     msg.EngineExited,
@@ -39,7 +39,7 @@ Pair = tuple[State | None, type]
 ALL = {(state, stimulus) for state in [None, *State] for stimulus in STIMULI if state or stimulus is StartInstance}
 
 
-# What the controller itself makes, it never makes where it has no row.
+# The controller never makes its own stimuli where they have no row.
 NEVER = {(state, kind) for state, kind in ALL if kind in INSIDE and (state, kind) not in TABLE}
 UNREACHED: dict[Pair, str] = {
     (State.LOST, msg.RunsElsewhere): "the controller asks no further about what it has given up"
@@ -49,12 +49,11 @@ UNREACHED |= {
 }
 TRIED = ALL - NEVER - UNREACHED.keys()
 OTHER = replace(ONE, name="other", key="other")
-NUM_WALKS = 24  # the pairs have all come after 17
+NUM_WALKS = 24  # 17 reach all pairs
 
 
 class TableWalk(Walk):
-    """Driven by the table itself, so that the walks reach all of it. `pairs` are those that this walk, and the walks
-    before it, have come across."""
+    """`pairs`: those met by this walk and the walks before it."""
 
     params = replace(PARAMS, start_deadline_s=90, swap_host_bytes=0, consolidate_deadline_s=5)
     mib = 400
@@ -68,7 +67,7 @@ class TableWalk(Walk):
         return super().new_agent()
 
     def send(self, stimulus: Any, kind: type, addressee: Holding | None) -> None:
-        """A stimulus of that kind for that record (None: for whoever it concerns)."""
+        """None: any record it concerns."""
         self.now_s += self.random.choice((0.1, 0.1, 1.0))
         pair = (addressee.state, kind) if addressee is not None else None
         before = dict(self.agent.holdings), self.agent.ledger.gpus
@@ -101,8 +100,7 @@ class TableWalk(Walk):
         self.send(msg.NodeStopping("bye", 1.0), msg.NodeStopping, None)
 
     def try_all(self) -> None:
-        """Whatever has not come in the state that a record is in: each in a copy of the agent, which is left then. To
-        meet a rare state again for each would take hundreds of walks."""
+        """Each in a throwaway copy of the agent: meeting a rare state again for each would take hundreds of walks."""
         for instance_id, record in list(self.agent.holdings.items()):
             for kind in STIMULI:
                 if (record.state, kind) in TRIED and (record.state, kind) not in self.pairs:
@@ -111,11 +109,11 @@ class TableWalk(Walk):
                     other.provoke(other.agent.holdings[instance_id], kind)
 
     def provoke(self, record: Holding, kind: type) -> None:
-        """`kind` for that record; of what the controller makes itself, what it makes it of."""
+        """For the controller's own stimuli, cause their source."""
         i, gpu = record.instance.instance_id, int(record.instance.gpu_id.rpartition("/")[2])
         if kind is msg.RunsElsewhere:
             self.row_of_another_node(record)
-        elif kind is msg.GivesWay and record.state is State.SWAPPED_OUT:  # to what fills the GPU
+        elif kind is msg.GivesWay and record.state is State.SWAPPED_OUT:
             for number in range(3):
                 self.send(self.start_of("plain", f"other-{number}", OTHER, (gpu,)), StartInstance, None)
         elif kind in INSIDE:
@@ -125,7 +123,7 @@ class TableWalk(Walk):
             self.send_to(record, kind)
 
     def kinds(self, record: Holding) -> list[type]:
-        """What leads on, most often; else what has not been tried there, what has a row there, or whatever there is."""
+        """Mostly those that lead on, else untried ones, ones with a row, or any."""
         chance, ends = self.random.random(), ENDS + (StopInstance,) * (record.state in COMING)
         if chance < 0.3:
             new = [k for k in STIMULI if k not in INSIDE and (record.state, k) not in self.pairs]
@@ -138,7 +136,7 @@ class TableWalk(Walk):
         return leads if leads and chance < 0.8 else rows
 
     def some(self) -> Holding | None:
-        """A record, most often one that is not over, or whose state has been tried least."""
+        """Mostly one that is not over, or whose state has been tried least."""
         known = list(self.agent.holdings.values())
         if known and self.random.random() < 0.3:
             tried = Counter(state for state, _ in self.pairs)
@@ -209,14 +207,14 @@ class TableWalk(Walk):
             source, gpu = chosen.instance_id, int(chosen.gpu_id.rpartition("/")[2])
         drops = tuple(d for d in self.agent.holdings if self.random.random() < 0.1)
         asleep = [h.instance for h in self.agent.holdings.values() if h.state is State.SWAPPED_OUT]
-        if asleep and self.random.random() < 0.4:  # one that wakes a sleeper, or needs what it keeps
+        if asleep and self.random.random() < 0.4:
             kind, sleeper = self.random.choice(("grow", "plain", "plain")), self.random.choice(asleep)
             source, gpu = sleeper.instance_id if kind == "grow" else "", int(sleeper.gpu_id.rpartition("/")[2])
         event = self.start_of(kind, i, ONE, (gpu,), source=source, drops=drops)
         self.send(event, StartInstance, self.agent.holdings.get(i))
 
     def row_of_another_node(self, record: Holding) -> None:
-        """The store says that another node was given the instance later. It is said again at each reading."""
+        """Another node got the instance later; each reading repeats it."""
         other = Worker(worker_id="w", node_id="node-2", gpu_id="node-2/0", num_bytes=1)
         theirs = replace(record.instance, workers=(other,), created_at=record.instance.created_at + 1)
         rows = {h.instance.instance_id: h.instance for h in self.agent.holdings.values()}
@@ -225,7 +223,6 @@ class TableWalk(Walk):
             self.memory = effect.memory if isinstance(effect, msg.Remember) else self.memory
 
     def kill_9(self) -> None:
-        """The agent is killed and takes up what it had written down: every record, with the bytes that it held."""
         self.memory = self.agent.memory()
         holdings, grants = self.agent.holdings, self.agent.ledger.gpus
         self.agent = self.new_agent()
@@ -238,7 +235,6 @@ class TableWalk(Walk):
 
 @pytest.mark.timeout(300)
 def test_whatever_comes_a_record_obeys_its_row_and_every_pair_comes() -> None:
-    """Every state with every stimulus: those that have a row, and those that are refused."""
     seen: set[Pair] = set()
     for seed in range(NUM_WALKS):
         TableWalk(seed, seen, is_thorough=True).run()

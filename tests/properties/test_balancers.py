@@ -1,4 +1,4 @@
-"""The look-ahead balancer against one that keeps nothing and asks everybody, after any history (PreServe 4.3)."""
+"""The look-ahead balancer against a stateless one, after any history (PreServe 4.3)."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ DEEDS = st.lists(
 
 
 class Story:
-    """A balancer with a history. An instance takes five requests, and how many it has depends on `fill` alone."""
+    """An instance takes five requests; its load depends on `fill` alone."""
 
     def __init__(self, params: BalancerParams = EXACT, names: Sequence[str] = IDS) -> None:
         self.balancer = LoadAware(params)
@@ -68,13 +68,11 @@ class Story:
         self.balancer.sent(self.ticket, name, prompt, expected, self.now_s)
 
     def least(self, prompt: int, expected: int) -> str:
-        """The instance with the least load of all, asked one by one."""
         params = self.balancer.params
         asked = [(load_of(o, prompt, expected, params), floor_of(o, params), o.instance_id) for o in self.plain()]
         return min(asked)[2] if asked else ""
 
     def plain(self) -> list[InstanceLoad]:
-        """Every instance with a free slot, as it is now."""
         loads = []
         for name, here in self.balancer.instances.items():
             self.balancer.outlook(name, self.now_s)  # time passes there too

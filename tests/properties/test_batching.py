@@ -1,4 +1,4 @@
-"""The engine that skips ahead, against one that is written to be read: every step, one after the other."""
+"""The engine that skips ahead, against a plain one that visits every step."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ FLAT = StepCosts(prefill_base_s=0.05, prefill_s_per_token=1e-4, decode_base_s=0.
 
 
 def plain(costs, limits, arrivals):
-    """The same engine, naively. Returns key -> (first token, finish)."""
+    """Returns key -> (first token, finish)."""
     coming = sorted(arrivals)
     waiting, running, first, finish = [], [], {}, {}
     now = 0.0
@@ -45,7 +45,7 @@ def plain(costs, limits, arrivals):
         else:
             while limits.kv_tokens - sum(s["size"] for s in running) < len(running):
                 victim = running.pop()
-                victim["size"] += 1  # its newest token is computed again too
+                victim["size"] += 1  # its newest token is recomputed too
                 waiting.insert(0, victim)
             context = sum(s["size"] for s in running)
             now += (
@@ -61,12 +61,10 @@ def plain(costs, limits, arrivals):
 
 
 def sequences_of(arrivals):
-    """(when it comes, sequence) of each, in order."""
     return [(at_s, Sequence(key, prompt, output)) for at_s, key, prompt, output in sorted(arrivals)]
 
 
 def drive(engine, arrivals):
-    """Feed the arrivals and advance from event to event."""
     coming = sequences_of(arrivals)
     for at_s, sequence in coming:
         while engine.next_at_s <= at_s:
@@ -79,7 +77,7 @@ def drive(engine, arrivals):
 
 ARRIVALS = st.lists(
     st.tuples(st.floats(0.0, 20.0), st.integers(1, 400), st.integers(1, 300)), min_size=1, max_size=25
-).map(  # never two at one instant: which of them a batch then takes is the caller's order, not the engine's
+).map(  # never two at one instant: the caller orders those
     lambda rows: [(at_s + 1e-5 * n, n, prompt, output) for n, (at_s, prompt, output) in enumerate(sorted(rows))]
 )
 LIMITS = st.builds(
@@ -108,7 +106,7 @@ def test_skipping_is_stepping(arrivals, limits, costs):
 
 
 def emulated(arrivals, limits):
-    """The same by the emulated engine's scheduler, whose context is one token longer. Returns what `plain` does."""
+    """On the emulated engine's scheduler, whose context is one token longer."""
     profile = Profile(17.5, 0.1968, 5.2e-6, 32.1, 0.231, 0.0, kv_bytes_per_token=1, activation_bytes=1)
     batch = Batch(
         profile=profile,
@@ -193,7 +191,7 @@ def test_a_slowdown_stretches_what_comes_after_the_next_boundary():
 
 @given(ARRIVALS, LIMITS | CHUNKED, st.floats(0.0, 1.0), st.data())
 def test_a_cache_that_shrinks_loses_nobody(arrivals, limits, share, data):
-    """WarmServe section 4.1: whatever it is limited to and when, what is used fits and every sequence ends."""
+    """WarmServe section 4.1: at any limit, used blocks fit and every sequence ends."""
     engine = BatchEngine(COSTS, limits)
     coming = sequences_of(arrivals)
     last_s = max(at_s for at_s, *_ in arrivals)
@@ -212,7 +210,7 @@ def test_a_cache_that_shrinks_loses_nobody(arrivals, limits, share, data):
 
 @given(ARRIVALS, LIMITS, st.floats(0.0, 30.0))
 def test_an_engine_that_is_reshaped_loses_no_token(arrivals, limits, at_s):
-    """HydraServe section 6.2: a pipeline's batch goes on in the whole engine, with its costs and its bounds."""
+    """HydraServe section 6.2: a pipeline's batch continues in the whole engine."""
     engine = BatchEngine(COSTS.pipelined(4, 0.001), limits)
     coming, is_whole = sequences_of(arrivals), False
     for when, sequence in coming:

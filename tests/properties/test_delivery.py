@@ -1,6 +1,6 @@
-"""Facts doubled, reordered, delayed or lost: once the table has been read, every reader knows the same.
+"""Facts doubled, reordered, delayed or lost: once the table has been read, all readers agree.
 
-Commands of replaced controllers: refused whatever the order they come in.
+Commands of replaced controllers are refused in any order.
 """
 
 from dataclasses import replace
@@ -29,7 +29,6 @@ IDS = ("i-1", "i-2", "i-3")
 
 
 def life_of(instance_id: str) -> list[Instance]:
-    """Every row its agent writes of one instance, in order."""
     return [
         replace(
             an_instance(instance_id, state=state, revision=n), url="http://e" if state is InstanceState.READY else ""
@@ -39,7 +38,7 @@ def life_of(instance_id: str) -> list[Instance]:
 
 
 rows = [row for instance_id in IDS for row in life_of(instance_id)]
-deliveries = st.lists(st.sampled_from(rows), max_size=60)  # any order, any number of times, some never
+deliveries = st.lists(st.sampled_from(rows), max_size=60)
 
 
 @given(deliveries, st.booleans())

@@ -1,4 +1,4 @@
-"""What must hold of every policy of the kinds `eviction` and `caching`, whatever is asked in whatever sequence."""
+"""Invariants of the policies of kinds `eviction` and `caching`."""
 
 from collections.abc import Callable
 from random import Random
@@ -104,7 +104,7 @@ def test_held_stay_bytes_fit_and_the_same_asks_give_the_same_victims(
 
 
 def play(caching: str, asks: list[tuple[str, float]], held: frozenset[str], dropped: set[int]) -> list[str]:
-    """A cache over those asks; the victims in order."""
+    """Returns the victims in order."""
     facts = CacheFacts(penalty_s=lambda name, num_bytes: 1.0 + ord(name) % 3)
     memory = choose("caching", caching)(facts)
     present: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""A model shared by tenants: nobody starves, nothing idles, weights hold, and tenants that have left are forgotten."""
+"""A model shared by tenants: nobody starves, nothing idles, weights hold."""
 
 from collections import Counter
 from copy import deepcopy
@@ -13,15 +13,15 @@ from glowplug.policies.fairness.vtc import Vtc
 
 
 class Engine:
-    """One instance under a discipline, a step a second: a prompt is read in a step for each 1,000 tokens, one prompt at
-    a time, and an answer has a token a step. What gives way comes back in the same step."""
+    """One step a second: prefill takes one per 1,000 tokens, one prompt at a time; decoding, one per token. A request
+    that gives way returns in the same step."""
 
     def __init__(self, num_slots: int, *, can_leave: bool = True, **params: float) -> None:
         self.vtc = Vtc(FairnessParams(**params))  # type: ignore[arg-type]
         self.num_slots, self.can_leave = num_slots, can_leave
         self.claims: dict[int, Claim] = {}
-        self.left: dict[int, list[int]] = {}  # running: steps of its prompt and of its answer that are to come
-        self.waiting: dict[int, int] = {}  # ticket -> steps it has waited in all
+        self.left: dict[int, list[int]] = {}  # remaining steps of prompt and answer
+        self.waiting: dict[int, int] = {}  # ticket -> steps waited
         self.waited: dict[int, int] = {}
         self.tokens: Counter[str] = Counter()
         self.now_s = 0.0
@@ -37,7 +37,7 @@ class Engine:
         return ticket
 
     def _check_at_once(self, claim: Claim) -> None:
-        """A request goes at once only where the whole way would dispatch it and have no other give way."""
+        """The shortcut is for requests that the full procedure would dispatch with nobody giving way."""
         vtc = deepcopy(self.vtc)
         if vtc.goes_at_once(claim.tenant, claim.prompt_tokens, 1, self.now_s):
             vtc.hold(claim, self.now_s)
@@ -93,7 +93,7 @@ class Engine:
 
 arrivals = st.lists(
     st.tuples(
-        st.integers(0, 5),  # steps before it
+        st.integers(0, 5),
         st.sampled_from("abc"),
         st.sampled_from(Priority),
         st.sampled_from((50, 400, 5000)),
@@ -124,7 +124,7 @@ def test_whoever_asks_every_request_ends_and_no_slot_stays_idle(
 def test_nobody_starves_beside_floods_of_others(
     priority: Priority, num_slots: int, num_floods: int, prompt: int, own: int
 ) -> None:
-    """A flood of any class and length, refilled for ever; one request of another tenant, of any class and length."""
+    """An endless flood of any class and length."""
     for flood in Priority:
         engine = Engine(num_slots)
         engine.arrive("light", priority, prompt=own)

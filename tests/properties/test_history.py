@@ -1,5 +1,4 @@
-"""The console's history for every sequence of events: coarse slots add up fine ones, quantiles keep their bound, and
-weeks take no more than the rings."""
+"""The console's history: coarse slots sum fine ones, quantiles keep their bound."""
 
 import math
 from dataclasses import replace
@@ -15,7 +14,7 @@ ONE = story.request_finished(1, T)
 MODELS = ("a", "b", "c")
 EVENTS = st.lists(
     st.tuples(
-        st.floats(-300.0, 4000.0),  # seconds since the one before: clocks go back too, and consoles are away
+        st.floats(-300.0, 4000.0),  # seconds since the one before: clocks go back too
         st.sampled_from(MODELS),
         st.integers(0, 5000),
         st.floats(0.0, 500.0),
@@ -26,7 +25,7 @@ EVENTS = st.lists(
 
 
 def whole(history: History, span: str, scope: str) -> Cell:
-    """All slots of a ring added up, with what finer rings have not given to it yet."""
+    """All slots of a ring, with data that finer rings still hold."""
     total = Cell()
     for start in {
         *history.rings[span].closed,

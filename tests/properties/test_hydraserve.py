@@ -1,4 +1,4 @@
-"""What HydraServe's placement must keep whatever the servers."""
+"""Invariants of HydraServe's placement."""
 
 from dataclasses import replace
 
@@ -51,7 +51,6 @@ STARTS = st.builds(
 
 @given(STARTS, servers())
 def test_a_layout_fits_its_gpus_on_servers_of_their_own(start, offers):
-    """Of one GPU each, or of a tensor group on one server."""
     layout = allocate(start, offers, 0.0)
     free = {gpu: num for offer in offers for gpu, num in offer.gpus}
     if layout is None:
@@ -87,7 +86,7 @@ def test_a_looser_objective_is_met_where_a_tight_one_was(start, offers, more):
 
 @given(FETCHES, st.floats(1, 1e10), st.floats(0.1, 60))
 def test_who_was_admitted_is_in_time_under_equal_shares(fetches, num_bytes, deadline):
-    """Eq. 3 never over-admits: with shares that only grow, everybody's bytes are there by their deadline."""
+    """Eq. 3 never over-admits: with shares that only grow, all bytes arrive in time."""
     ledger = LinkLedger(bytes_per_s=2e9)
     for at, (left, due) in enumerate([*fetches, (num_bytes, deadline)]):
         if admits(ledger, left, due, 0.0):
@@ -99,7 +98,7 @@ def test_who_was_admitted_is_in_time_under_equal_shares(fetches, num_bytes, dead
 
 @given(FETCHES, st.floats(0, 10), st.floats(0, 10))
 def test_settling_in_two_steps_never_leaves_more(fetches, first, second):
-    """Between two looks a fetch may end and leave its share to the others."""
+    """A fetch that ends between two looks leaves its share to the others."""
     made = tuple(Fetch(fetch_id=str(at), left_bytes=left, deadline_at=due) for at, (left, due) in enumerate(fetches))
     ledger = LinkLedger(bytes_per_s=2e9, fetches=made)
     once = {f.fetch_id: f.left_bytes for f in settle(ledger, first + second).fetches}
@@ -110,7 +109,6 @@ def test_settling_in_two_steps_never_leaves_more(fetches, first, second):
 
 @st.composite
 def small_servers(draw):
-    """One to four GPUs of 100 MiB each, with 5 to 95 of them free."""
     free = draw(st.lists(st.lists(st.integers(5, 95), min_size=1, max_size=4), min_size=2, max_size=6))
     return [
         a_node(
@@ -135,8 +133,7 @@ OVER_TENSOR = AllocationParams(pipeline_over_tensor=True)
 )
 @given(nodes=small_servers(), num_gpus=st.integers(2, 4), mib=st.integers(20, 380), num_bytes=st.integers(4, 10**9))
 def test_stages_of_tensor_groups_share_out_every_byte_of_the_model_once(place, params, nodes, num_gpus, mib, num_bytes):
-    """Section 7: over stages and ranks the bytes are all there, a stage's GPUs are of one server, none is taken twice,
-    and each rank has the same part of its stage."""
+    """Section 7: a stage's GPUs share a server, none is taken twice, and each rank has an equal part of its stage."""
     model = a_model(weights_bytes=mib * MIB * 2 // 3, kv_bytes=mib * MIB // 3, num_gpus=num_gpus)
     model = replace(model, weights=replace(model.weights, num_bytes=num_bytes))
     decision = place(PlaceRequest(instance_id="i", model=model), PlacementView(now_s=0.0, nodes=nodes), params)
@@ -154,7 +151,7 @@ def _nth(node, num_gpus):
 @pytest.mark.parametrize("place", [hydraserve.place, union.place])
 @given(free=st.lists(st.integers(15, 79), min_size=2, max_size=6), num_bytes=st.integers(4, 10**9))
 def test_stages_share_out_every_byte_of_the_model_once(place, free, num_bytes):
-    """Section 4.1: each fetches its own part first. 80 MiB, and no GPU has as many free: stages, or none."""
+    """Section 4.1: each fetches its own part first. No GPU has 80 MiB free: stages, or none."""
     nodes = [
         a_node(f"n{n}", gpus_mib=(100,), grants={0: [("x", 100 - mib)]}, abilities=("emulated:stages",))
         for n, mib in enumerate(free)
@@ -169,7 +166,7 @@ def test_stages_share_out_every_byte_of_the_model_once(place, free, num_bytes):
 
 
 def share_out_the_model(stages, model, nodes):
-    """Each on a server of its own, on GPUs with the bytes; together they hold the model, and fetch every byte once."""
+    """Each on its own server, with room."""
     free = {gpu.gpu_id: gpu.free_bytes for node in nodes for gpu in node.gpus}
     taken = [gpu_id for stage in stages for gpu_id in stage.gpu_ids]
     assert len(set(taken)) == len(taken) == model.num_gpus * len(stages)

@@ -1,4 +1,4 @@
-"""Bytes are conserved: what a GPU has is free or held by somebody; byte ranges and rates hold what they must."""
+"""Bytes are conserved; ranges and rates keep their invariants."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +64,7 @@ def _of(gpus, gpu_id, holder, owner):
     return sum(g.num_bytes for g in grants if (g.holder, g.owner) == (holder, owner))
 
 
-KEYS = {"a": 45, "b": 20}  # of shared weights -> their bytes
+KEYS = {"a": 45, "b": 20}  # shared weights -> bytes
 SHARERS = st.sampled_from(["i-1", "i-2", "r-3", "i-4"])
 SHARING = st.lists(
     st.one_of(
@@ -84,8 +84,7 @@ SHARING = st.lists(
 
 @given(SHARING)
 def test_what_several_holders_share_counts_once_whoever_comes_and_goes(deeds):
-    """Against a model that knows what each of them reads: a GPU is used by what each has alone, and by one copy of what
-    at least one of them shares."""
+    """A GPU's use is each holder's private bytes plus one copy of each shared part."""
     ledger, model = ByteLedger([Gpu(gpu_id=gpu_id, total_bytes=total) for gpu_id, total in SIZES.items()]), {}
     for verb, *given_ in deeds:
         before = ledger.gpus
@@ -147,10 +146,10 @@ def test_a_bucket_never_lets_more_through_than_its_rate(chunks: list[int], rate:
     for chunk in chunks:
         now_s += bucket.wait_s(now_s)
         assert bucket.wait_s(now_s) <= 1e-6
-        assert passed <= 500 + rate * now_s + 1e-3  # what passed before this chunk was paid for
+        assert passed <= 500 + rate * now_s + 1e-3  # earlier chunks were paid for
         bucket.spend(chunk)
         passed += chunk
-    assert now_s <= (passed / rate) + 1e-6  # and never waits for more than it was asked to carry
+    assert now_s <= (passed / rate) + 1e-6  # and the wait is for no more than was asked
 
 
 @given(st.lists(st.integers(1, 10**9), max_size=10))

@@ -1,4 +1,4 @@
-"""Texts read in C say what they say when they are read in Python, to the last bit."""
+"""Texts read in C and in Python agree to the last bit."""
 
 import shutil
 from functools import cache
@@ -22,7 +22,7 @@ TEXTS = st.one_of(
     st.lists(WORDS, max_size=60).map(" ".join),
     st.lists(WORDS, min_size=200, max_size=400).map("".join),
     st.text(st.characters(max_codepoint=127), max_size=80),
-    st.text(max_size=30),  # of any script: these are read in Python
+    st.text(max_size=30),  # of any script: Python reads these
     st.sampled_from(["!" * (FIRST_CHARS + LAST_CHARS), "a " * 2000, "\u212a", "\u0130 words"]),
 )
 TURNS = st.lists(st.tuples(TEXTS, st.booleans()).map(lambda both: Turn(*both)), min_size=1, max_size=20)

@@ -1,4 +1,4 @@
-"""Ledger, pool and slots of a host GPU do what a model of a few dictionaries says, whatever is asked or killed."""
+"""Ledger, pool and slots of a host GPU match a simple model under any requests and kills."""
 
 import contextlib
 import json
@@ -45,7 +45,6 @@ VERBS = st.sampled_from(["take", "give", "publish", "attach", "adopt", "holdings
 
 @pytest.fixture(scope="module")
 def path() -> Iterator[Path]:
-    """Of an owner that runs."""
     with tempfile.TemporaryDirectory(prefix="gp-owner-") as folder:
         running = RunningOwner(Path(folder) / "s")
         yield Path(folder) / "s"
@@ -66,7 +65,7 @@ def test_no_message_ends_an_owner_or_takes_more_than_there_is(path: Path, messag
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_owner_engines_and_agent_are_killed_and_every_chunk_stays_accounted_for(seed: int) -> None:
-    """In a process of its own, which forks."""
+    """It forks, so it needs its own process."""
     command = [sys.executable, "-m", "tests.memory_processes", str(seed), "600"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""What a placement asks of the fleet's index is what reading every node would say, and so is what it decides."""
+"""The fleet's index answers and decides like a scan of every node."""
 
 import random
 from collections.abc import Iterator
@@ -43,8 +43,6 @@ ABILITIES = (("emulated:prewarm", "emulated:stages"), ("emulated:prewarm",), ())
 
 
 class Scanning(NodeIndex):
-    """Reads every node at each question."""
-
     def among(self, node_ids, num_bytes, num_gpus, engine):
         return [n for n in self._able(engine) if node_ids is None or n.node_id in node_ids]
 
@@ -86,7 +84,6 @@ class Scanning(NodeIndex):
 
 
 def some_weights(chance: random.Random, share: float) -> tuple[CachedWeights, ...]:
-    """Of that share of the models, some under the name of their model too."""
     return tuple(
         CachedWeights(digest=m.weights.digest, num_bytes=1, model_keys=(m.key,) if chance.random() < 0.5 else ())
         for m in MODELS
@@ -95,7 +92,6 @@ def some_weights(chance: random.Random, share: float) -> tuple[CachedWeights, ..
 
 
 def a_fleet(chance: random.Random) -> tuple[list[Node], dict[str, list[Instance]], dict[str, float], dict[str, int]]:
-    """Nodes of a few kinds, with instances, replicas (some worth nothing), engines asleep and promises on them."""
     nodes, dormant, scores, reserved = [], {}, {}, {}
     fullness = chance.choice((0.2, 0.5, 0.9))
     for n in range(chance.randrange(1, 30)):
@@ -153,7 +149,6 @@ def a_fleet(chance: random.Random) -> tuple[list[Node], dict[str, list[Instance]
 
 
 def sharing(gpu: Gpu, chance: random.Random) -> Gpu:
-    """Some of its holders read the same weights: of each of them what they share does not count any more."""
     if not gpu.grants or chance.random() < 0.6:
         return gpu
     many = chance.sample(gpu.grants, chance.randint(1, len(gpu.grants)))
@@ -196,7 +191,6 @@ def test_a_placement_decides_as_if_it_read_every_node(name: str, seed: int) -> N
 
 @given(seed=st.integers(0, 10**9))
 def test_an_index_kept_through_changes_is_one_made_anew(seed: int) -> None:
-    """Beats, claims, instances, cordons and departures, with questions in between."""
     chance, capacity = random.Random(seed), Capacity()
     name = chance.choice(["union", "hydraserve", "serverlessllm", "first_fit", "warmserve"])
     place = choose("placement", name)
@@ -241,7 +235,7 @@ def test_an_index_kept_through_changes_is_one_made_anew(seed: int) -> None:
 
 
 def assert_fits(capacity: Capacity, node: Node, decision: PlaceDecision, key: str) -> None:
-    """What is used once all has gone that is given up, with one copy of what the new one shares, is not too much."""
+    """Use fits once all dropped holders have left, with one copy of the shared part."""
     (gpu,) = (gpu for gpu in node.gpus if gpu.gpu_id in decision.stages[0].gpu_ids)
     rest, known = {decision.source, *decision.drops}, gpu.shares(key)
     left = gpu.used_bytes - gpu.freed_by(rest)
@@ -272,8 +266,6 @@ def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() ->
 
 
 class ScanningVictims(Victims):
-    """Asks every node."""
-
     def _by_least_cost(self, wanted, only):
         yield from (((False,), node.node_id) for node in self.nodes)
 
@@ -323,7 +315,7 @@ def test_who_leaves_is_chosen_as_if_every_node_was_asked(rule: str, seed: int, e
             wanted = Victims(**fields).wanted(model, wanting=chance.choice((0, 0, 3)), whole=chance.random() < 0.2)
             chosen = [kind(**fields).make(wanted, choose("eviction", evict)) for kind in (Victims, ScanningVictims)]
             assert chosen[0] == chosen[1]
-            if chosen[0] is None and wanted.wanting:  # then nobody leaves for one that has less of a claim
+            if chosen[0] is None and wanted.wanting:  # then nobody leaves for a weaker claim
                 given = None if wanted.given is None else wanted.given + chance.randrange(30)
                 less = replace(wanted, wanting=chance.randrange(wanted.wanting) + 1, given=given)
                 assert (less.kind, wanted.is_eased_from(less)) == (wanted.kind, True)

@@ -1,5 +1,4 @@
-"""Bytes nobody meant: decoding raises MalformedEvent or nothing; what decodes is handled by every controller and by
-the console, every view of which stays JSON."""
+"""Unintended bytes: decoding raises MalformedEvent or nothing."""
 
 import asyncio
 import contextlib
@@ -104,7 +103,7 @@ READ = {
 
 
 class Stage:
-    """One controller, fed as its shell feeds it: what does not decode never reaches it."""
+    """Fed as its shell feeds it: undecodable bytes never reach it."""
 
     def __init__(self, service: str, system: str) -> None:
         self.controller, self.now_s, self._ids = CONTROLLERS[service](system), NOW, itertools.count(1)
@@ -112,7 +111,6 @@ class Stage:
         self.settle()
 
     def settle(self) -> None:
-        """The fleet the odd ones come into: sound rows, and time to know them."""
         sound = {
             "models": {"m": a_model("m")},
             "nodes": {"node-1": a_node("node-1", gpus_mib=(300, 300))},
@@ -125,7 +123,6 @@ class Stage:
             self.tick(1.0)
 
     def tick(self, passed_s: float) -> None:
-        """Time passes; the node of the fleet is alive and a router has one request for its model."""
         self.now_s += passed_s
         beat = NodeBeat(node=a_node("node-1", gpus_mib=(300, 300), revision=next(self._ids)))
         for event_in in (an_event(beat), load_report(m=ModelLoad(num_waiting=1, last_active_at=self.now_s)), Tick()):
@@ -156,7 +153,6 @@ class Stage:
         self.effects(self.controller.restore(table, read_rows(table, raw, TABLES[table])[0], self.now_s))
 
     def effects(self, effects: list[Any]) -> None:
-        """What goes out again can be written, under a subject, and read by others."""
         for effect in effects:
             if isinstance(effect, Publish):
                 event = an_event(effect.payload)
@@ -194,7 +190,6 @@ def test_an_agent_starts_from_whatever_memory_decodes(memory: dict[str, Any], dr
 
 
 def mutated(raw: bytes, cuts: list[tuple[int, int, bytes]]) -> bytes:
-    """`raw` with stretches of it replaced."""
     for at, num, instead in cuts:
         at %= len(raw) + 1
         raw = raw[:at] + instead + raw[at + num :]
@@ -246,7 +241,6 @@ JOIN = PAYLOADS["agent.join"]
 
 
 def with_text(raw: bytes, text: str, field: str) -> bytes:
-    """`raw` with this text, JSON or not, as the value of a field."""
     return json.dumps(json.loads(raw) | {field: "HERE"}).replace('"HERE"', text).encode()
 
 
@@ -287,7 +281,7 @@ def test_a_row_under_the_key_of_another_is_named() -> None:
 
 
 async def connected() -> None:
-    """The bus in memory needs no connecting."""
+    """No connection needed in memory."""
 
 
 async def expect_shown(drawn: list[Any]) -> None:

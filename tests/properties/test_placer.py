@@ -1,4 +1,4 @@
-"""What the placer must keep whatever the fleet, the policy and the order of events."""
+"""Invariants of the placer."""
 
 import random
 from collections import deque
@@ -47,7 +47,6 @@ SECONDS = StageSeconds(container_s=0.01, library_s=0.01, prefill_s=0.001)
 
 @st.composite
 def fleets(draw) -> PlacementView:
-    """Nodes of four GPUs with instances and replicas on them, never over capacity."""
     nodes, dormant, scores, reserved = [], {}, {}, {}
     for n in range(draw(st.integers(1, 4))):
         node_id, grants, rows = f"n{n}", {g: [] for g in range(4)}, []
@@ -147,8 +146,7 @@ def test_replicas_lie_nested_or_apart_and_never_twice(name, view, peaks):
 
 
 class Agents:
-    """Agents of two nodes that carry out what they are told in the order they are told it, at once, and never refuse
-    in silence; and their placer."""
+    """They carry out orders at once and in sequence, and never refuse in silence."""
 
     def __init__(self, placement: str, **given: Any) -> None:
         nodes = [a_node(f"n{n}", gpus_mib=(100,) * 4, abilities=ABILITIES) for n in range(2)]
@@ -166,7 +164,7 @@ class Agents:
         effects = self.controller.handle(event, self.now_s)
         self._commands += [effect.payload for effect in effects if isinstance(effect, Publish)]
         if self._is_busy:
-            return  # what an agent says while it carries out a command: what follows from it comes after the rest
+            return  # later facts follow after the rest
         self._is_busy = True
         while self._commands:
             self.carry_out(self._commands.popleft())
@@ -249,7 +247,6 @@ class Agents:
 
 
 def steps(chance: random.Random, agents: Agents) -> Iterator[None]:
-    """One thing after the other that may happen to a fleet."""
     busy: dict[str, ModelLoad] = {}
     for number in range(60):
         agents.now_s += chance.choice((0.01, 0.2, 1.0))
@@ -291,8 +288,7 @@ def steps(chance: random.Random, agents: Agents) -> Iterator[None]:
 @example(seed=60)
 @example(seed=112)
 def test_bytes_are_never_promised_twice(name, seed):
-    """Agents that carry out the orders as they come always have the bytes; the capacity agrees with them; nobody
-    busy is evicted within the fair wait, and only replicas give way at once."""
+    """Agents that carry out orders in sequence always have the bytes; no busy model is evicted within the fair wait."""
     agents = Agents(name, evict="swapserve")
     controller = agents.controller
     for _ in steps(random.Random(seed), agents):
@@ -307,8 +303,7 @@ def test_bytes_are_never_promised_twice(name, seed):
 
 
 class LossyAgents(Agents):
-    """The same where commands and facts get lost, and an agent without the bytes says so. Tables are read now and
-    then, as the services do."""
+    """Commands and facts get lost. Tables are read now and then, as the services do."""
 
     chance = random.Random(0)
 
@@ -339,7 +334,6 @@ class LossyAgents(Agents):
             super().give(payload)
 
     def settle(self) -> None:
-        """Nothing more is asked for; what was is repeated, told by tables, given up."""
         for _ in range(120):
             self.now_s += 0.5
             self.give(Tick())
@@ -352,7 +346,6 @@ class LossyAgents(Agents):
 @pytest.mark.parametrize("name", ["first_fit", "hydraserve", "warmserve", "union"])
 @given(seed=st.integers(0, 10**6))
 def test_no_promise_outlives_what_it_was_made_for(name, seed):
-    """Whatever gets lost on the way: in the end the claims are what the agents hold, and nobody waits for nothing."""
     agents = LossyAgents(name, keep_gone_s=20.0)
     controller = agents.controller
     agents.chance = random.Random(seed)

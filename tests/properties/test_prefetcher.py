@@ -1,4 +1,4 @@
-"""What must hold of a prefetcher whatever happens to it, in whatever order."""
+"""Invariants of a prefetcher."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,9 +26,8 @@ instance_ids = st.sampled_from(["", "i-1", "i-2", "i-3"])
 
 
 class Prefetching(RuleBasedStateMachine):
-    """A shell that does what the controller says, and a world that asks, kills and fails at will. `disk` is what the
-    shell has granted and not removed: the bytes that are really taken. `copies` are those on the disk behind it, and
-    `unanswered` the weights asked for, whole, of which no fact has come."""
+    """A shell that obeys the controller, in a world that asks, kills and fails at will. `disk`: granted and not yet
+    removed. `copies`: those on the disk behind it. `unanswered`: whole weights requested, without a fact so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,15 +36,15 @@ class Prefetching(RuleBasedStateMachine):
         self.disk: dict[str, int] = {}
         self.complete: set[str] = set()
         self.tasks: dict[str, bool] = {}  # digest -> has memory
-        self.users: dict[str, str] = {}  # instance_id -> digest, from the command that asked
+        self.users: dict[str, str] = {}  # instance_id -> digest
         self.gone: set[str] = set()
-        self.later: list[Any] = []  # outcomes on their way to the controller
+        self.later: list[Any] = []  # on their way to the controller
         self.copies: dict[str, int] = {}
         self.writing: set[str] = set()
         self.unanswered: set[str] = set()
         self.changed: set[str] = (
             set()
-        )  # weights that may leave the disk under whoever reads them: those go to the source
+        )  # weights that may leave the disk under a reader, who then continues from their source
 
     def born(self, caching: str) -> PrefetcherController:
         params = PrefetcherParams(capacity_bytes=CAPACITY, max_fetches=2, room_wait_s=5.0, hold_s=1e9, caching=caching)
@@ -110,7 +109,7 @@ class Prefetching(RuleBasedStateMachine):
             self.copies.pop(effect.digest, None)
 
     def copy_ends(self, digest: str, code: str) -> None:
-        """Nothing writes any more; the outcome comes later."""
+        """The outcome comes later."""
         if digest not in self.writing:
             return
         self.writing.discard(digest)
@@ -124,7 +123,7 @@ class Prefetching(RuleBasedStateMachine):
 
     @rule(name=names)
     def copy_is_damaged(self, name: str) -> None:
-        """A fetch that reads the copy finds that, and goes on from the source."""
+        """A fetch that reads the copy notices, and continues from the source."""
         job = self.prefetcher.jobs.get(name)
         if job is not None and job.from_disk and name in self.tasks:
             job.from_disk = True
@@ -136,7 +135,7 @@ class Prefetching(RuleBasedStateMachine):
         self.later.append(msg.RegionChanged(name))
 
     def end(self, digest: str, code: str, *, kept: bool) -> None:
-        """A task is over; its outcome comes after the effects at hand, as over a queue."""
+        """Its outcome follows the pending effects, as over a queue."""
         if self.tasks.pop(digest, None) is None:
             return
         if not kept:
@@ -162,7 +161,6 @@ class Prefetching(RuleBasedStateMachine):
         self.give(event)
 
     def running(self, index: int, has_memory: bool) -> str:
-        """One of the running tasks, "" when there is none."""
         some = sorted(name for name, granted in self.tasks.items() if granted is has_memory)
         return some[index % len(some)] if some else ""
 
@@ -185,7 +183,6 @@ class Prefetching(RuleBasedStateMachine):
 
     @rule(name=names)
     def bring(self, name: str) -> None:
-        """A whole fetch without a hitch, and time for its copy to be written."""
         self.receive()
         self.ask(name, "", 0, ranged=False)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""The anticipator against the paper's own map, an array that every request walks; the router against every instance."""
+"""The anticipator against the paper's own map; the router against every instance."""
 
 import math
 
@@ -24,7 +24,7 @@ DEEDS = st.lists(
 
 
 class PlainMap:
-    """As printed: start, prompt and end of every request, summed step by step."""
+    """As printed: summed step by step."""
 
     def __init__(self):
         self.now, self.requests = 0, {}
@@ -88,7 +88,7 @@ def test_two_numbers_a_turn_are_the_map_of_the_paper(deeds, num_steps, prompt, e
     st.integers(1, 100),
 )
 def test_stopping_early_finds_what_asking_everybody_finds(made, prompt, expected):
-    """Ties go to the lower floor, then to the lower id."""
+    """Ties: lower floor, then lower id."""
     loads = [InstanceLoad(f"i-{n}", both(deeds)[1], queued, current) for n, (deeds, queued, current) in enumerate(made)]
     params = BalancerParams(most_visited=0)
     order = LoadOrder(params)

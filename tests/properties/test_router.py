@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: each request ends once, in order, never beyond an instance's capacity."""
+"""Each request ends once, in order, never beyond an instance's capacity."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ KEYS, INSTANCES = ("a", "b"), ("a-1", "a-2", "b-1", "b-2")
 
 
 class Router(RuleBasedStateMachine):
-    """The world keeps its own account of every request and instance, and holds the controller to it."""
+    """Keeps its own account and checks the controller against it."""
 
     policy = "least_loaded"
     balancer = BalancerParams()
@@ -34,12 +34,12 @@ class Router(RuleBasedStateMachine):
             quarantine_s=0.5, policy=self.policy, balancer=self.balancer, continue_within_s=4.0, move_within_s=5.0
         )
         self.controller = RouterController(params)
-        self.leaving: dict[int, str] = {}  # ticket -> the instance that answers it still
+        self.leaving: dict[int, str] = {}  # ticket -> the instance that still answers it
         self.asked: dict[int, msg.RequestArrived] = {}
         self.begun: set[int] = set()  # first token told since it was sent
         self.now_s, self.ticket, self.revision = 1000.0, 0, 10
-        self.held: dict[str, list[int]] = {key: [] for key in KEYS}  # tickets, oldest first
-        self.running: dict[int, str] = {}  # ticket -> instance_id
+        self.held: dict[str, list[int]] = {key: [] for key in KEYS}  # oldest first
+        self.running: dict[int, str] = {}
         self.model_of: dict[int, str] = {}
         self.ended: set[int] = set()
         self.state: dict[str, Instance] = {}
@@ -63,7 +63,7 @@ class Router(RuleBasedStateMachine):
                 self.check_move(effect)
 
     def check_move(self, effect: msg.MoveStream) -> None:
-        """It leaves what drains, for another one with a free slot, while nobody waits for that."""
+        """It leaves a draining instance for a slot that nobody waits for."""
         ticket, known = effect.ticket, self.state[effect.instance.instance_id]
         first = self.state[self.running[ticket]]
         assert ticket not in self.leaving and first.state is InstanceState.DRAINING
@@ -117,7 +117,7 @@ class Router(RuleBasedStateMachine):
     def instance_changes(
         self, instance_id: str, state: InstanceState, room: int, kv_tokens: int, stale: bool, left_s: float
     ) -> None:
-        """Facts with old revisions are part of life, and change nothing."""
+        """Old revisions change nothing."""
         self.revision += 1
         revision = 1 if stale and instance_id in self.state else self.revision
         given: dict[str, Any] = {"url": "http://x:1", "max_concurrency": room, "kv_tokens": kv_tokens}
@@ -137,7 +137,6 @@ class Router(RuleBasedStateMachine):
     @precondition(lambda self: self.leaving)
     @rule(data=st.data(), refused=st.booleans(), unreachable=st.booleans(), moves=st.booleans())
     def moves(self, data: st.DataObject, refused: bool, unreachable: bool, moves: bool) -> None:
-        """The other instance takes it, or it stays where it was."""
         ticket = data.draw(st.sampled_from(sorted(self.leaving)))
         first = self.leaving.pop(ticket)
         if moves:
@@ -211,7 +210,6 @@ class Router(RuleBasedStateMachine):
         self.tokens_agree()
 
     def tokens_agree(self) -> None:
-        """A policy that counts tokens counts those of what runs, each once."""
         for key in KEYS:
             balancer = self.controller.balances.of(key)
             if not isinstance(balancer, Tracker):
@@ -224,7 +222,6 @@ class Router(RuleBasedStateMachine):
                 assert mine or here.look.tokens_left == 0
 
     def teardown(self) -> None:
-        """When time runs out for everybody and the engines are done, nobody is left."""
         for seconds in (0.0, 6.0):
             self.now_s += seconds
             self.tell(Tick())
@@ -237,14 +234,11 @@ class Router(RuleBasedStateMachine):
 
 
 class HoldsOverloaded(Router):
-    """Every request still ends once where the KV cache decides who waits."""
-
     policy = "preserve_load_aware"
     balancer = BalancerParams(hold_overloaded=True, num_refreshed=1)
 
 
 def check(machine: type[Router]) -> None:
-    """Drive it; what it asserts must hold."""
     run_state_machine_as_test(machine, settings=settings())
 
 

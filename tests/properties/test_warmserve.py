@@ -1,4 +1,4 @@
-"""What WarmServe's placement must keep whatever the cluster and the wishes."""
+"""Invariants of WarmServe's placement."""
 
 from dataclasses import replace
 
@@ -76,8 +76,7 @@ def test_a_plan_keeps_the_guidelines_and_the_bytes(demands, shapes, nodes):
 
 @st.composite
 def held_nodes(draw):
-    """A node of eight GPUs with replicas on any of them, aligned or not (by an older plan, another policy, a restart),
-    worthless ones among them."""
+    """Eight GPUs; replicas may be unaligned (older plan, other policy, restart) or worthless."""
     made = []
     for at in range(draw(st.integers(1, 5))):
         first, num = draw(st.integers(0, 6)), draw(st.sampled_from([1, 2, 2, 3, 4]))
@@ -90,7 +89,7 @@ def held_nodes(draw):
 
 @given(DEMANDS, SHAPES, held_nodes(), st.integers(1, 40))
 def test_a_plan_around_what_lies_anyhow_crosses_nothing_that_stays(demands, shapes, node, size):
-    """Guideline 1 holds against every replica that is not dropped for the new one, and only worthless ones are."""
+    """Guideline 1 holds against every replica that stays; only worthless ones are dropped."""
     shapes = shapes | {r.model_key: ReplicaShape(num_gpus=len(r.gpu_ids), bytes_per_gpu=size) for r in node.replicas}
     keys = {r.replica_id: r for r in node.replicas}
     lying, gone = {r.replica_id: set(r.gpu_ids) for r in node.replicas}, set()
@@ -203,8 +202,7 @@ MORE = st.floats(1.0, 100.0)
 
 
 def waited_s(profile: LayerProfile, num_there: int) -> float:
-    """Seconds the first prefill stands still: the layers that are missing come one after the other from the start on,
-    each layer computes once it is there and the one before has been computed."""
+    """Idle seconds of the first prefill: a layer computes after its arrival and after its predecessor."""
     load_s, at_s = profile.load_s_per_layer, profile.lead_s
     for layer in range(1, profile.num_layers + 1):
         comes_at = max(0, layer - num_there) * load_s

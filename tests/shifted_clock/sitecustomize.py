@@ -1,4 +1,4 @@
-"""A process whose clock is off: with this folder on PYTHONPATH, `time.time` is CLOCK_OFF_S seconds ahead."""
+"""With this folder on PYTHONPATH, a process' `time.time` is CLOCK_OFF_S seconds ahead."""
 
 import os
 import time

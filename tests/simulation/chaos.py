@@ -1,6 +1,6 @@
-"""A fleet in the simulator on a bad bus: small, quick to start, and with clients who come and leave at random.
+"""A fleet in the simulator on a bad bus, with clients who come and leave at random.
 
-The controllers have the bounds they have live, so whatever is lost is made good by repeating and by the tables.
+The controllers have their live bounds, so repeats and tables make good any loss.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ PARAMS = Params(**LIVE, **TICKS, resync_s=2.0, heal_s=2.0)  # type: ignore[arg-t
 
 
 def models(chance: Random, num: int, mib: int, **fields: Any) -> tuple[ModelSetup, ...]:
-    """Models of `mib` MiB each, no two of whose starts take the same time."""
+    """No two of their starts take the same time."""
     starts = [
         StartSeconds(
             launch_s=chance.uniform(0.02, 0.2), warmup_s=chance.uniform(0.1, 0.8), stop_s=chance.uniform(0.01, 0.3)
@@ -60,7 +60,7 @@ def models(chance: Random, num: int, mib: int, **fields: Any) -> tuple[ModelSetu
 
 
 class EveryByte(Checker):
-    """Engines take what they were granted from their start to the end of their process: none here gives a part back."""
+    """No engine here gives a part of its grant back."""
 
     def look_at(self, node: SimNode, now_s: float) -> None:
         super().look_at(node, now_s)
@@ -70,9 +70,8 @@ class EveryByte(Checker):
 
 
 class Fleet(World):
-    """A run that a test steers: who comes, who leaves, what is killed. Its invariants are watched after every event; a
-    broken one names the seed. `outcome` is how each request ended, by ticket, "open" until then. With a `system` of
-    policies/systems.py its policies decide, over engines that can do all that policies ask for."""
+    """A test steers it. Its invariants are checked after every event. `outcome`: how each request ended, by ticket,
+    "open" until then. With a `system` its policies decide, over engines with every ability."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class Fleet(World):
             num_gpus=1,
             gpu_bytes=300 * MIB,
             gpu_kind="any",
-            network_bytes_per_s=20,  # a model has 10 bytes to fetch: half a second, more with two at a time
+            network_bytes_per_s=20,  # 10 bytes to fetch: half a second, more with two at a time
             host_cache_bytes=10**9,
             abilities=ABILITIES if system else frozenset(),
         )
@@ -107,7 +106,7 @@ class Fleet(World):
         self._keeps_dormant = bool(system)
         self.outcome: dict[int, str] = {}
         self.decisions: list[DecisionRecord] = []
-        self._decided: set[str] = set()  # instance_ids that some decision names
+        self._decided: set[str] = set()
         super().__init__(setup, (), check=True, label=f"seed {seed}", delivery=Chaos(seed, lose=lose, double=double))
         if not system:
             self._checker = EveryByte(self, self.control, self.nodes, self.traffic)
@@ -124,7 +123,7 @@ class Fleet(World):
         self.run_until(self.kernel.now_s + seconds)
 
     def come(self, name: str) -> int:
-        """A request comes now; its answer takes 0.4 s on average. Returns its ticket."""
+        """Its answer takes 0.4 s on average. Returns its ticket."""
         ticket = self.traffic.num_arrived + 1
         self.outcome[ticket] = "open"
         num_tokens = 1 + min(2000, round(self.random.expovariate(1 / 40)))
@@ -132,7 +131,6 @@ class Fleet(World):
         return ticket
 
     def load(self, seconds: float, per_second: float) -> None:
-        """Clients for all models over the next seconds. One in a while loses its patience."""
         at_s = 0.0
         while (at_s := at_s + self.random.expovariate(per_second)) < seconds:
             self.kernel.after(at_s, self._visit, self.random.choice(self.names), self.random.expovariate(1 / 30))
@@ -151,15 +149,14 @@ class Fleet(World):
     def _event(self, event: Event) -> None:
         data = event.data
         if isinstance(data, PlaceInstance | CancelPlacement | StartInstance | StopInstance):
-            named = {data.instance_id, data.instance_id.partition(".")[0]}  # a stage, or the pipeline it is part of
+            named = {data.instance_id, data.instance_id.partition(".")[0]}  # a stage, or its pipeline
             assert named & self._decided, f"{self.label}: nothing was decided about it: {data}"
 
     def ends(self) -> Counter[str]:
         return Counter(self.outcome.values())
 
     def settle(self, seconds: float = 90.0) -> None:
-        """After the last request and every keep-alive: nothing runs but what a system leaves dormant, nothing is owed,
-        the tables say so."""
+        """Only a system's dormant engines are left, nothing is owed, and the tables agree."""
         self.advance(seconds + KEEP_ALIVE_S)
         left = [ticket for ticket, how in self.outcome.items() if how == "open"]
         assert not left, f"{self.label}: requests without an answer: {left}"

@@ -1,4 +1,4 @@
-"""A simulation that fails prints the command that runs its seed alone."""
+"""A failed simulation prints the command that runs its seed alone."""
 
 import shlex
 from collections.abc import Generator
@@ -10,7 +10,7 @@ from tests.simulation.seeds import VARIABLE
 
 
 def again(item: pytest.Item) -> str:
-    """The command for one test: its seed is named, since another commit chooses others."""
+    """It names the seed, since another commit chooses others."""
     seed = item.callspec.params.get("seed") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
     return ("" if seed is None else f"{VARIABLE}={seed} ") + shlex.join(
         ["python", "-m", "pytest", without_group(item.nodeid)]

@@ -1,4 +1,4 @@
-"""Fleets of each paper, small enough for a test: by function, to try a change on or to begin a scenario with."""
+"""Fleets of each paper, small enough for a test."""
 
 import math
 from dataclasses import replace
@@ -42,7 +42,6 @@ def a_model(key, weights_gb, kv_gb, costs, start=StartSeconds(), kv_bytes_per_to
 
 
 def requests(seed, shares, rate, seconds, cv=2.0, longest=300):
-    """Arrivals for models by key and share, lengths at random."""
     chance = Random(seed)
     streams = []
     for key, share in shares.items():
@@ -52,7 +51,7 @@ def requests(seed, shares, rate, seconds, cv=2.0, longest=300):
 
 
 def past(keys, rate_of, num_windows=30, window_s=60.0):
-    """Windows before the run, each as busy as `rate_of(key)` requests in flight."""
+    """Each window is as busy as `rate_of(key)` requests in flight."""
 
     def window(number, rate):
         return WindowTotals(
@@ -91,7 +90,7 @@ def warmserve(seed=0, seconds=120.0, rate=8.0, prewarming="warmserve"):
 
 
 def hydraserve(seed=0, seconds=120.0, rate=0.2, placement="hydraserve", overlap=True):
-    """HydraServe section 8.1: servers of few GPUs and thin network cards, many models, weights far away."""
+    """HydraServe section 8.1: servers of few GPUs and thin network cards, many models, remote weights."""
     start = StartSeconds(launch_s=1.5, library_s=1.0, warmup_s=0.1, overlap=overlap)
     models = tuple(a_model(f"m{n}", 12.5, 5, {"a10": A10}, start, slo=Slo(ttft_s=6.0, tpot_s=0.2)) for n in range(12))
     shares = dict(zip((one.model.key for one in models), power_law_shares(12, 0.3), strict=True))
@@ -103,7 +102,7 @@ def hydraserve(seed=0, seconds=120.0, rate=0.2, placement="hydraserve", overlap=
 
 
 def swapserve(seed=0, seconds=300.0, rate=0.15):
-    """SwapServeLLM section 5: more engines than one GPU holds; who is preempted sleeps in host memory."""
+    """SwapServeLLM section 5: more engines than fit on one GPU; preempted ones sleep in host memory."""
     start = StartSeconds(launch_s=5.0, warmup_s=20.0, swap_base_s=2.3, swap_bytes_per_s=13.5e9)
     models = tuple(a_model(f"m{n}", 16, 50, {"h800": H800}, start, keep_alive_s=-1) for n in range(3))
     shares = {one.model.key: 1 / 3 for one in models}
@@ -132,7 +131,7 @@ def preserve(seed=0, seconds=300.0, rate=12.0, routing="preserve_load_aware"):
 
 
 def muxserve_like(seed=0, seconds=60.0, rate=3.0, share_compute=True):
-    """MuxServe's sharing, statically: every model is always there, KV cache and compute of a GPU divided."""
+    """MuxServe's static sharing: a GPU's KV cache and compute are divided."""
     models = tuple(a_model(f"m{n}", 12.55, 12, {"h800": A10}, max_concurrency=32) for n in range(3))
     shares = {one.model.key: 1 / 3 for one in models}
     setup = Setup(
@@ -145,7 +144,7 @@ def muxserve_like(seed=0, seconds=60.0, rate=3.0, share_compute=True):
 
 
 def overload(seed=0, *, slots=(4, 4, 4, 4, 8, 4), num_each=50, seconds=0.5, fair_requests=6, late_ratio=0.0, **fields):
-    """More than the GPUs can answer: six models under the union, memory for three, as many requests for each."""
+    """Six models under the union, memory for three, as many requests for each."""
     start = StartSeconds(launch_s=1.0, warmup_s=0.2)
     models = tuple(
         a_model(f"m{n}", 12.5, 5, {"a10": A10}, start, **{"max_concurrency": num, "max_instances": 1} | fields)

@@ -1,8 +1,8 @@
-"""A pipeline's life in the simulator, from the first request to the last byte that is free again, and what breaks it.
+"""A pipeline's life in the simulator, and its faults.
 
-HydraServe sections 4 and 6: a cold start in two stages on two of three nodes, which is consolidated under its requests,
-into one worker (`down`) or into two (`up`), and ends when it has been idle. The same run, broken once behind one of its
-events, is another `Life`.
+HydraServe sections 4 and 6: a cold start in two stages on two of three nodes, consolidated under its requests into one
+worker (`down`) or two (`up`), and ended when idle. The same run, broken once after one of its events, is another
+`Life`.
 """
 
 import functools
@@ -30,13 +30,13 @@ ARRIVALS = {
     "up": (*(Arrival(0.5 + n * 1e-3, "m", 100, 400) for n in range(12)), LAST),
 }
 LIFE_S, END_S = 20.0, 48.0  # the pipeline's, undisturbed; of the whole run
-ANSWERED_S = 20.0  # what came first has ended by then: no start is waited for until its deadline
+ANSWERED_S = 20.0  # no start is awaited until its deadline
 SERVICES = ("router", "autoscaler", "placer")
 QUIET = {"node.beat", "router.load_reported", "weights.progressed"}  # events that come whether or not anything happens
 
 
 class Wire:
-    """A bus that carries each event once to each reader, but an `odd` one, and none while a service `dies`."""
+    """Carries each event once to each reader, except an `odd` one, and none while a service `dies`."""
 
     is_sure = False
 
@@ -52,7 +52,7 @@ class Wire:
 
 
 def a_setup(becomes: str) -> Setup:
-    """8 GB of weights at 2 GB/s where 4 s are allowed: two halves, with all of the memory where both are to be one."""
+    """8 GB of weights at 2 GB/s where 4 s are allowed: two halves, with full memory where both become one."""
     start = StartSeconds(launch_s=0.5, warmup_s=0.2, stop_s=0.1)
     fields = {"max_instances": 2, "keep_alive_s": 3.0, "slo": Slo(ttft_s=4.0, tpot_s=1.0), "max_wait_s": 25.0}
     server = ServerSetup(num_servers=3, num_gpus=1, gpu_bytes=20 * GB, abilities=frozenset({"stages"}))
@@ -74,12 +74,11 @@ def a_setup(becomes: str) -> Setup:
 
 @dataclass(frozen=True)
 class Harm:
-    """`strikes(life)` right behind an event, before anybody has received it. `ends`: how requests may end then, besides
-    well."""
+    """`strikes(life)` right after an event, before any delivery. `ends`: permitted endings besides success."""
 
     strikes: "Callable[[Life], None]"
     ends: frozenset[str] = frozenset()
-    at_once: bool = False  # in the midst of what the sender of that event does
+    at_once: bool = False  # while the event's sender is still at work
 
     @property
     def name(self) -> str:
@@ -98,8 +97,8 @@ def harm(*ends: str, at_once: bool = False) -> "Callable[[Callable[[Life], None]
 
 
 class Life(World):
-    """A run that `harm` breaks behind the event with the number `at`, of those that are not QUIET. `outcome`: how each
-    request has ended, by ticket."""
+    """Broken by `harm` after event number `at`, QUIET ones not counted. `outcome`: how each request ended, by
+    ticket."""
 
     def __init__(self, becomes: str, harm: Harm | None = None, at: int = -1) -> None:
         self.harm, self.at, self.wire, self.sender = harm, at, Wire(), ""
@@ -135,7 +134,7 @@ class Life(World):
         return self.control.tables["instances"]
 
     def node_of(self, stage: int) -> str:
-        """Where the newest pipeline has its first or its later stage; where there is none, some node."""
+        """Without a pipeline, any node."""
         found = [row for row in self.rows.values() if bool(row.part_of) is bool(stage) and not row.state.is_gone]
         return found[-1].node_id if found else f"server-{stage + 1}"
 
@@ -149,14 +148,13 @@ class Life(World):
         break_at(self.nodes[node_id], Fault(at_s=0.0, node_id=node_id))
 
     def break_fetches(self, stage: int, code: str) -> None:
-        """Those of one node end so for the next five seconds."""
+        """For the next five seconds."""
         failing, digest = self.nodes[self.node_of(stage)].fetching.failing, digest_of(self.models["m"].model.weights)
         failing[digest] = code
         self.kernel.after(5.0, failing.pop, digest, None)
 
     def settled(self) -> None:
-        """At the end. Raises AssertionError for what was not answered, not in time or not as it may be, and for what is
-        left."""
+        """Raises AssertionError for missing, late or impermissible answers, and for remains."""
         says, num = f"{self.label}: ", self.traffic.num_arrived
         assert self.outcome.keys() == {*range(1, num + 1)}, f"{says}answered: {self.outcome}"
         ends = {"200"} | (self.harm.ends if self.harm else frozenset())
@@ -178,7 +176,6 @@ class Life(World):
 
 @functools.cache
 def num_events(becomes: str) -> int:
-    """Of the first pipeline's life, undisturbed."""
     life = Life(becomes)
     life.run(END_S)
     life.settled()
@@ -248,13 +245,13 @@ def the_placer_is_replaced(life: Life) -> None:
 
 @harm()
 def two_placers_at_once(life: Life) -> None:
-    """The one that has been replaced does not know that."""
+    """The replaced one does not know that."""
     life.control.elect("placer", lingers=True)
 
 
 @harm()
 def two_placers_that_see_different_fleets(life: Life) -> None:
-    """It takes one node for drained, too."""
+    """It also takes one node for drained."""
     life.control.elect("placer", lingers=True)
     life.control.services["placer-0"].fleet.capacity.cordon("server-1", is_cordoned=True)
 
@@ -271,7 +268,7 @@ def the_autoscaler_is_replaced(life: Life) -> None:
 
 @harm("connection_lost", at_once=True)
 def who_sends_is_killed_in_the_midst_of_it(life: Life) -> None:
-    """That event and what else it would have sent in the same moment are never sent."""
+    """That event and the sender's others of the same moment are lost."""
     life.wire.dies = True
 
     def dies() -> None:

@@ -1,8 +1,7 @@
-"""The seeds a simulation runs with: some that stay the same, and as many that the commit chooses.
+"""Seeds of a simulation: some fixed, and as many chosen by the commit.
 
-Fixed seeds make a failure comparable from one day to the next; those of the commit look elsewhere each time, and are
-the same wherever that commit is checked out. The fast lane runs the first fixed one, the long lane the others: what a
-new seed finds is a bug report, and no reason that an unrelated change does not pass.
+Fixed seeds make failures comparable; the commit's look elsewhere each time. The fast lane runs the first fixed one, the
+long lane the others: a new seed's finding is a bug report, not a reason to reject an unrelated change.
 `GLOWPLUG_SIM_SEEDS` names others instead: "17", "3,5" or "0..199". `bench/seeds.py` runs 200.
 """
 
@@ -20,8 +19,7 @@ EACH = 3
 
 
 def seeds(num_each: int = EACH) -> list[Any]:
-    """The seeds of one test, for `parametrize`: `num_each` fixed ones and as many of the commit's; few where a run
-    takes long. All but the first one are marked `long`."""
+    """`num_each` fixed ones and as many of the commit's; few for a slow run. All but the first are marked `long`."""
     if named := os.environ.get(VARIABLE):
         return [*read(named)]
     chance = random.Random(_commit())
@@ -30,7 +28,7 @@ def seeds(num_each: int = EACH) -> list[Any]:
 
 
 def read(text: str) -> tuple[int, ...]:
-    """Seeds from "17", "3,5" or "0..199". Raises ValueError."""
+    """Read "17", "3,5" or "0..199". Raises ValueError."""
     found: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
@@ -40,7 +38,7 @@ def read(text: str) -> tuple[int, ...]:
 
 @cache
 def _commit() -> str:
-    """The commit that is checked out; "" where git or the history is missing."""
+    """Empty without git or history."""
     asked = ["git", "rev-parse", "HEAD"]
     try:
         ended = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Adapters on whole fleets while their hosts die: nothing is lost, no slot is taken twice, none outlives its host."""
+"""Adapters on whole fleets while their hosts die."""
 
 from pathlib import Path
 
@@ -30,8 +30,6 @@ FAULTS = {
 
 
 class Watch:
-    """What must hold whenever an agent writes a row or a request ends."""
-
     def __init__(self, world: World) -> None:
         self.world, self.num_loaded, self.most_slots, self.since = world, 0, 0, dict[str, float]()
         world.control.on_save.append(self.saved)

@@ -16,12 +16,12 @@ FAIR_S, EXCHANGE_S = 5.0, 1.5  # the placer's fair_turn_s; a drain, a swap out a
 
 
 class Stays:
-    """Who had the memory, one after the other, and for how long each was READY."""
+    """Successive owners of the memory, with their seconds of READY."""
 
     def __init__(self, world: World) -> None:
         self.models: list[str] = []
         self.seconds: list[float] = []
-        self.ended_s: list[float] = []  # when each request had its answer, since the traffic began
+        self.ended_s: list[float] = []  # of each answer, since the traffic began
         self._since: dict[str, float] = {}
         world.control.on_save.append(self._saved)
 
@@ -70,7 +70,7 @@ def test_a_longer_residency_means_fewer_exchanges():
 
 
 def test_in_turn_costs_hardly_more_time_than_one_model_after_the_other():
-    """At least 80 % of the throughput of the best order there is, where one model alone nearly fills the GPU."""
+    """At least 80 % of the best order's throughput, where one model nearly fills the GPU."""
     ended_s, exchanges = {}, {}
     for order in ("grouped", "in turn"):
         keys = [f"model-{n % 2 + 1 if order == 'in turn' else n // 160 + 1}" for n in range(320)]

@@ -1,4 +1,4 @@
-"""The control plane against a hostile world, over many seeds. The failing seed is the bug report."""
+"""The control plane against a hostile world, over many seeds."""
 
 from collections import Counter
 
@@ -56,8 +56,7 @@ def a_sleeper(fleet):
 
 
 def harmed(fleet, harm, *, seconds=60.0, per_second=3.0, every_s=5, settle_s=90.0):
-    """Clients come and go while `harm(fleet)` strikes every so often; then all are answered and all is free again.
-    Returns how requests ended."""
+    """In the end all are answered and all is free. Returns how requests ended."""
     fleet.load(seconds, per_second)
     for second in range(every_s, int(seconds), every_s) if harm else ():
         fleet.kernel.after(second, harm, fleet)
@@ -84,7 +83,7 @@ def test_over_a_bad_bus_everybody_is_answered_and_most_of_them_well(seed, num_mo
 @pytest.mark.parametrize("harm", [a_service, a_leader, the_store])
 @pytest.mark.parametrize("seed", seeds(1))
 def test_dormant_engines_while_services_are_killed_and_replaced(seed, harm):
-    """Under the union, where what stops or makes way lies dormant and an engine grows from it again."""
+    """Under the union, engines that stop or make way lie dormant."""
     fleet = Fleet(seed, 6, system="union")
     ends = harmed(fleet, harm, settle_s=AgentParams().start_deadline_s + 60.0)  # a pipeline without a stage ends then
     assert ends["200"] > 0.4 * ends.total(), f"seed {seed}: {ends}"
@@ -93,8 +92,7 @@ def test_dormant_engines_while_services_are_killed_and_replaced(seed, harm):
 
 @pytest.mark.parametrize("seed", seeds(1))
 def test_sleepers_that_die_and_wakes_that_fail_leave_nobody_without_an_answer(seed):
-    """Every second wake fails, and every five seconds something that sleeps is killed. No command is lost meanwhile: a
-    stage that never comes would hold its pipeline's bytes for as long as a start may take."""
+    """No command is lost: a missing stage would hold its pipeline's bytes for as long as a start may take."""
     fleet, woken = Fleet(seed, 6, system="union", lose=0.0), Counter()
 
     def saved(table, row, now_s):
@@ -125,7 +123,7 @@ def test_corrupt_weights_are_never_served_and_everybody_is_answered(seed):
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("num_bad", [2, 3])
 def test_weights_that_some_nodes_cannot_have_are_had_on_another(seed, num_bad):
-    """Who waits is refused only where no node could, and not before each has been tried."""
+    """A request is refused only after each node has been tried."""
     fleet = Fleet(seed, 1, num_nodes=3)
     digest = digest_of(fleet.models["m0"].model.weights)
     for number in range(1, num_bad + 1):
@@ -186,7 +184,7 @@ def test_a_drained_model_answers_what_waits_and_what_comes_until_it_is_loaded():
 
 
 class Forgetful:
-    """An agent's controller that decides to end engines and never asks for it."""
+    """It decides to end engines but does not ask for it."""
 
     def __init__(self, controller):
         self._controller = controller

@@ -1,4 +1,4 @@
-"""An interactive tenant and a batch tenant at two models of which one fits into memory at a time."""
+"""An interactive and a batch tenant on two models; memory holds one at a time."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Candidates for one lease under a hostile clock: pauses, outages, lost answers, emptied stores, clocks that run apart.
+"""Candidates for one lease under a hostile clock.
 
-What must hold at every moment: at most one may act, and each term has a higher epoch than the one before.
+At every moment at most one may act, and each term's epoch exceeds the one before.
 """
 
 import random
@@ -21,7 +21,6 @@ LEASE_S = 3.0
 
 
 def now_of(answer: Coroutine[Any, Any, Lease]) -> Lease:
-    """What a memory store answers: it never waits."""
     try:
         answer.send(None)
     except StopIteration as done:
@@ -43,7 +42,7 @@ class Candidate:
 
 
 class World:
-    """The store is asked, and answers, after random delays."""
+    """It answers after random delays."""
 
     def __init__(self, seed: int, num: int = 3, *, drift: float = 0.03, slow_s: float = 0.3) -> None:
         self.random, self.kernel, self._slow_s = random.Random(seed), Kernel(100.0), slow_s
@@ -72,7 +71,6 @@ class World:
         return self.now * candidate.rate
 
     def acting(self) -> list[Candidate]:
-        """Who would carry out an effect at this moment (when it is let run)."""
         return [c for c in self.all if not c.dead and c.election.may_act(self.clock(c))]
 
     def check(self) -> None:
@@ -82,12 +80,10 @@ class World:
         assert self.may_be_two or epochs == sorted(epochs), epochs
 
     def goes_on(self, process: Iterator[float]) -> None:
-        """A process yields how long it waits until it goes on."""
         if (delay_s := next(process, None)) is not None:
             self.kernel.after(delay_s, self.goes_on, process)
 
     def lives(self, candidate: Candidate) -> Iterator[float]:
-        """One candidate, from its start to its death."""
         election = candidate.election
         yield self.random.random()
         while (yield from self.awake(candidate)):
@@ -109,13 +105,12 @@ class World:
             yield election.wait_s(now) / candidate.rate
 
     def awake(self, candidate: Candidate) -> Generator[float, None, bool]:
-        """Waits while the candidate is paused. Returns whether it lives."""
+        """Returns whether it lives."""
         while not candidate.dead and self.now < candidate.paused_until:
             yield candidate.paused_until - self.now + 0.001
         return not candidate.dead
 
     def at_the_store(self, candidate: Candidate, ask: Ask) -> Lease | None:
-        """Its answer; None when it is down, or the answer is lost."""
         lease, election = None, candidate.election
         if self.now >= self.down_until:
             calls = {
@@ -138,7 +133,6 @@ class World:
 
 
 def harm(world: World, kinds: list[str], seconds: float) -> None:
-    """Something bad every five seconds or so, for a while."""
     chance, end = world.random, world.now + seconds
 
     def once() -> None:
@@ -167,7 +161,7 @@ def test_never_two_whatever_happens_and_one_again_when_it_is_over(seed: int) -> 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_emptied_store_and_a_pause_at_once_end_with_one_leader_and_a_new_epoch(seed: int) -> None:
-    """A store that forgets who leads, again and again, cannot keep two apart: the epochs do, and time ends it."""
+    """Such a store cannot keep two apart: the epochs do, and time ends it."""
     world = World(seed)
     world.may_be_two = True
     harm(world, ["pause", "outage", "empty", "empty and pause"], 300.0)
@@ -213,7 +207,7 @@ def test_a_paused_leader_may_not_act_when_it_wakes_up(seed: int) -> None:
     old = world.leader()
     old.paused_until = world.now + 2 * LEASE_S
     world.run(2 * LEASE_S)
-    assert not old.election.may_act(world.clock(old)) and old.election.leads  # it does not know yet, and cannot act
+    assert not old.election.may_act(world.clock(old)) and old.election.leads  # it does not know yet
     assert world.leader() is not old
     world.run(10.0)
     assert not old.election.leads and world.ends[-1][1] == old.name

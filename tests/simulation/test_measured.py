@@ -1,6 +1,5 @@
-"""What was measured of a fleet, replayed: each start, swap and request as it was, starts that share a CPU, and load
-reports when something has changed. And the replay of a recording is the recording again: here of a simulated fleet
-whose every cost is known, and is no default of the simulator."""
+"""Replays of a measured fleet. A recording's replay is the recording again: here of a simulated fleet with known costs,
+none a default of the simulator."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -27,7 +26,6 @@ SLOW, FAST = replace(START, launch_s=4.0), replace(START, launch_s=1.0)
 
 
 def measured(setup: Setup, **fields: object) -> Setup:
-    """The same fleet with measured starts, wakes or paces of its model."""
     return replace(setup, models=(replace(setup.models[0], **fields),))  # type: ignore[arg-type]
 
 
@@ -65,7 +63,7 @@ def test_a_swap_takes_what_that_swap_took_each_way() -> None:
 
 @pytest.mark.parametrize(("cores", "took_s"), [(0.0, 3.5), (1.0, 7.0), (2.0, 3.5)])
 def test_starts_on_one_node_share_its_cores(cores: float, took_s: float) -> None:
-    """Two engines that start by CPU: 2 s of launch, 1 s of load and 0.5 s of warm-up each, alone."""
+    """2 s of launch, 1 s of load and 0.5 s of warm-up each, alone."""
     setup = a_setup()
     setup = replace(setup, servers=(replace(setup.servers[0], start_cores=cores),))
     world = World(setup, [], check=True)
@@ -92,7 +90,6 @@ def test_each_request_is_as_slow_as_it_was_and_the_first_of_an_engine_slower_sti
 
 
 def reports(params: Params, arrivals: list[Arrival]) -> list[float]:
-    """When the router reported its load, from the first request on."""
     world = World(replace(a_setup(), params=params), arrivals)
     found: list[tuple[str, float]] = []
     world.control.on_event.append(lambda event: found.append((event.type, event.occurred_at - world.began_s)))
@@ -123,7 +120,7 @@ def a_run(tree: Any, folder: Path, out: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("traffic", [{"rps": 0.6}, {"rps": 0.2}])
 def test_a_fleet_that_swaps_is_replayed_as_it_was(tmp_path: Path, traffic: dict[str, float]) -> None:
-    """It was 2 to 4.5 times off wherever models swapped: what a wake cost was a constant."""
+    """It was 2 to 4.5 times off: the cost of a wake was a constant."""
     server = {**TINY["servers"][0], "num_gpus": 1, "weights_in_host": True, "abilities": ["swap"]}
     defaults = {**TINY["model_defaults"], "start": SWAPS, "kv_bytes": "8GB"}
     fleet = {"servers": [server], "model_defaults": defaults, "models": [{"name": "chat"}, {"name": "code"}]}

@@ -1,4 +1,4 @@
-"""What agents can do besides starts and stops, asked of them directly: replicas, sleep, pipelines, tensor groups."""
+"""Agents' abilities besides starts and stops."""
 
 from dataclasses import replace
 
@@ -39,7 +39,6 @@ def workers_of(setup, node="server-1", num_bytes=0, first=0):
 
 
 def ask(world, payload, at_s=0.0):
-    """A command of the placer, `at_s` after the traffic began."""
     world.kernel.at(world.began_s + at_s, world.control.publish, "placer", payload, None)
 
 
@@ -61,14 +60,14 @@ def held(world, node="server-1"):
 
 
 def look_at(world, instance_id, at_s):
-    """Filled, while the world runs, with the state of an instance then and the bytes that its first GPU holds."""
+    """Filled during the run: state, bytes on the first GPU."""
     seen = []
     world.kernel.at(world.began_s + at_s, lambda: seen.append((state_of(world, instance_id), held(world)[0])))
     return seen
 
 
 def test_a_replica_loads_without_a_process_and_serves_at_once():
-    """WarmServe section 5: 16 GB at 16 GB/s in the background; an engine grows from it in 10 ms."""
+    """WarmServe section 5: 16 GB at 16 GB/s; an engine grows from it in 10 ms."""
     world = World(a_setup(), [Arrival(5.0, "m", 100, 5)], check=True)
     start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=16 * GB))
     seen = look_at(world, "r1", 2.0)
@@ -81,7 +80,7 @@ def test_a_replica_loads_without_a_process_and_serves_at_once():
     assert results.total().num_finished == 1 and results.bytes_loaded == results.bytes_prewarmed == 16 * GB
 
 
-EARLY_S = 31 / 32 * COSTS.prefill_s(1, 1)  # the last layers may come while the shortest first prefill runs
+EARLY_S = 31 / 32 * COSTS.prefill_s(1, 1)  # the last layers may come during the shortest first prefill
 
 
 @pytest.mark.parametrize(
@@ -104,8 +103,8 @@ def test_an_engine_that_grows_from_a_replica(num_gb, asked_s, page_map_s, serves
 
 
 def test_a_replica_of_the_first_layers_takes_their_bytes_and_streams_the_rest_at_its_start() -> None:
-    """WarmServe section 4 and erratum E7: 12 of 16 GB lie there, held as such; at 16 GB/s the rest comes in 250 ms,
-    less what the shortest prefill hides, and the start is a hit that holds all of its bytes from its grant on."""
+    """WarmServe section 4 and erratum E7: 12 of 16 GB are held; at 16 GB/s the rest takes 250 ms, less the part the
+    shortest prefill hides. The start is a hit and holds all its bytes from its grant on."""
     world = World(a_setup(), [Arrival(5.0, "m", 100, 5)], check=True)
     start(world, "r1", replica=True, workers=workers_of(world.setup, num_bytes=12 * GB))
     start(world, "i1", at_s=3.0, source="r1", workers=workers_of(world.setup))
@@ -129,7 +128,7 @@ def test_a_replica_of_the_first_layers_that_is_dropped_leaves_nothing_behind() -
 
 
 def test_a_load_in_the_foreground_goes_before_one_in_the_background():
-    """One lane: the start's 16 GB take their second whole, the replica waits and then takes its own."""
+    """One lane: the start's 16 GB go first."""
     setup = a_setup(start=replace(START, launch_s=0.0, warmup_s=0.0), kv_bytes=1)
     world = World(setup, [], check=True)
     start(world, "r1", replica=True, workers=workers_of(setup, num_bytes=16 * GB))
@@ -141,7 +140,7 @@ def test_a_load_in_the_foreground_goes_before_one_in_the_background():
 
 
 def test_the_last_chunk_is_loaded_once_it_has_been_fetched():
-    """HydraServe Eq. 5 with erratum E15: 16 GB at 2 GB/s hide loading, but for 4 GB at 16 GB/s, and the warm-up."""
+    """HydraServe Eq. 5 with erratum E15: 16 GB at 2 GB/s hide loading, except 4 GB at 16 GB/s, and the warm-up."""
     world = World(a_setup(num_servers=2, start=replace(START, chunk_bytes=4 * GB)), [], check=True)
     model = world.setup.models[0].model
     ask(world, FetchWeights(target="server-1", model_key="m", weights=model.weights, instance_id="i1"))
@@ -182,7 +181,7 @@ def test_a_drained_engine_keeps_its_weights_as_a_replica():
 
 
 def test_a_draining_engine_gives_its_cache_up_request_by_request():
-    """WarmServe section 4.1, Eq. 1: what is granted falls while the last requests run, and none of them suffers."""
+    """WarmServe section 4.1, Eq. 1: the grant falls, and no running request suffers."""
     agent = AgentParams(beat_s=4.0, reservation="paper")
     arrivals = [Arrival(5.0 + n / 100, "m", 200, 100 * (n + 1)) for n in range(8)]
     world = World(a_setup(agent=agent), arrivals, check=True)
@@ -199,7 +198,7 @@ def test_a_draining_engine_gives_its_cache_up_request_by_request():
 
 
 def pipeline(setup, arrivals, num_stages=4, **kwargs):
-    """A cold start over as many nodes, each with its range of the weights and an equal part of the memory."""
+    """Each node has its range of the weights and an equal part of the memory."""
     world = World(setup, arrivals, check=True, **kwargs)
     model = setup.models[0].model
     nodes = [f"server-{n + 1}" for n in range(num_stages)]
@@ -217,7 +216,7 @@ def pipeline(setup, arrivals, num_stages=4, **kwargs):
 
 @pytest.mark.parametrize(("reserve_compute", "slow"), [(True, 4), (False, 1)])
 def test_a_pipelined_cold_start_fetches_in_parts_and_serves(reserve_compute, slow):
-    """HydraServe sections 4 and 5: 4 GB per server at 2 GB/s beside 2 s of launch, then over PCIe; a token hops, and
+    """HydraServe sections 4 and 5: 4 GB per server at 2 GB/s beside 2 s of launch, then over PCIe. A token hops, and
     computes s - w + w/s times as long with w = 0 full-memory stages (Eq. 2), where each has 1/s of its GPU."""
     setup = a_setup(num_servers=4)
     setup = replace(setup, params=replace(setup.params, reserve_compute=reserve_compute))
@@ -241,7 +240,7 @@ def test_a_pipelined_cold_start_fetches_in_parts_and_serves(reserve_compute, slo
 
 @pytest.mark.parametrize("scale_up", [False, True])
 def test_consolidation_loses_no_token_and_moves_the_cache_once(scale_up):
-    """HydraServe section 6: 12 GB more over the network in the background, then the KV of the other stages."""
+    """HydraServe section 6: 12 GB in the background, then the KV of the other stages."""
     arrivals = [Arrival(6.0, "m", 500, 1500), Arrival(6.1, "m", 100, 400)]
     world = pipeline(a_setup(num_servers=4), arrivals)
     ids = ["x", "x.1", "x.2", "x.3"] if scale_up else ["x"]
@@ -277,8 +276,7 @@ def test_a_pipeline_whose_consolidation_fails_serves_on_and_is_whole_when_asked_
 
 @pytest.mark.parametrize("scale_up", [False, True])
 def test_a_consolidation_that_hangs_is_given_up_in_its_time_and_the_pipeline_serves_on(scale_up):
-    """The rest of the model never reports. 15 s later its engine is asked to drop it, the GPU has free memory again,
-    and the next time is the good one: 12 GB more, which take 6 s over the network."""
+    """After 15 s its engine is told to drop it. The next attempt works: 12 GB more, 6 s over the network."""
     hung = "server-2" if scale_up else "server-1"
     setup = a_setup(num_servers=4, agent=replace(QUIET_AGENT, consolidate_deadline_s=15.0))
     params = replace(setup.params, idle_tick_s=1.0, autoscaler=AutoscalerParams(consolidate=not scale_up))
@@ -316,7 +314,7 @@ def test_a_stage_that_goes_takes_its_pipeline_along():
 
 
 def test_engines_busy_on_one_gpu_share_its_time():
-    """Static sharing, as MuxServe's: two alike on one GPU take twice as long each."""
+    """Static sharing, as MuxServe's: two alike take twice as long each."""
     setup = a_setup(kv_bytes=8 * GB)
     other = replace(setup.models[0], model=replace(setup.models[0].model, name="n", key="n"))
     arrivals = [Arrival(10.0, "m", 100, 101), Arrival(10.0, "n", 100, 101)]
@@ -338,7 +336,7 @@ def test_an_engine_that_dies_fails_its_requests_and_starts_anew():
 
 
 def test_a_node_that_falls_silent_is_done_without():
-    """Its requests fail, its instances are given up when its lease ends, the model starts on the other node."""
+    """Its instances are given up when its lease ends."""
     params = Params(
         agent=AgentParams(beat_s=1.0, health_every_s=1e9), placer=PlacerParams(settle_s=0.0), idle_tick_s=1.0
     )
@@ -352,7 +350,7 @@ def test_a_node_that_falls_silent_is_done_without():
 
 
 def sharing(shares, num_gpus=1):
-    """One model of 16 GB and a KV cache of 20 GB, three instances of it on GPUs of 80 GB."""
+    """16 GB of weights and 20 GB of KV cache each, on GPUs of 80 GB."""
     setup = a_setup(kv_bytes=20 * GB, min_instances=3, max_instances=3)
     server = replace(setup.servers[0], num_gpus=num_gpus, abilities=ABLE | ({"share"} if shares else set()))
     return replace(setup, servers=(server,))
@@ -369,8 +367,7 @@ def test_a_gpu_holds_three_instances_where_two_copies_of_their_weights_would_not
 
 
 def test_models_with_the_same_weights_share_them_whatever_comes_and_goes():
-    """Sleepers, evictions and drains under the union; bytes and records are checked at each step. One engine of 16 + 25
-    GB fits on 80 GB beside another where they read the same weights, and not where each has its own."""
+    """Two engines of 16 + 25 GB fit on 80 GB only if they share weights."""
     setup, arrivals = fleets.swapserve(seed=3, seconds=100.0, rate=0.3)
     weights = setup.models[0].model.weights
     alike = {"weights": weights, "keep_alive_s": 8.0, "kv_bytes": 25 * GB}
@@ -385,7 +382,6 @@ def test_models_with_the_same_weights_share_them_whatever_comes_and_goes():
 
 
 def look_at_sharers(world, at_s):
-    """Filled, while the world runs, with how many engines share weights on the only GPU then."""
     seen = []
 
     def look():

@@ -1,5 +1,4 @@
-"""More demand than GPU memory: no model falls far behind, no start is cancelled that a request waits for, refusals are
-true. And than host memory: under each policy of kind `caching` nothing breaks, and it decides which weights leave."""
+"""More demand than GPU or host memory."""
 
 from functools import cache
 from pathlib import Path
@@ -20,8 +19,7 @@ FAIR = 6  # requests
 
 
 def spread_of(seed, slots, fair_requests):
-    """The widest difference in dispatched requests between two models, all of which always wait, after 30 s; and how
-    many were dispatched in all."""
+    """The widest difference in dispatched requests between two models after 30 s, and the total."""
     setup, arrivals = fleets.overload(seed, slots=slots, num_each=150, fair_requests=fair_requests)
     world = World(setup, arrivals, label=f"overload seed {seed}")
     queues, worst = world.control.router.queues, [0]
@@ -64,7 +62,7 @@ def test_no_start_is_cancelled_while_a_request_is_held_for_it():
 
 
 def test_overload_is_refused_early_and_what_is_kept_is_answered():
-    """Where half can be answered the rest is not kept until its time is over, and hardly anything is answered less."""
+    """Half can be answered; refusing the rest early costs hardly any answers."""
     kept = {}
     for late_ratio in (0.0, 1.2):
         setup, arrivals = fleets.overload(0, seconds=60.0, num_each=100, max_wait_s=60.0, late_ratio=late_ratio)

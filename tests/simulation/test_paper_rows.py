@@ -1,4 +1,4 @@
-"""Every row of the papers' page runs: its quick cases, its judge, its result as data and its place on the page.
+"""Every row of the papers' page runs.
 
 Lane: system (a row of each paper, 45 s), long (the others).
 """
@@ -18,14 +18,14 @@ from bench.papers.experiment import Experiment, Outcome, Runs
 pytestmark = pytest.mark.skipif(not data.folder().is_dir(), reason=f"no traces in GLOWPLUG_DATA={data.folder()}")
 
 SEED = 1
-EACH = ("W1", "H2", "P1", "S2", "M1", "M2", "U")  # in the system lane: a row of each paper, and that of the union
+EACH = ("W1", "H2", "P1", "S2", "M1", "M2", "U")  # a row of each paper, and that of the union
 MADE: dict[tuple[str, str], Outcome] = {}  # rows that share outcomes share them here, too
 
 
 def outcome(experiment: Experiment, case: str) -> Outcome:
     key = (experiment.kept_as, case)
     if key not in MADE:
-        MADE[key] = json.loads(json.dumps(experiment.run(case, SEED, True)))  # as it is kept
+        MADE[key] = json.loads(json.dumps(experiment.run(case, SEED, True)))
     return MADE[key]
 
 
@@ -39,7 +39,7 @@ def numbers(found: Outcome) -> Iterator[float]:
     ids=lambda e: e.id,
 )
 def test_a_row_runs_is_judged_and_comes_back_from_its_file_as_it_was(experiment: Experiment) -> None:
-    """M1 and M2 raised AttributeError for weeks, while the page showed what older code had given."""
+    """M1 and M2 raised AttributeError for weeks, while the page showed results of older code."""
     cases = {case: {SEED: outcome(experiment, case)} for case in experiment.cases(True)}
     for case, found in cases.items():
         assert any(math.isfinite(value) and value > 0 for value in numbers(found[SEED])), case

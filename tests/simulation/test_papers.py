@@ -1,4 +1,4 @@
-"""Whole fleets under each paper's policies: what must hold in every run, and that the mechanism shows at all."""
+"""Whole fleets under each paper's policies."""
 
 import os
 import subprocess
@@ -13,11 +13,11 @@ from glowplug_lab.simulator.world import World
 from tests.simulation import fleets
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(1)  # what a paper says holds on the mean; a single seed may differ
+SEEDS = range(1)  # a paper's claims hold on the mean
 
 
 def run(setup, arrivals, seconds, label, **fields):
-    """A run with checkers, after which everybody has been answered."""
+    """With checkers; everybody must be answered."""
     world = World(setup, arrivals, check=True, label=label)
     for name, value in fields.items():
         getattr(world.control, name).append(value)
@@ -29,7 +29,7 @@ def run(setup, arrivals, seconds, label, **fields):
 
 
 def nested_or_disjoint(label):
-    """WarmServe section 5.2: GPU sets of what lies on one node share nothing, or one holds the other."""
+    """WarmServe section 5.2: GPU sets on one node are disjoint or nested."""
     rows = {}
 
     def look(table, row, now_s):
@@ -63,8 +63,8 @@ def test_warmserve_starts_from_what_was_prewarmed(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_warmserve_starts_from_the_first_layers_and_streams_the_rest(seed):
-    """Section 4, erratum E7: replicas hold less than their weights, instances with all of them grow from them, and a
-    start from one that has its layers takes no longer than its activation."""
+    """Section 4, erratum E7: replicas hold less than their weights, and a start whose layers are present takes only its
+    activation."""
     label, part, growths = f"warmserve first layers seed {seed}", {}, []
     setup, arrivals = fleets.warmserve(
         seed, seconds=300.0, rate=2.0, prewarming="warmserve:first_layers=true:growth_leads=true"
@@ -111,7 +111,7 @@ def test_hydraserve_starts_in_pipelines_and_consolidates(seed):
 
 
 def test_a_pipelined_cold_start_is_faster_than_one_of_a_single_worker():
-    """HydraServe section 8.2: one request for a model far away, 6.25 s of fetching for a single worker."""
+    """HydraServe section 8.2: one request for a remote model, 6.25 s of fetching for a single worker."""
     ttft_s = {}
     for placement, overlap in (("hydraserve", True), ("first_fit", True), ("first_fit", False)):
         setup, _ = fleets.hydraserve(placement=placement, overlap=overlap)
@@ -125,14 +125,14 @@ def test_a_pipelined_cold_start_is_faster_than_one_of_a_single_worker():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_engines_that_do_not_fit_together_take_turns_asleep(seed):
-    """SwapServeLLM section 4: after each has started once, the next start is a swap."""
+    """SwapServeLLM section 4."""
     _, results, total = run(*fleets.swapserve(seed), 300.0, f"swapserve seed {seed}")
     assert total.num_finished == total.num_arrived
     assert results.starts["swapped"] > 0 and results.starts["host"] <= 4, f"seed {seed}: {results.starts}"
 
 
 def test_models_deployed_asleep_start_once_before_anybody_asks():
-    """SwapServeLLM section 3.2: each engine is started once and sleeps; the first request of each is a swap-in too."""
+    """SwapServeLLM section 3.2: the first request of each is a swap-in too."""
     setup, _ = fleets.swapserve()
     asleep = tuple(replace(one, model=replace(one.model, asleep=True)) for one in setup.models)
     arrivals = [fleets.Arrival(150.0 + 20 * n, f"m{n % 3}", 200, 20) for n in range(6)]
@@ -152,7 +152,7 @@ def test_preserve_scales_with_the_forecast_and_looks_ahead(seed):
 
 
 def test_models_that_share_a_gpu_wait_for_each_other_not_for_a_start():
-    """WarmServe section 7: MuxServe starts nothing when load comes, and is slower per token for it."""
+    """WarmServe section 7: MuxServe starts nothing, and pays with slower tokens."""
     (world, _, shared), (_, _, alone) = (
         run(*fleets.muxserve_like(share_compute=shares), 60.0, f"shared: {shares}") for shares in (True, False)
     )
@@ -193,7 +193,7 @@ def test_a_run_that_is_listened_to_goes_as_one_that_is_not():
 
 @pytest.mark.long  # the fast lane has the union's in e2e/test_simulate_command.py
 def test_two_processes_write_the_same_bytes():
-    """Every event of every fleet, whatever order a process keeps its sets in."""
+    """Whatever the order of a process's sets."""
 
     def digest(hash_seed):
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}

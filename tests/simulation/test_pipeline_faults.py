@@ -1,8 +1,6 @@
-"""A pipeline's life (pipeline_life.py) is broken between any two of its events, in every way that is listed there.
+"""Break a pipeline's life (pipeline_life.py) between any two of its events, in every way listed there.
 
-Whatever strikes, wherever: each request ends, well or with an error that has a code; one that comes later is answered;
-in the end nobody holds a byte, no engine and no fetch is left, nothing waits for a place, and no row says that
-something still comes or goes.
+Each request ends, well or with an error code, and nothing is left in the end.
 
 There are about 3,000 pairs of event and harm. A seed runs each NUM_SEEDS-th of them, two seeds run with each commit,
 and `GLOWPLUG_SIM_SEEDS=0..149` runs all (3 minutes).

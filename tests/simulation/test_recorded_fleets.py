@@ -1,9 +1,7 @@
-"""Live fleets' recordings, kept in `tests/data/recordings`, against what the simulator makes of the same requests.
+"""Recordings of live fleets (`tests/data/recordings`) against the simulator's replay of the same requests.
 
-`bands.json` there holds, for each recording, the ratio of the replayed time to the first token over the recorded one
-when the row was written (`today`: the furthest from 1 of four replays, whose bus took 4 to 13 ms), and the band it must
-stay in: the `aim`, and beyond it no further off than today with a tenth more. A better simulator passes, and the test
-prints which bands can be narrowed.
+`bands.json` there holds the ratio of replayed to recorded time to first token (`today`: the furthest from 1 of four
+replays, whose bus took 4 to 13 ms), and its allowed band: the `aim`, extended to a tenth beyond today.
 """
 
 import json
@@ -25,7 +23,7 @@ MARGIN: Final = 1.1
 
 
 def figures(ttft_s: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles by nearest rank, in seconds."""
+    """By nearest rank, in seconds."""
     ordered = sorted(ttft_s)
     named = {f"p{percent}": ordered[percent * len(ordered) // 100] for percent in (50, 90, 99)}
     return {"mean": fmean(ordered), **named}
@@ -36,12 +34,11 @@ def recorded(name: str) -> Recording:
 
 
 def answered(rows: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds to the first token of each answered request."""
     return [row["ttft_s"] for row in rows if not row.get("error_code")]
 
 
 def band(today: float) -> tuple[float, float]:
-    """The aim, widened to where the simulator stands with a tenth more."""
+    """The aim, extended to the current ratio plus a tenth."""
     low, high = BANDS["aim"]
     return min(low, round(today / MARGIN, 2)), max(high, round(today * MARGIN, 2))
 

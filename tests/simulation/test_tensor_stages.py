@@ -1,4 +1,4 @@
-"""Cold starts of models of several GPUs as pipelines of tensor groups, through the services' own controllers."""
+"""Cold starts of multi-GPU models as pipelines of tensor groups."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ STAGES = StageSeconds(container_s=1.0, prefill_s=0.02, decode_s=0.01, hop_s=0.00
 
 
 def a_setup(placement=OVER_TENSOR, scaling="hydraserve", num_servers=2, node_lease_s=math.inf, **fields):
-    """16 GB on two GPUs: 8 s from far away, which an objective of 6 s forbids; two halves take 4 s."""
+    """16 GB on two GPUs: 8 s of fetching breaks an objective of 6 s; two halves take 4 s."""
     slo = Slo(ttft_s=6.0, tpot_s=1.0)
     own = {"num_gpus": 2, "max_instances": 4, "keep_alive_s": -1, "slo": slo}
     one = fleets.a_model("m", 16, 8, {"h800": COSTS}, START, **own)
@@ -41,7 +41,6 @@ def a_setup(placement=OVER_TENSOR, scaling="hydraserve", num_servers=2, node_lea
 
 
 def held(world):
-    """node -> bytes held on each of its GPUs."""
     return {name: [gpu.used_bytes for gpu in node.agent.ledger.gpus] for name, node in world.nodes.items()}
 
 
@@ -54,8 +53,7 @@ def living(world):
 
 
 def test_section_7_two_groups_fetch_side_by_side_serve_together_and_become_one():
-    """HydraServe sections 4, 6 and 7: halves of 8 GB over two cards at 2 GB/s; then the first group brings in the rest
-    and the second leaves; no token is lost."""
+    """HydraServe sections 4, 6 and 7: halves of 8 GB over two cards at 2 GB/s; no token is lost."""
     world = World(a_setup(), [Arrival(1.0, "m", 100, 1200), Arrival(5.6, "m", 50, 400)], check=True)
     seen = []
     for at_s in (3.0, 7.0):
@@ -82,7 +80,7 @@ def test_section_7_two_groups_fetch_side_by_side_serve_together_and_become_one()
 
 
 def test_section_6_1_each_group_becomes_an_instance_when_both_are_needed():
-    """Twelve at once where one instance takes eight: groups with the memory of the whole, two instances in the end."""
+    """Twelve at once where one instance takes eight."""
     arrivals = [Arrival(1.0 + n * 1e-3, "m", 100, 1200) for n in range(12)]
     setup = a_setup(scaling="hydraserve:literal_code=true", autoscaler=AutoscalerParams(gather_s=1.0))
     world = World(setup, arrivals, check=True)
@@ -123,7 +121,7 @@ def test_a_group_whose_server_goes_takes_its_pipeline_along_and_the_model_starts
 
 
 def mixed(seed, placement):
-    """Models of one, two and four GPUs on four servers of four 24 GB GPUs with thin network cards."""
+    """Four servers of four 24 GB GPUs with thin network cards."""
     start = StartSeconds(launch_s=1.5, library_s=1.0, warmup_s=0.1)
     sizes = {"m1": (12.5, 4, 1, 6.0), "m2": (24.0, 10, 2, 10.0), "m4": (48.0, 20, 4, 16.0), "n1": (12.5, 4, 1, 6.0)}
     models = tuple(
@@ -141,7 +139,6 @@ def mixed(seed, placement):
 @pytest.mark.parametrize("placement", [OVER_TENSOR, OVER_TENSOR.replace("hydraserve", "union")])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_groups_of_all_sizes_live_together(seed, placement):
-    """With the checkers on: bytes within every GPU, links within their rate, no token lost, nobody left waiting."""
     label, staged = f"{placement} seed {seed}", set()
     setup, arrivals = mixed(seed, placement)
     world = World(setup, arrivals, check=True, label=label)

@@ -19,7 +19,6 @@ def test_the_walk_names_at_most_25_files_that_exist_each_once() -> None:
 
 
 def test_a_cold_start_that_needs_the_memory_of_another_passes_each_of_them() -> None:
-    """Two models, memory for one; the second is asked for while the first is idle."""
     models = tuple(a_model(key, 16, 32, {"h800": H800}, max_instances=1) for key in ("first", "second"))
     server = ServerSetup(num_gpus=1, gpu_bytes=80 * GB, pcie_bytes_per_s=16e9, host_cache_bytes=100 * GB)
     policies, params = PolicyNames(**SYSTEMS["union"].policies), Params(agent=QUIET_AGENT)

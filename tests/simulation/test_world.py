@@ -1,4 +1,4 @@
-"""The services' own controllers in virtual time: everybody is answered, nothing oversubscribed, a seed is a run."""
+"""The services' own controllers in virtual time."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_after_the_traffic_every_gpu_is_free():
 @pytest.mark.parametrize(
     ("overlap", "stages_s"),
     [
-        (True, 12.5 / 2 + 0.016 / 25 + 0.2),  # loaded as they come in: the last chunk is left
+        (True, 12.5 / 2 + 0.016 / 25 + 0.2),  # loaded while arriving: only the last chunk is left
         (False, 0.5 + 12.5 / 2 + 12.5 / 25 + 0.2),
     ],
 )
@@ -111,7 +111,7 @@ def test_an_impossible_setup_names_the_field(broken, named):
 
 
 def test_skipping_ahead_is_visiting_every_step():
-    """The engine's closed form over spans of equal steps, against the same fleet that visits each of them."""
+    """The engine's closed form over equal steps."""
     setup, arrivals = replace(a_setup(4), began_at=1000.0), traffic(7, 4, 3.0, 60.0)  # epochs round to 0.2 us
     results = [
         World(replace(setup, params=replace(setup.params, stepping=stepping)), arrivals).run(60.0)
@@ -125,8 +125,6 @@ def test_skipping_ahead_is_visiting_every_step():
 
 
 def test_memory_does_not_grow_with_the_trace():
-    """What is open, known and due at the end of an hour is no more than after ten minutes."""
-
     def kept(seconds):
         world = World(a_setup(2), traffic(9, 2, 2.0, seconds))
         world.run(seconds)

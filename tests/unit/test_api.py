@@ -1,4 +1,4 @@
-"""The Python API: calls reach the service that owns them, refusals are one line, and a scenario gives its figures."""
+"""The Python API."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Services(HTTPServer):
-    """All services of a fleet on one port: keeps what it was asked, and answers from `answers` by method and path."""
+    """All services of a fleet on one port; `answers` by method and path."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -45,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = _answer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Tests print nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""What every test of the page needs: a console to look at, and a tab whose complaints fail the test.
+"""Fixtures for tests of the page: a console, and a tab whose complaints fail the test.
 
-One browser and one tab of it serve a process of tests, since a fresh tab costs two seconds of a core; between tests the
-tab is emptied. A test marked `own_tab` has one to itself. All of it lives in one event loop, the session's. `at` is a
-console fed by a made-up fleet (`at.tell` and `at.export` tell it more events and spans), `page` the tab by playwright's
-async API; `tests/browser.py` has `until` for what `expect` cannot say.
+All tests of a process share one browser and one tab, reset between them, since a fresh tab costs two seconds of a core;
+a test marked `own_tab` has its own. All run in the session's event loop. `at` is a console fed by a made-up fleet
+(`at.tell` and `at.export` add to it), `page` the tab by playwright's async API; for conditions beyond `expect` use
+`until` of `tests/browser.py`.
 """
 
 import time
@@ -26,21 +26,20 @@ expect.set_options(timeout=chromium.PATIENCE_S * 1000)
 
 @pytest.fixture
 def settings() -> dict[str, str]:
-    """Settings of the console `at`; a file of tests gives its own by a fixture of this name."""
+    """Settings of `at`, for a file of tests to override."""
     return {}
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def owner() -> AsyncIterator[FakeOwner]:
-    """Router, autoscaler and placer for a console whose `settings` are `addresses(owner)`."""
     async with owning() as far_side:
         yield far_side
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def at(settings: dict[str, str], tmp_path: Path) -> AsyncIterator[ConsoleUnderTest]:
-    """A console that has received `console_story.fleet_events`. Its clock stands still, so that nothing goes stale
-    while a slow browser looks; `at.clock.forward(seconds)` lets time pass."""
+    """It has received `console_story.fleet_events`. Its clock stands still, else a slow browser's data becomes stale;
+    `at.clock.forward(seconds)` moves it."""
     async with serving(**{"state_dir": str(tmp_path), **settings}) as console:
         await console.publish(*story.fleet_events(console.clock.stop()))
         yield console
@@ -49,7 +48,6 @@ async def at(settings: dict[str, str], tmp_path: Path) -> AsyncIterator[ConsoleU
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
-    """One headless browser for the tests of a process; without chromium they are skipped."""
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)
     async with chromium.browsing() as started:
@@ -58,21 +56,18 @@ async def browser() -> AsyncIterator[Browser]:
 
 @dataclass
 class KeptTab:
-    """The tab that tests use one after the other, and what its page complained of since the last one."""
-
     browser: Browser
     complaints: list[str] = field(default_factory=list)
     page: Page | None = None
 
     async def open(self) -> Page:
-        """Return the tab as a new one is: without cookies, rules, or a size or media of its own."""
+        """Return the tab as new: without cookies, rules, or a size or media of its own."""
         if self.page is None or self.page.is_closed():
             self.page = await chromium.new_page(self.browser, self.complaints)
         self.complaints.clear()
         return self.page
 
     async def empty(self) -> None:
-        """Leave the page and forget what a test did to the tab."""
         assert self.page is not None
         await self.page.unroute_all()
         if self.page.url.startswith("http"):
@@ -90,8 +85,8 @@ async def kept_tab(browser: Browser) -> KeptTab:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(kept_tab: KeptTab, request: pytest.FixtureRequest) -> AsyncIterator[Page]:
-    """A fresh tab, 1440 by 900, dark. Its complaints fail the test: uncaught errors, warnings of its console, its
-    security policy, failed requests. A test marked `complains(text, ...)` expects those that contain one of these."""
+    """A fresh tab, 1440 by 900, dark. Uncaught errors, console warnings, security policy violations and failed requests
+    fail the test; `complains(text, ...)` allows those with one of these texts."""
     alone = request.node.get_closest_marker("own_tab") is not None
     tab = KeptTab(kept_tab.browser) if alone else kept_tab
     opened = await tab.open()
@@ -107,7 +102,6 @@ async def page(kept_tab: KeptTab, request: pytest.FixtureRequest) -> AsyncIterat
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def forecast(page: Page) -> None:
-    """The predictor's word on smol-chat: ten windows that came, and forecasts of six."""
     now = time.time()
     start = now - now % 60
     windows = [
@@ -128,7 +122,6 @@ async def forecast(page: Page) -> None:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def prices(page: Page) -> None:
-    """The placer's word on node-2/0: who goes next, and who stays."""
     holder = {"model": "smol-poet", "asked": 0.12, "climb_s": 0.28, "saves_s": 0.034, "worth": 2.3e-10, "rung": "ready"}
     holders = [
         {**holder, "instance_id": "i-0a9e", "num_bytes": 203 << 20, "state": "ready", "order": 1, "why": ""},

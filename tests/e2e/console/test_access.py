@@ -1,8 +1,8 @@
-"""Usable without eyes, mouse or motion: every view by axe's rules, by Tab alone, in both themes, on a narrow screen.
+"""Accessibility: every view by axe's rules, by Tab alone, in both themes, on a narrow screen.
 
 Lane: fast; long (the colours of the light theme).
 
-One browser walks all the views and reports everything it found, so that one run names every fault.
+One browser walks all the views and reports every fault of a run.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ VIEWS = (
     *("fleet", "models", "charts", "requests", "traces", "decisions", "forecasts", "events", "logs", "playground"),
     *("usage", "access"),
 )
-INSIDE = {  # a view of one thing -> what shows that it has been read
+INSIDE = {  # a view of one thing -> the sign that it has loaded
     f"trace/{story.trace_id(0)}": "[role=treegrid] [role=row]",
     f"trace/{story.trace_id(8)}": ".phase-line",
     "model/smol-chat": ".starts-panel",
@@ -38,7 +38,7 @@ INSIDE = {  # a view of one thing -> what shows that it has been read
 }
 RULES = {
     "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
-    "resultTypes": ["violations"],  # of what passes one node is enough
+    "resultTypes": ["violations"],
 }
 COLOURS = {**RULES, "runOnly": {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}}
 JUDGE = "(options) => axe.run(options)"
@@ -64,8 +64,6 @@ TABBABLE = """[...document.querySelectorAll("a[href], button, input, select, tex
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def shown(at: ConsoleUnderTest, page: Page, forecast: None, prices: None) -> ConsoleUnderTest:
-    """A console that also has traces, a decision whole, forecasts and prices, open in the page. It knows no router: the
-    playground's question gets a 503."""
     *steps, ready = story.placement(time.time())
     over = dataclasses.replace(ready.data.instance, state=InstanceState.STOPPED, revision=9)
     await at.publish(*steps, ready)
@@ -79,13 +77,12 @@ async def shown(at: ConsoleUnderTest, page: Page, forecast: None, prices: None) 
 
 
 async def go(page: Page, address: str) -> None:
-    """Another view, as a link leads there, once it shows something."""
     await page.evaluate(f"location.hash = '#/{address}'")
     await until(page, "document.querySelector('main').innerText.length > 40")
     if address in INSIDE:
         await page.locator(INSIDE[address]).first.wait_for(state="attached")
     else:
-        await page.wait_for_timeout(300)  # lists ask for their rows; there is no sign common to all of them
+        await page.wait_for_timeout(300)  # lists ask for their rows, with no common sign of it
     await page.locator("main h1").first.wait_for(state="attached")
 
 
@@ -100,8 +97,7 @@ async def go(page: Page, address: str) -> None:
 async def test_axe_finds_nothing(
     shown: ConsoleUnderTest, page: Page, scheme: Any, rules: dict[str, Any], views: tuple[str, ...]
 ) -> None:
-    """Names, roles, landmarks, headings, ids and the contrast of every text; in the light theme, which differs from the
-    dark one by its colours alone, what is judged by colour."""
+    """The light theme is checked only for colour: it differs in nothing else."""
     await page.evaluate(Axe().axe_script)
     await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""Tenants and keys in a real browser: made, shown once, revoked; nothing is read without the admin token."""
+"""Tenants and keys in a real browser; nothing is readable without the admin token."""
 
 import json
 from typing import Any
@@ -32,8 +32,6 @@ def key(key_id: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 class AccessOwner(FakeOwner):
-    """An owner that has tenants and keys."""
-
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         self.__dict__.setdefault("held", {"tenants": [tenant("lab")], "keys": [key("aaaaaaaa", "bot")]})
         held: dict[str, list[dict[str, Any]]] = self.__dict__["held"]
@@ -41,7 +39,7 @@ class AccessOwner(FakeOwner):
 
     def app(self) -> Any:
         app = super().app()
-        app.router.routes.pop()  # the action of any path: it comes last again
+        app.router.routes.pop()  # the catch-all action must be last again
         app.api_route("/v1/{table}", methods=["GET"])(self.listed)
         app.api_route("/v1/{table}/{name}", methods=["PUT", "PATCH", "DELETE"])(self.changed)
         app.post("/{path:path}")(self.made)
@@ -93,7 +91,6 @@ def settings(owner: FakeOwner) -> dict[str, str]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(at: ConsoleUnderTest, page: Page) -> Page:
-    """The tab, open at tenants and keys, with the admin token."""
     await page.goto(f"{at.url}/#/fleet")
     await page.evaluate(f"sessionStorage.setItem('glowplug.admin-token', '{ADMIN_TOKEN}')")
     await page.evaluate("location.hash = '#/access'")

@@ -1,5 +1,4 @@
-"""Charts over time and the page of usage: what they draw, how they are read by keys and as a table, and how they fare
-without uPlot, without data and on a phone."""
+"""Charts over time and the usage page: content, keys, tables; without uPlot, without data, on a phone."""
 
 import dataclasses
 import re
@@ -51,7 +50,6 @@ def settings(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def busy(at: ConsoleUnderTest) -> AsyncIterator[ConsoleUnderTest]:
-    """A console that has seen half an hour of requests, and five minutes in it when the bus was away."""
     end, history = at.clock(), at.console.history.history
     for number in range(180):
         now_s = end - 1790 + 10 * number
@@ -80,7 +78,6 @@ def record(number: int, end: float) -> UsageRecord:
 
 
 async def has_a_row_a_slot(page: Page, chart: str) -> None:
-    """Wait for the rows of an hour, one for ten seconds; the last slot may have just begun."""
     await until(page, f"[359, 360].includes(document.querySelectorAll('{chart} tbody tr').length)")
 
 
@@ -118,7 +115,7 @@ async def test_an_open_page_goes_on(busy: ConsoleUnderTest, page: Page) -> None:
     await page.goto(f"{busy.url}/#/charts")
     await expect(page.locator("canvas")).to_have_count(6)
     canvas = await page.query_selector(".charts-tokens canvas")
-    busy.clock.forward(15 - busy.clock() % 10)  # into the middle of the next slot: one that has just begun is not drawn
+    busy.clock.forward(15 - busy.clock() % 10)  # mid-slot: one that has just begun is not drawn
     await busy.tell(dataclasses.replace(story.request_finished(1, busy.clock()), prompt_tokens=90_000))
     await page.clock.fast_forward(11_000)
     await expect(page.locator(".charts-tokens .chart-readout")).to_contain_text("k, response")
@@ -179,7 +176,7 @@ async def test_on_a_phone_nothing_is_cut_or_covered(busy: ConsoleUnderTest, page
 
 @pytest.mark.parametrize("view", ["charts", "usage"])
 async def test_axe_finds_nothing_in_charts_with_data(busy: ConsoleUnderTest, page: Page, view: str) -> None:
-    """With one table open, in the dark theme, and what depends on colour in the light one too."""
+    """One table is open; the light theme is checked only for colour."""
     await page.goto(f"{busy.url}/#/{view}")
     await until(page, "document.querySelectorAll('canvas').length > 0")
     await page.locator("main summary").first.click()

@@ -1,4 +1,4 @@
-"""The Fleet view in a real browser: memory by owner, links with bytes in flight, states, and where a click leads."""
+"""The Fleet view in a real browser."""
 
 import dataclasses
 import time

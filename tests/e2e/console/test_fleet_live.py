@@ -1,5 +1,4 @@
-"""A real (emulated) fleet on its own console: as a person uses it, a cold model woken in the playground, its trace, its
-unloading; and as it lives, a cold chat, a node that falls silent, a console that dies."""
+"""A real (emulated) fleet on its own console: a model wakes and unloads, a node falls silent, a console dies."""
 
 import asyncio
 import os
@@ -14,13 +13,13 @@ from tests.browser import until
 from tests.fleet_runner import EMULATED, Fleet
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.fleet, pytest.mark.timeout(500)]
-SLOW_MS = 60_000  # a fleet of processes on a busy machine
+SLOW_MS = 60_000
 NAME = "sleeper"
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One for both tests: the first leaves its model cold, as it found it."""
+    """Shared: the first test leaves its model cold again."""
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)
     with Fleet.start(

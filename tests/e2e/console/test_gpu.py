@@ -1,4 +1,4 @@
-"""One GPU in a real browser: who is worth what there, who goes next, and what stands there when nobody says so."""
+"""The view of one GPU in a real browser."""
 
 from typing import Any
 

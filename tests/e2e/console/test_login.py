@@ -1,4 +1,4 @@
-"""The login page in a real browser: the way in, the way out, and what another site's page gets."""
+"""The login page in a real browser, and requests from another site's page."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ async def test_the_way_in_leads_to_the_view_that_was_asked_for(at: ConsoleUnderT
     await expect(page.get_by_label("Key or token")).to_be_focused()
     await log_in(page, "wrong")
     await expect(page.get_by_role("alert")).to_have_text("That is not this console's key.")
-    await page.keyboard.type(KEY)  # what was wrong is selected: typing replaces it
+    await page.keyboard.type(KEY)  # the wrong key is selected: typing replaces it
     await page.keyboard.press("Enter")
     await until(page, "document.querySelectorAll('.model-line').length > 1")
     assert page.url == f"{at.url}/#/models"
@@ -81,7 +81,7 @@ window.done = Promise.allSettled([post("text/plain"), post("application/x-www-fo
 
 
 async def test_a_page_of_another_site_does_nothing(browser: Browser) -> None:
-    """A real browser, another origin on loopback: nothing it sends is passed on, and it holds no stream open."""
+    """From another origin on loopback no request is forwarded and no stream stays open."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

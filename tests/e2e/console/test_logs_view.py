@@ -1,4 +1,4 @@
-"""The fleet's logs in the page: followed, filtered, and linked with the request, trace and decision of a line."""
+"""The fleet's logs in the page: followed, filtered and linked."""
 
 import asyncio
 import time
@@ -26,7 +26,6 @@ def settings() -> dict[str, str]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def ring(at: ConsoleUnderTest) -> AsyncIterator[LogRing]:
-    """The log of a router that the console knows, with a few lines."""
     made, now = LogRing(), time.time()
     ids = {"request_id": "req-0000", "trace_id": story.trace_id(0), "model": "smol-chat"}
     made.put(now - 9, "info", "a request for smol-chat waited 3.10 s for a start of its model", ids)
@@ -40,7 +39,6 @@ async def ring(at: ConsoleUnderTest) -> AsyncIterator[LogRing]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(at: ConsoleUnderTest, ring: LogRing, page: Page) -> Page:
-    """The tab, with the admin token, at the log of the router."""
     await at.export(story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
     await page.goto(f"{at.url}/#/fleet")
     await page.evaluate(f"sessionStorage.setItem('glowplug.admin-token', '{ADMIN_TOKEN}')")

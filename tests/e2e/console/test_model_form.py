@@ -1,4 +1,4 @@
-"""The form that deploys and edits a model, over the autoscaler's own REST: what it shows is what a deployment says."""
+"""The form that deploys and edits a model, over the autoscaler's own REST."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from tests.e2e.console.test_access import JUDGE, RULES, faults
 from tests.integration.test_control_rest import Fleet
 from tests.waiting import WAIT_S
 
-# The console of these tests has no bus: it knows none of the models, and its page of one is not found.
+# This console has no bus: it knows no models, and a model's page is not found.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.complains("404")]
 
 TINY = {"name": "Org/Tiny.1", "engine": "emulated", "weights_bytes": "10MiB", "aliases": ["tiny"], "max_queue": 7}
@@ -31,7 +31,6 @@ TINY = {"name": "Org/Tiny.1", "engine": "emulated", "weights_bytes": "10MiB", "a
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def owned() -> AsyncIterator[tuple[Fleet, str]]:
-    """An autoscaler with one model, and its address."""
     made = Fleet()
     settings = AutoscalerSettings(service_id="autoscaler-1", admin_token=ADMIN_TOKEN)
     watch = ModelWatch(None, 1.0)
@@ -67,7 +66,6 @@ def models(fleet: Fleet) -> dict[str, Any]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(at: ConsoleUnderTest, page: Page) -> Page:
-    """The tab, with the admin token."""
     await page.goto(f"{at.url}/#/fleet")
     await page.evaluate(f"sessionStorage.setItem('glowplug.admin-token', '{ADMIN_TOKEN}')")
     return page
@@ -167,7 +165,7 @@ async def test_without_the_token_there_is_no_form(page: Page) -> None:
 
 @pytest.mark.complains("401")
 async def test_requests_at_once_ask_for_the_token_once(page: Page) -> None:
-    """A second question would cover the first, and nobody could answer that one."""
+    """A second prompt would cover the first and make it unanswerable."""
     await page.evaluate("sessionStorage.clear()")
     await page.evaluate(
         """() => { window.both = import("/page/asking.js").then(({ send }) =>

@@ -1,4 +1,4 @@
-"""Models in a real browser: what each is doing, what an operator does with it, and that nothing asked is lost."""
+"""The Models view in a real browser."""
 
 import asyncio
 import dataclasses
@@ -25,7 +25,6 @@ def settings(owner: FakeOwner) -> dict[str, str]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(at: ConsoleUnderTest, page: Page) -> Page:
-    """The tab, open at the models."""
     await page.goto(f"{at.url}/#/models")
     await until(page, f"{LINES}.length === 6")
     return page

@@ -1,4 +1,4 @@
-"""The console's page in a real browser: what it shows, how it stays live, and that data never becomes markup."""
+"""The console's page in a real browser: live updates, and data never becomes markup."""
 
 import asyncio
 import dataclasses
@@ -170,7 +170,7 @@ async def test_stale_data_is_called_stale(at: ConsoleUnderTest, page: Page) -> N
     await until(page, f"{status} === 'live'")
 
 
-@pytest.mark.complains("ERR_")  # of the connection that broke
+@pytest.mark.complains("ERR_")  # from the broken connection
 async def test_a_dead_console_is_noticed_and_found_again(page: Page) -> None:
     async with serving() as first:
         await first.publish(*story.fleet_events(time.time()))

@@ -1,4 +1,4 @@
-"""The playground in a real browser: a model wakes, an answer streams and is stopped, errors stand as they are."""
+"""The playground in a real browser: streams and errors."""
 
 import asyncio
 
@@ -176,7 +176,7 @@ async def test_no_router_address_is_said_at_once(page: Page) -> None:
         await at.publish(*story.fleet_events(at.clock.stop()))
         await page.goto(f"{at.url}/#/playground")
         await expect(page.get_by_text("no router address known: set GLOWPLUG_ROUTER_URL")).to_be_visible()
-        await page.goto("about:blank")  # before its console stops, or it says that it lost it
+        await page.goto("about:blank")  # else it complains of the lost console
 
 
 async def test_text_of_a_talk_stays_out_of_logs_and_memory(

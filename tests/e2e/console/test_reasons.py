@@ -1,4 +1,4 @@
-"""Decisions, traces, events and forecasts as a reader of the page meets them."""
+"""Decisions, traces, events and forecasts on the page."""
 
 import dataclasses
 import re
@@ -138,7 +138,7 @@ async def test_a_flood_of_events_is_bounded_and_counted(at: ConsoleUnderTest, pa
 async def test_forecasts_are_drawn_against_what_came_and_read_by_keys(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(f"{at.url}/#/forecasts/model=smol-chat")
     await expect(page.get_by_role("img", name="Requests per window")).to_be_visible()
-    await expect(page.locator(".chart-key")).to_have_count(6)  # the unfinished window has lines of its own
+    await expect(page.locator(".chart-key")).to_have_count(6)  # with the unfinished window's own lines
     await expect(page.locator(".chart-legend")).to_contain_text("forecast, 10 % to 90 %")
     cursor = page.get_by_role("slider")
     await cursor.focus()

@@ -1,4 +1,4 @@
-"""Requests in a real browser: held ones with their place and ETA, ended ones with their times, and the address."""
+"""The Requests view in a real browser."""
 
 import dataclasses
 
@@ -73,7 +73,7 @@ async def test_pause_holds_the_list_still(at: ConsoleUnderTest, page: Page) -> N
     pause = page.get_by_role("button", name="Pause")
     await pause.click()
     await at.tell(dataclasses.replace(story.request_finished(2, at.clock()), request_id="late"))
-    await page.wait_for_timeout(900)  # longer than the page waits between two readings
+    await page.wait_for_timeout(900)
     assert await page.evaluate(f"{ROWS}.length") == 13
     await page.get_by_role("button", name="Go on").click()
     await until(page, f"{ROWS}.length === 14")

@@ -1,4 +1,4 @@
-"""Viewer and admin in a real browser: who is signed in, what is offered, and the way in and out by OpenID Connect."""
+"""Viewer and admin in a real browser, with OpenID Connect."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -43,7 +43,7 @@ async def log_in(page: Page, at: ConsoleUnderTest, key: str, view: str) -> None:
 
 
 async def check_axe(page: Page, name: str) -> None:
-    """Every rule in the dark theme, and those of colour in the light one."""
+    """The light theme is checked only for colour."""
     found = await Axe().run(page, options={"resultTypes": ["violations"]})
     assert found.violations_count == 0, f"{name}: {found.generate_report()}"
     await page.emulate_media(color_scheme="light")
@@ -99,7 +99,7 @@ async def test_a_page_whose_key_is_revoked_shows_the_login_page(at: ConsoleUnder
     await expect(page.get_by_role("heading", name="Log in")).to_be_visible()
 
 
-# Controls of the head that are cut, or on which something else lies; those that a row can be scrolled to are not.
+# Controls of the head that are cut or covered, unless scrollable into view.
 COVERED = """[...document.querySelectorAll(".top nav a, #status, #who, #logout, #help-button")].filter((part) => {
   const box = part.getBoundingClientRect(), row = part.closest("nav")?.getBoundingClientRect();
   if (row && (box.right > row.right || box.left < row.left) && row.width + 40 > innerWidth) return false;

@@ -1,4 +1,4 @@
-"""A large fleet, a slow reader and a living one: the page stays whole. `bench/console` measures how fast."""
+"""A large fleet and a slow reader: the page stays whole. `bench/console` measures speed."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ CARDS = "document.querySelectorAll('.node').length"
 
 @pytest.mark.own_tab  # which it closes
 async def test_two_hundred_nodes_and_five_hundred_models(page: Page) -> None:
-    """All of them are there; what is out of sight is a head only until it is scrolled to."""
+    """A card out of sight is only a head until scrolled to."""
     fleet = SyntheticFleet(200, 8, 500)
     async with serving() as at:
         at.clock.stop()
@@ -44,7 +44,7 @@ async def test_two_hundred_nodes_and_five_hundred_models(page: Page) -> None:
         await expect(page.locator(".node .gpu")).to_have_count(8)
         await page.goto(f"{at.url}/#/models")
         await until(page, "document.querySelector('main').innerText.includes('500')")
-        await page.close()  # before its console stops, or it says that it lost it
+        await page.close()  # else it complains of the lost console
 
 
 @pytest.mark.own_tab  # which it closes
@@ -58,7 +58,7 @@ async def test_a_page_that_read_too_slowly_says_so_and_is_whole_again(page: Page
         while not at.console.hub.num_dropped:
             await at.tell(*(deployed(number, revision) for number in range(400)))
             revision += 1
-            await asyncio.sleep(0.06)  # a beat, so that each wave is a message of its own
+            await asyncio.sleep(0.06)  # so that each wave is its own message
         await at.tell(ModelDeployed(model=story.model("last", "the-last-one", 1)))
         link.open.set()
         await expect(page.locator("#status")).to_contain_text("dropped")
@@ -69,13 +69,12 @@ async def test_a_page_that_read_too_slowly_says_so_and_is_whole_again(page: Page
 
 
 def deployed(number: int, revision: int) -> ModelDeployed:
-    """A model whose row is large and other than last time."""
     name = f"wide-{number}-{revision}-" + "x" * 2000
     return ModelDeployed(model=story.model(f"wide-{number}", name, 1, revision=revision))
 
 
 async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: ConsoleUnderTest, page: Page) -> None:
-    """Fields of a row the page never got are left alone until the fleet has been read again."""
+    """Changes to rows the page never got wait for the next full read."""
     await page.goto(at.url)
     await until(page, f"{CARDS} === 3")
     await page.evaluate(
@@ -92,7 +91,7 @@ async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: Cons
 @pytest.mark.long
 @pytest.mark.timeout(500)
 async def test_the_bench_runs_from_the_bus_to_the_pixels() -> None:
-    """Small, and without its bounds: real NATS and Valkey, a console process, a fleet that lives, a browser."""
+    """A small run without bounds: real NATS and Valkey, a console process, a browser."""
     if chromium.CHROMIUM is None:
         pytest.skip(chromium.MISSING)
     small = ["--nodes", "6", "--gpus", "2", "--models", "12", "--loads", "1", "--marks", "5", "--minutes", "0.1"]

@@ -1,4 +1,4 @@
-"""Executors with drivers that misbehave (executor_rig.py)."""
+"""Fixtures with misbehaving drivers (executor_rig.py)."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 async def launched(tmp_path: Path) -> AsyncIterator[Rig]:
-    """With i-1 launched, an engine that runs in stages."""
     async with rig_of(tmp_path, FakeStager()) as launched:
         await launched.launch()
         yield launched

@@ -1,4 +1,4 @@
-"""An executor with drivers that misbehave, for the tests of it: engines that serve, sleep or run in stages."""
+"""An executor rig with drivers that misbehave."""
 
 import asyncio
 import os
@@ -33,13 +33,13 @@ MODEL = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
 
 
 class FakeEngineDriver:
-    """Its engines are real processes that sleep; how they start, load and end is up to the test."""
+    """Its engines are real processes that sleep."""
 
     name = "fake"
     capabilities = EngineCapabilities(emulated=True)
 
     def __init__(self) -> None:
-        self.errors: dict[str, Exception] = {}  # method -> what it raises
+        self.errors: dict[str, Exception] = {}  # by method
         self.is_immortal = False
         self.launch_s = 0.0
         self.may_load, self.may_stop, self.may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -87,8 +87,6 @@ class FakeEngineDriver:
 
 
 class FakeSleeper(FakeEngineDriver):
-    """Keeps its calls, in order."""
-
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
@@ -120,13 +118,11 @@ class FakeSleeper(FakeEngineDriver):
 
 
 class FakeStager(FakeEngineDriver, Stager):
-    """An engine that runs in stages; how that goes is up to the test."""
-
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
         self.may_become_whole = asyncio.Event()
-        self.left: int | None = None  # what an abandoned consolidation has left: KV tokens of a whole one
+        self.left: int | None = None  # KV tokens of a whole engine after an abandoned consolidation
 
     async def serve_stages(self, handle: EngineHandle, later: Sequence[StageEndpoint] = ()) -> LoadReport:
         self.fails("stages")
@@ -145,16 +141,16 @@ class FakeStager(FakeEngineDriver, Stager):
 
 
 class FakeMover(FakeStager):
-    """... and becomes whole in a process beside the stage's own. It keeps what the store knew when requests moved."""
+    """Becomes whole in a process beside the stage's own; `moved` keeps the handles in use at each move."""
 
     def __init__(self) -> None:
         super().__init__()
         self.beside: EngineHandle | None = None
-        self.stages: list[EngineHandle] = []  # what was asked to become whole
+        self.stages: list[EngineHandle] = []  # those asked to become whole
         self.may_move = asyncio.Event()
         self.may_move.set()
         self.moved: list[EngineHandle] = []
-        self.is_over = True  # what runs in the stages
+        self.is_over = True  # the stages are idle
         self.ports: list[int] = []
 
     async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
@@ -170,7 +166,7 @@ class FakeMover(FakeStager):
         return LoadReport(handle=self.beside, phases=(), kv_tokens=1200) if self.beside is not None else None
 
     def processes(self, handle: EngineHandle) -> tuple[int, ...]:
-        """The stage's, of the whole engine: as long as it lives."""
+        """Stage processes beside their whole engines."""
         return tuple(s.pid for s in self.stages if s.pid != handle.pid and self.adopt(s))
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
@@ -192,8 +188,6 @@ class FakeMover(FakeStager):
 
 
 class Rig:
-    """An executor whose outcomes are kept in a list."""
-
     def __init__(self, folder: Path, driver: Any) -> None:
         self.settings = AgentSettings(node_id="node-1", state_dir=folder / "state", shm_dir=folder / "shm")
         self.settings.node_dir.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The executor's watch of weights that an engine may load while they arrive."""
+"""The executor's watch on arriving weights."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def arriving(rig: Rig, folder: Path, *, streams: bool = True) -> ArrivingRegion:
-    """Weights of i-1 that begin to arrive, and are watched."""
     source = folder / "weights"
     source.write_bytes(bytes(range(256)) * 64)
     ref = WeightsRef(uri=f"file:{source}")

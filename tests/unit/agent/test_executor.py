@@ -1,5 +1,4 @@
-"""The executor with drivers that misbehave: every effect ends in an outcome, whatever the engine does. Engines serve,
-sleep or run in stages, or should and cannot."""
+"""The executor with misbehaving drivers."""
 
 import asyncio
 import os
@@ -185,7 +184,7 @@ async def test_on_a_gpu_a_wake_begins_once_the_engines_that_gave_way_are_gone(
     await until(lambda: rig.driver.calls.count("prewarmed") == 2, "both are prewarmed")
     rig.driver.may_stop.clear()
     await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
-    await rig.do(msg.StopEngine("r-2", 0.0))  # in one transaction, in whatever order
+    await rig.do(msg.StopEngine("r-2", 0.0))  # in one transaction, in any order
     await asyncio.sleep(0.05)
     assert ("wake" in rig.driver.calls) is not waits
     rig.driver.may_stop.set()
@@ -223,7 +222,7 @@ async def test_an_activation_of_what_is_gone_fails(rig: Rig) -> None:
 
 @pytest.mark.parametrize("error", [EngineFailed("it will not"), ValueError("it will not")])
 async def test_an_engine_that_cannot_sleep_says_why(rig: Rig, error: Exception) -> None:
-    """It lives on: the controller has it stopped."""
+    """It lives on until the controller stops it."""
     await rig.launch("r-1", replica=True)
     rig.driver.errors["sleep"] = error
     await rig.do(msg.SleepEngine("r-1", "swapped_out"))
@@ -287,7 +286,7 @@ async def test_several_gpus_are_for_engines_that_say_so(rig: Rig) -> None:
 
 
 def test_every_effect_has_an_executor(tmp_path: Path) -> None:
-    """The reports are performed by the reporter (see AgentService)."""
+    """The reporter handles reports (see AgentService)."""
     reports = {msg.ReportStart, msg.ReportDrain, msg.ReportConsolidation}
     assert {*Rig(tmp_path, FakeEngineDriver()).executors} | reports == set(msg.EFFECTS)
 
@@ -308,7 +307,6 @@ def test_orphans_are_found_by_where_they_work_and_the_known_are_spared(tmp_path:
             child.wait()
 
 
-# Whatever an instance is called, its files stay in their folder
 ODD = ("", ".", "..", "/", "/etc", "../../x", "a/b", "a\\b", "\x00", "x" * 5000, "é", "\udc80", ".hidden", "a\nb", " ")
 
 

@@ -1,4 +1,4 @@
-"""The executor with engines that run in stages: every effect ends in an outcome, whatever the engine does."""
+"""The executor with engines in stages."""
 
 import asyncio
 import errno
@@ -29,8 +29,6 @@ from tests.waiting import until
 
 
 async def test_stages_serve_and_become_whole(launched: Rig) -> None:
-    """The first stage reaches the others at their addresses, each with the key that its engine asks for; it becomes
-    whole once the node has all of the weights."""
     launched.settings.engine_secret = "secret"
     later = StageAddress(instance_id="i-1.1", url="http://node-2:9000", key_id="k")
     await launched.do(msg.ServeStages("i-1", (later,)))
@@ -80,7 +78,7 @@ async def test_an_engine_that_does_not_answer_says_nothing_of_its_consolidation(
 
 @pytest.mark.parametrize("is_launched", [True, False])
 async def test_an_engine_without_stages_says_so(rig: Rig, is_launched: bool) -> None:
-    """The ability keeps such a command away; without that, it has an outcome all the same."""
+    """The ability normally prevents such a command."""
     if is_launched:
         await rig.launch("r-1", replica=True)
     why = "does not" if is_launched else "this agent has no engine"
@@ -97,7 +95,7 @@ async def test_an_engine_without_stages_says_so(rig: Rig, is_launched: bool) -> 
 
 @pytest.mark.parametrize("code", ["weights_corrupt", "weights_unavailable"])
 async def test_weights_that_do_not_come_end_a_consolidation(launched: Rig, code: str) -> None:
-    """Those of an earlier try do not: the rest has been asked for anew."""
+    """A failure of an earlier try does not count."""
     region = write_weights(launched.settings.shm_dir.absolute(), MODEL)
     region.fail("no_space", "the memory was full", failed_at=time.time() - 1.0, instance_ids=("i-1",))
     await launched.do(msg.ConsolidateEngine("i-1", MODEL))
@@ -116,7 +114,6 @@ async def test_a_full_disk_ends_a_consolidation_with_its_code(launched: Rig) -> 
 
 
 async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
-    """The part of another stage, or of a pipeline of another depth, is not its own."""
     region = Region.at(rig.settings.shm_dir.absolute(), "node-1", region_digest(MODEL.weights))
     region.begin()
     region.blob.write_bytes(bytes(40))
@@ -131,7 +128,7 @@ async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
 
 
 async def becomes_whole(rig: Rig) -> EngineHandle:
-    """The stage that i-1 is, once it has been asked to be all of the model and its weights are there."""
+    """Return the handle of the stage."""
     stage = await rig.launch()
     write_weights(rig.settings.shm_dir.absolute(), MODEL)
     rig.driver.may_become_whole.set()
@@ -143,8 +140,7 @@ async def becomes_whole(rig: Rig) -> EngineHandle:
 async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_from_then_on(
     tmp_path: Path, fault: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The KV cache is read out before anything hears of it: routers take their streams away then, and the placer ends
-    the later stages, which hold a part of it."""
+    """The KV cache is read out first: on hearing of it, routers move streams and the placer ends later stages."""
     monkeypatch.setattr(executor, "STREAMS_MOVE_S", 0.01)
     monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
@@ -168,7 +164,6 @@ async def test_a_stage_that_becomes_whole_in_another_process_is_that_process_fro
 
 
 async def ends_while_its_requests_move(rig: Rig) -> None:
-    """The stage's process, once the whole engine beside it is there and while `may_move` is awaited."""
     rig.driver.may_move.clear()
     stage = await becomes_whole(rig)
     await until(lambda: "move" in rig.driver.calls, "its requests move")
@@ -176,7 +171,7 @@ async def ends_while_its_requests_move(rig: Rig) -> None:
 
 
 async def test_a_stage_that_ends_while_its_requests_move_does_not_end_the_engine(tmp_path: Path) -> None:
-    """A later stage was killed, and the first one with it: the whole engine is there, and computes anew what ran."""
+    """A later stage was killed, which ended the first; the whole engine recomputes running requests."""
     async with rig_of(tmp_path, FakeMover()) as rig:
         await ends_while_its_requests_move(rig)
         await rig.do(msg.CheckHealth("i-1"))
@@ -190,7 +185,7 @@ async def test_a_stage_that_ends_while_its_requests_move_does_not_end_the_engine
 
 
 async def test_a_stage_that_was_asked_for_its_health_before_it_ended_does_not_end_the_engine(tmp_path: Path) -> None:
-    """The answer may be there before the move is over and the question is cancelled."""
+    """The answer may precede the end of the move."""
     async with rig_of(tmp_path, FakeMover()) as rig:
         stage = await rig.launch()
         rig.driver.may_answer.clear()
@@ -235,8 +230,7 @@ async def test_an_engine_that_ends_before_it_is_whole_leaves_the_stage(tmp_path:
 
 @pytest.mark.parametrize("is_new", [True, False])
 async def test_what_was_computed_with_other_bytes_does_not_come_over(tmp_path: Path, is_new: bool) -> None:
-    """The part of a stage has no checksum of its own. Where the whole had another one than it should, all was fetched
-    once more: the stage may have read bytes that were wrong."""
+    """A stage's part has no checksum: after a refetch it may have read wrong bytes."""
     async with rig_of(tmp_path, FakeMover()) as rig:
         region = Region.at(rig.settings.shm_dir.absolute(), "node-1", region_digest(MODEL.weights))
         region.begin()
@@ -256,7 +250,7 @@ async def test_what_was_computed_with_other_bytes_does_not_come_over(tmp_path: P
 async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the_next(
     tmp_path: Path, state: ConsolidationState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the consolidation is over: before that something may run there still, and the controller asks again."""
+    """Only after the consolidation: until then the stage may have requests."""
     monkeypatch.setattr(executor, "KV_KEPT_S", 0.01)
     async with rig_of(tmp_path, FakeMover()) as rig:
         await rig.launch()
@@ -279,7 +273,6 @@ async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the
 
 
 async def test_an_agent_that_starts_again_knows_the_stage_beside_a_whole_engine(tmp_path: Path) -> None:
-    """What still runs there ends there: its process is no orphan."""
     async with rig_of(tmp_path, FakeMover()) as rig:
         stage = await becomes_whole(rig)
         await rig.outcome(msg.EngineConsolidated)
@@ -294,7 +287,7 @@ async def test_an_agent_that_starts_again_knows_the_stage_beside_a_whole_engine(
 async def test_a_stage_ends_after_what_runs_there_or_once_its_time_is_over(
     tmp_path: Path, left_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that does not answer may still run something."""
+    """One that does not answer may still have requests."""
     for name in ("STREAMS_MOVE_S", "STAGE_POLL_S"):
         monkeypatch.setattr(executor, name, 0.01)
     monkeypatch.setattr(executor, "KV_KEPT_S", 0.15)
@@ -314,7 +307,7 @@ async def test_a_stage_ends_after_what_runs_there_or_once_its_time_is_over(
 
 
 async def test_an_engine_that_goes_to_sleep_keeps_nothing_of_the_stage_that_it_was(tmp_path: Path) -> None:
-    """Whoever finished its stages would have forgotten in time what was moved, and is cancelled."""
+    """This cancels the task that would forget the moved requests."""
 
     class SleepingMover(FakeMover, FakeSleeper):
         pass

@@ -1,4 +1,4 @@
-"""How often an agent looks for what the prefetcher of its node has."""
+"""How often an agent looks at fetched weights."""
 
 from glowplug.controllers.agent.messages import Surroundings
 from glowplug.domain.hardware import Link

@@ -1,4 +1,4 @@
-"""Which engines are ended for the host memory they take, what is measured of a real process, and ports for engines."""
+"""Engines ended for host memory, process measurements, ports."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ from glowplug.runtime.settings import explain
 from glowplug.services.agent.processes import LIMIT, MIB, EnginePorts, MemoryWatch, private_bytes
 from glowplug.services.agent.settings import AgentSettings
 
-HOST = "127.0.0.9"  # nobody else's loopback address: what is free there stays free
+HOST = "127.0.0.9"  # unshared: its free ports stay free
 
 
 def a_handle(instance_id: str, pid: int, limit: int | None = 100 * MIB) -> EngineHandle:
@@ -34,8 +34,6 @@ def a_handle(instance_id: str, pid: int, limit: int | None = 100 * MIB) -> Engin
 
 
 class Watched:
-    """A watch over made-up processes."""
-
     def __init__(self, *handles: EngineHandle) -> None:
         self.handles = {handle.instance_id: handle for handle in handles}
         self.used: dict[int, int] = {}
@@ -113,9 +111,9 @@ def test_hands_out_each_port_once_and_in_turn() -> None:
     assert ports.take("i-3", ()) == 21000
     ports.settled("i-3")
     ports.settled("i-1")
-    assert ports.take("i-4", ()) == 21001  # the one after the last: a start that failed gets another
+    assert ports.take("i-4", ()) == 21001
     with pytest.raises(EngineFailed):
-        ports.take("i-5", (21000,))  # held by an engine that lives
+        ports.take("i-5", (21000,))
 
 
 def test_passes_over_a_port_that_somebody_listens_on() -> None:

@@ -1,4 +1,4 @@
-"""The agent's memory on disk: whole or absent, never half; and one agent per node."""
+"""The agent's state file."""
 
 import os
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_a_lock_whose_owner_cannot_be_read_is_taken_all_the_same(tmp_path: Path)
 def test_disk_that_takes_nothing_is_said_once_and_harms_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "agent.tmp").mkdir()  # a directory where the scratch file goes: every write fails
+    (tmp_path / "agent.tmp").mkdir()  # blocks the scratch file
     state = StateFile(tmp_path / "agent.json")
     state.put_handle(HANDLE)
     state.remember(AgentMemory())
@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_gets_it_once_there_is_space(t
     path = tmp_path / "agent.json"
     StateFile(path).put_handle(HANDLE)
     state = StateFile(path)
-    (tmp_path / "agent.tmp").symlink_to("/dev/full")  # every write fails with ENOSPC
+    (tmp_path / "agent.tmp").symlink_to("/dev/full")  # fails with ENOSPC
     state.drop_handle("i-1")
     assert "No space left" in state.failure
     assert StateFile(path).handles == {"i-1": HANDLE}, "the old memory is whole"

@@ -1,5 +1,4 @@
-"""Two autoscalers over one store (a double in memory, which holds bytes): the second leads, and goes on with what
-the first has learned."""
+"""Two autoscalers over one in-memory store."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,8 +24,7 @@ from tests.fleet_builder import a_model, an_event, an_instance
 
 
 class Group:
-    """One store, and each policy's last state by the name of its process. With each look of a process plans turn out to
-    be off by `m` more: by another step for each process."""
+    """Each look shifts the plan of `m` by its process's own step; `seen` holds each process's last state."""
 
     def __init__(self) -> None:
         self.now, self.step_m = 1000.0, {"first": 0.1, "second": 0.07}

@@ -1,4 +1,4 @@
-"""The models as the autoscaler shows them."""
+"""The autoscaler's metrics of models."""
 
 from prometheus_client import CollectorRegistry
 

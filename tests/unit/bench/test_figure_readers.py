@@ -1,4 +1,4 @@
-"""Each figure of docs/figures.md as its reader prints it, from a small file of what its benchmark writes."""
+"""Each figure of docs/figures.md as its reader prints it, from a small benchmark output."""
 
 import json
 from collections import Counter
@@ -18,7 +18,6 @@ from tests.chaos.test_kill_services import Ledger
 
 
 def printed(name: str, data: dict[str, object], folder: Path) -> str:
-    """What the page has of this data, through the file that `--json` names."""
     write_data(folder / "figures.json", data)
     (one,) = (one for one in BENCHMARKS if one.name == name)
     assert one.read is not None

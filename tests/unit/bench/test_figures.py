@@ -1,4 +1,4 @@
-"""Figures in pages: what rendering writes, and when code counts as changed."""
+"""Figures in pages: rendering, and when code counts as changed."""
 
 import subprocess
 from collections.abc import Callable, Mapping

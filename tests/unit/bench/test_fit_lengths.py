@@ -1,4 +1,4 @@
-"""How conversations are divided for the length model, and what a division is judged by."""
+"""Divisions of conversations for the length model."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from bench.fit.lengths import Answers, Judged, asked
 
 
 def written(folder: Path) -> Path:
-    """Forty conversations in two pieces each, and the start of one that is cut off."""
+    """Forty conversations in two pieces each, and a truncated one."""
     said = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello there"}]
     pieces = [{"id": f"c{number}_{piece}", "conversations": said} for number in range(40) for piece in (0, 14)]
     path = folder / "conversations.json"

@@ -1,4 +1,4 @@
-"""The scripts of bench/gpu run as programs in host memory, and say that it is none of a GPU's figures."""
+"""The bench/gpu scripts, run in host memory."""
 
 import json
 from pathlib import Path

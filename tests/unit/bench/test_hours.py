@@ -1,4 +1,4 @@
-"""Row P2m: what is judged of it."""
+"""The judgement of row P2m."""
 
 import pytest
 

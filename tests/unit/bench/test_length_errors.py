@@ -1,4 +1,4 @@
-"""Expected lengths that are off as a table says: by how long the answer is, the same for the same seed."""
+"""Expected lengths with tabled errors."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_table_with_a_row_too_few_or_one_that_falls_is_refused(tmp_path: Path,
 
 
 def test_the_shipped_table_draws_short_answers_longer_and_long_ones_shorter() -> None:
-    """A model that hedges regresses to the median."""
+    """A hedging model regresses to the median."""
     errors = LengthErrors.read()
     middle = [errors.ratio(length, 0.5) for length in (0.04, 0.15, 0.6, 1.2, 4.0)]
     assert all(left > right for left, right in pairwise(middle)) and middle[0] > 1 > middle[-1]

@@ -1,4 +1,4 @@
-"""bench/papers/p_oracle.py: how a plan becomes starts, and how the search ends where the objective is just held."""
+"""bench/papers/p_oracle.py: plans as starts, and the search."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def test_starts_begin_a_start_before_their_window_and_a_short_gap_is_bridged() -
     found = p_oracle.steps([1, 1, 1, 3, 1, 3, 1, 1, 1, 2])
     assert found == [
         (0.0, 1),
-        (3 * WINDOW_S - LEAD_S, 3),  # through the gap of one window: a start is longer than that
+        (3 * WINDOW_S - LEAD_S, 3),  # through a gap of one window, shorter than a start
         (6 * WINDOW_S, 1),
         (9 * WINDOW_S - LEAD_S, 2),
     ]

@@ -1,4 +1,4 @@
-"""The papers' tables: how figures are gathered, judged, kept and drawn, and the small models behind some rows."""
+"""The papers' tables, and the small models behind some rows."""
 
 import math
 import re
@@ -90,7 +90,7 @@ ROW = '"""Doc."""\nA = 1\nWHY = """a\nb"""\ndef judge(x):\n    return x\ndef run
     ],
 )
 def test_words_change_no_outcome_and_code_does(tmp_path, monkeypatch, old: str, new: str, alike: bool) -> None:
-    """A judge or a comment that is written anew must not throw hours of simulation away."""
+    """A reworded judge or comment must not discard hours of simulation."""
     monkeypatch.setattr(cache, "HERE", tmp_path)
     before, after = tmp_path / "before.py", tmp_path / "after.py"
     before.write_text(ROW)
@@ -125,7 +125,7 @@ ONE = Runs({"case": {1: {}}})
 
 
 def test_a_row_whose_figures_were_put_in_reads_calibrated() -> None:
-    """It had to come out so: "inside" would say that something was found."""
+    """It had to come out so; "inside" would claim a finding."""
     for name in ("S1", "S2", "H1", "W3s"):
         assert _result(name, "2x", ONE).verdict == "calibrated"
         assert _result(name, "2x", ONE, passed=False).verdict == "outside"
@@ -144,7 +144,7 @@ def test_seeds_that_were_held_out_are_run_beside_the_others_and_counted_by_thems
 
 
 def test_the_page_counts_its_rows_and_says_of_which_code_each_is(tmp_path) -> None:
-    """It said 17 where it had 25."""
+    """Fault: it said 17 where it had 25."""
     both = [
         _result("S1", "18x", ONE, _kept(commit="bbbb", date="2026-01-03 09:00:00", load=2.5), _kept()),
         _result("W1", "3x", ONE, passed=False),
@@ -169,7 +169,6 @@ def test_pictures_that_no_row_has_any_more_go(tmp_path) -> None:
 
 
 def test_the_page_is_what_the_saved_results_say() -> None:
-    """Whether a row's code has changed since is as it was when the page was rendered."""
     text = (table.FOLDER / table.PAGE).read_text(encoding="utf-8")
     found = list(results.saved(EXPERIMENTS))
     assert [one.row for one in found] == [experiment.id for experiment in EXPERIMENTS]
@@ -188,7 +187,7 @@ def _of(figure: str, **cases: float) -> Runs:
 
 @pytest.mark.parametrize(("theirs", "inside"), [(1.2, False), (1.8, True), (2.3, True), (7.5, False)])
 def test_a_gain_far_above_the_papers_is_outside_as_one_far_below_is(theirs: float, inside: bool) -> None:
-    """P1: 7.5x read "inside" where the paper has 1.8x. With true lengths it is not judged."""
+    """P1: 7.5x read "inside" beside the paper's 1.8x. With true lengths it is not judged."""
     both = {"PreServe": 0.1, "PreServe, real errors": 1.0, "Llumnix-like": theirs}
     runs = _of("norm_peak", **both, **{f"code: {case}": peak for case, peak in both.items()})
     assert by_id("P1").judge(runs).passed is inside
@@ -203,7 +202,7 @@ def test_p3_is_judged_with_the_lengths_that_a_router_has(real: float, inside: bo
 
 
 def test_w1_judges_the_system_that_row_u_calls_by_that_name() -> None:
-    """One constant, the start of an engine that nobody keeps ready, made the row "inside"."""
+    """Fault: one constant, the start of an engine not kept ready, made the row "inside"."""
     at_all = {"WarmServe": 1.0, "SLLM-GPU": 1.3, w_warm.UNPOOLED: 50.0, w_warm.MUX: 100.0}
     found = by_id("W1").judge(_of("ttft_p99", **{f"{s} @{r}": p99 for s, p99 in at_all.items() for r in w_warm.RATES}))
     assert not found.passed and found.ours.startswith("1.30x at 10") and "50.00x at 10" in found.deviation
@@ -213,7 +212,6 @@ def test_w1_judges_the_system_that_row_u_calls_by_that_name() -> None:
 
 
 def test_the_union_stands_beside_the_best_other_one_with_the_gpu_seconds_of_both() -> None:
-    """An answer that is quicker because more was held is another one."""
     given = {"union": (1.0, 500.0), "WarmServe": (2.0, 300.0)}
     systems = u_union.WORKLOADS["WarmServe's"].systems
     outcomes = {
@@ -260,7 +258,7 @@ def test_what_was_not_run_has_no_ratio() -> None:
 
 
 def test_a_ratio_of_p99s_is_that_of_the_means_and_its_range_goes_by_seed() -> None:
-    """Section 7.3: a seed whose own P99 happens to be small must not decide."""
+    """Section 7.3."""
     waited = {"WarmServe @25": (1.0, 9.0), "no proactive @25": (6.0, 4.0)}
     runs = Runs({case: {seed: {"ttft_p99": v} for seed, v in enumerate(p99s)} for case, p99s in waited.items()})
 
@@ -269,7 +267,7 @@ def test_a_ratio_of_p99s_is_that_of_the_means_and_its_range_goes_by_seed() -> No
 
 
 def test_muxserve_fills_two_servers_of_eight_as_section_7_3_tells() -> None:
-    """Section 7.3: "MuxServe collocates the 7B-0 and 70B models on 8 GPUs"; the others share with nobody."""
+    """Section 7.3: "MuxServe collocates the 7B-0 and 70B models on 8 GPUs"."""
     assert w_mux.GROUPS["7b-0"] == w_mux.GROUPS["70b"] == w_mux.GROUPS["7b-1"] + w_mux.GROUPS["13b"] == 8
     given = w_mux.settings(w_warm.STEPS_MS)
     assert given[0].partition("=")[2] in SYSTEMS
@@ -277,15 +275,14 @@ def test_muxserve_fills_two_servers_of_eight_as_section_7_3_tells() -> None:
 
 
 def test_a_wider_group_shortens_what_it_divides_and_no_more() -> None:
-    """Appendix A: "enlarges the parallelism degree". 7B on 8 GPUs instead of one: 12.55 GB at 3.35 TB/s are read in
-    3.7 ms by one, in 0.5 ms by eight."""
+    """Appendix A: "enlarges the parallelism degree". 12.55 GB (7B) at 3.35 TB/s are 3.7 ms, on eight GPUs 0.5 ms."""
     prefill, decode = w_mux.widened("7b-0", 35, 15)
     assert decode == pytest.approx(15 - 12.55 / 3.35 * 7 / 8)
     assert prefill == pytest.approx(35 - 2 * 6.7e9 * w_mux.PROMPT_TOKENS / 0.5e12 * 7 / 8)
 
 
 def misfit(stages: StartStages) -> float:
-    """Squares of the logarithms by which the eight printed ends are missed (section 7.2)."""
+    """Squared log errors of the eight printed ends (section 7.2)."""
     total = 0.0
     for (before, after), printed in RANGES.items():
         ratios = [expected_s(m, before, stages) / expected_s(m, after, stages) for m in MODELS]

@@ -1,4 +1,4 @@
-"""What bench/prefix makes of engines with slots (llama.cpp): two minutes of its cases. Fast lane, some six seconds."""
+"""bench/prefix on engines with slots (llama.cpp): two minutes of its cases. Fast lane, some six seconds."""
 
 from dataclasses import replace
 from statistics import fmean
@@ -9,7 +9,7 @@ from bench.prefix.run import CASES, run
 
 
 def figures(case: str, policy: str) -> tuple[float, float]:
-    """The mean time to the first token (s) and the cached share of prompts, over two seeds."""
+    """Mean TTFT (s) and cached share of prompts, over two seeds."""
     totals = [run(replace(CASES[case], seconds=120.0), policy, seed).total() for seed in (1, 2)]
     return fmean(one.ttft.mean for one in totals), fmean(one.cached_tokens / one.prompt_tokens for one in totals)
 
@@ -18,7 +18,6 @@ def figures(case: str, policy: str) -> tuple[float, float]:
 def test_the_default_gains_where_a_slot_still_holds_a_prompt_and_loses_nothing_elsewhere(
     case: str, most: float
 ) -> None:
-    """TTFT of `union` over that of `least_loaded`, on the same requests."""
     (other_s, _), (ttft_s, cached) = figures(case, "least_loaded"), figures(case, "union")
     assert ttft_s <= most * other_s
     assert (cached > 0) == (case != "slots_apart")

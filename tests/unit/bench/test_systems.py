@@ -1,5 +1,4 @@
-"""One definition of each system: what row U runs, what a scenario runs and what a fleet of that name runs are the same,
-field by field."""
+"""Row U, scenario and fleet of one name are one system, field by field."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -32,7 +31,7 @@ SERVICES = (RouterSettings, PredictorSettings, PlacerSettings, AutoscalerSetting
 
 
 def fleet(name: str) -> dict[str, Any]:
-    """What the services of a fleet of that name do: policies, and fields of their controllers' params."""
+    """A named fleet's policies and controller params."""
     kinds = {
         field.removeprefix("policy_"): getattr(made, field)
         for made in (settings(policies=name) for settings in SERVICES)
@@ -54,7 +53,6 @@ def fleet(name: str) -> dict[str, Any]:
 
 
 def simulated(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a scenario."""
     params = tree.get("params", {})
     given = {
         f"{part}.{field.name}": params[part][field.name]
@@ -78,7 +76,7 @@ def test_a_system_of_row_u_is_the_fleet_of_its_name(workload: str, label: str) -
     in_row = simulated(tree)
     known = fleet(ROWS[label])
     assert {name: in_row.get(name) for name in known} == known
-    # nothing that a scenario sets for its own paper is left over; what is known of costs and profiles is the workload's
+    # no scenario's own settings are left over; costs and profiles are the workload's
     left = {name for name in in_row.keys() - known.keys() if not name.startswith("placer.start_stages")}
     assert not left
 
@@ -94,7 +92,7 @@ def test_the_scenario_of_a_paper_runs_that_paper(name: str) -> None:
 
 
 def test_a_plain_fleet_and_a_plain_scenario_are_the_same_baseline() -> None:
-    """Policies that a scenario leaves out, and params it does not name, are those of `serverless_vllm`."""
+    """Omitted policies and params are those of `serverless_vllm`."""
     given = {name: value for name, value in fleet("serverless_vllm").items() if "." in name}
     assert {name: attrgetter(name)(Params()) for name in given} == given
 
@@ -117,7 +115,6 @@ SIMULATED_OTHERWISE = {
 
 
 def test_a_simulated_fleet_has_the_bounds_of_a_live_one_but_for_those_named_here() -> None:
-    """What is no system's own holds for all of them, and on both sides alike."""
     placer, agent = params_of(PlacerSettings(policies="mcache")), AgentSettings(policies="mcache").params()
     predictor, router = PredictorSettings(policies="mcache").params(), RouterSettings(policies="mcache").params()
     pairs = {"placer": placer, "agent": agent, "predictor": predictor, "router": router}

@@ -1,4 +1,4 @@
-"""What bench/throughput makes of its samples."""
+"""How bench/throughput reads its samples."""
 
 from bench.throughput.run import Sample, table
 

@@ -1,4 +1,4 @@
-"""When a stream counts as storing nothing, and when no longer."""
+"""When a stream counts as storing nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ FACTS, COMMANDS = "FACTS", "COMMANDS"
 
 @dataclass
 class FakeServer:
-    """Answers pings while `lives`; stores while `has_space`. `asked` are the streams that were sent a check."""
+    """Answers pings while `lives`, stores while `has_space`; `asked` lists checked streams."""
 
     lives: bool = True
     has_space: bool = True

@@ -1,4 +1,4 @@
-"""What the commands of tenants and keys ask the autoscaler for, what they print, and what they keep to themselves."""
+"""Commands for tenants and keys."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ OTHER = KEY | {"key_id": "zzzzzzzz", "prefix": "gp-zzzzzzzz", "tenant": "shop", 
 
 
 class Autoscaler:
-    """Answers as the REST API does. `asked`: each call that is not a listing, with its query and body."""
+    """Answers as the REST API does. `asked`: calls except listings, with query and body."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Any, Any]] = []
@@ -65,7 +65,7 @@ def autoscaler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Autoscaler:
 @pytest.fixture
 def run() -> Run:
     def command(line: str, code: int = 0) -> tuple[str, str]:
-        """What it prints on stdout, and on stderr."""
+        """Return stdout and stderr."""
         argv = line.split()
         done = CliRunner().invoke(app_of(argv[0]), argv)
         assert done.exit_code == code, done.output

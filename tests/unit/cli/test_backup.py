@@ -1,4 +1,4 @@
-"""The archive of a backup comes back as it was, or says what is wrong with it; a restore is planned first."""
+"""Backup archives and planned restores."""
 
 import gzip
 import io
@@ -57,7 +57,6 @@ SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize
 
 
 def shown(model: Model, **fields: Any) -> dict[str, Any]:
-    """A row as the autoscaler's REST shows it."""
     return {**msgspec.to_builtins(model), "state": "cold", "instances": [], **fields}
 
 
@@ -78,7 +77,7 @@ def test_any_models_come_back(tmp_path_factory: pytest.TempPathFactory, models: 
 
 
 def repacked(changes: Mapping[str, bytes | None]) -> bytes:
-    """The archive with its members changed; None leaves one out."""
+    """The archive with changed members; None omits one."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, raw in (MEMBERS | changes).items():
@@ -90,12 +89,11 @@ def repacked(changes: Mapping[str, bytes | None]) -> bytes:
 
 
 def stating(**fields: Any) -> bytes:
-    """The archive with other words in its manifest."""
     return repacked({MANIFEST: json.dumps(json.loads(MEMBERS[MANIFEST]) | fields).encode()})
 
 
 def tarred(**fields: Any) -> bytes:
-    """A tar of one member with these header fields and no bytes."""
+    """A one-member tar with these header fields and no bytes."""
     entry = tarfile.TarInfo(MANIFEST)
     for name, value in fields.items():
         setattr(entry, name, value)
@@ -254,7 +252,6 @@ def test_a_body_is_what_rest_takes() -> None:
 
 
 def access(tenant: Tenant, key: ApiKey) -> AccessShown:
-    """A tenant and a key as the autoscaler's REST shows them."""
     row = msgspec.json.decode(msgspec.json.encode(key))
     del row["sha256"]
     tenant_row = msgspec.json.decode(msgspec.json.encode(tenant)) | {"num_keys": 1}

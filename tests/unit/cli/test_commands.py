@@ -1,4 +1,4 @@
-"""What commands send, filter, print and refuse: tap, why, the demo, logs, a streamed chat, a fleet that is missing."""
+"""Commands: tap, why, the demo, logs, a streamed chat, a missing fleet."""
 
 import json
 import re
@@ -123,7 +123,6 @@ def test_why_of_a_gpu_of_which_nothing_was_decided_shows_who_lies_there() -> Non
     ("known", "now", "fresh"), [("", "ab", "ab"), ("ab", "bc", "c"), ("ab", "ab", ""), ("a", "xy", "xy")]
 )
 def test_a_log_that_moved_on_shows_only_what_is_new(known: str, now: str, fresh: str) -> None:
-    """Each letter is a line."""
     assert logs._fresh(list(known), list(now)) == list(fresh)
 
 
@@ -238,7 +237,6 @@ def event(text: str) -> str:
 
 
 async def ask(status: int, body: str, **headers: str) -> tuple[str, Answer]:
-    """Every piece joined, and the answer."""
     given = ANSWER_HEADERS | {name.replace("_", "-"): value for name, value in headers.items()}
     transport = httpx.MockTransport(lambda request: httpx.Response(status, text=body, headers=given))
     answer = Answer()

@@ -1,4 +1,4 @@
-"""What a shell offers behind TAB: names of the running fleet, nothing where none runs or none answers in time."""
+"""Shell completion with names of the running fleet."""
 
 import os
 import shutil
@@ -31,8 +31,6 @@ class Fleet(FleetClient):
 
 @pytest.fixture
 def offered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Offered:
-    """What bash is offered for the last of these words."""
-
     def ask(*words: str) -> list[str]:
         monkeypatch.setenv("_GLOWPLUG_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "\n".join(("glowplug", *words)))
@@ -119,7 +117,7 @@ def test_each_shell_has_its_script(shell: str, tmp_path: Path) -> None:
 
 
 def test_install_writes_into_the_home_of_its_shell(tmp_path: Path) -> None:
-    """A shell of ours asks, since the command finds out which one it is."""
+    """The command detects its shell, hence a real one."""
     env = os.environ | {"HOME": str(tmp_path)}
     code = "import sys; sys.argv[0] = 'glowplug'; from glowplug.cli.main import main; main()"
     line = f'{sys.executable} -c "{code}" --install-completion; true'

@@ -1,4 +1,4 @@
-"""Contexts: which fleet a command finds from any folder, in which order, and what `glowplug context` does."""
+"""Contexts: how a command finds its fleet."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ FAR = "http://far:8005"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder and an empty config folder; nothing in the environment names a fleet."""
+    """No fleet in folders or environment."""
     for name in ("STATE_DIR", "AUTOSCALER_URL", "PLACER_URL", "ADMIN_TOKEN", "API_KEY"):
         monkeypatch.delenv(f"GLOWPLUG_{name}", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def runs(folder: Path) -> Path:
-    """A state folder whose fleet is this process; the admin token says which."""
+    """A state folder of a fleet in this process; the parent folder's name is its admin token."""
     own = psutil.Process()
     document = {"pid": own.pid, "pid_started_at": own.create_time(), "urls": {"data": "http://here:1"}}
     document |= {"admin_token": folder.parent.name, "api_key": "", "nats_url": ""}

@@ -1,4 +1,4 @@
-"""`glowplug logs` without a name: merged by the console, followed with its cursors."""
+"""`glowplug logs` without a name."""
 
 from typing import Any
 
@@ -15,8 +15,6 @@ LINE = {
 
 
 class FakeFleet:
-    """Answers with two pages."""
-
     def __init__(self) -> None:
         self.asked: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""`glowplug forecast`: windows that came, the open one, those to come; what stands above them."""
+"""`glowplug forecast`: past, open and future windows."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a command imports: people wait for that at each of them, so that help and listings bring in little."""
+"""Imports of each command; help and listings must start fast."""
 
 import json
 import os
@@ -26,7 +26,7 @@ OF_CALLS = {
     "http.client",
     "psutil",
     "pydantic",
-}  # of a command that asks a fleet; typer checks its options with pydantic
+}  # typer checks options with pydantic
 CODE = """
 import json, sys
 from glowplug.cli.main import main
@@ -38,7 +38,7 @@ finally:
 
 
 class Service(BaseHTTPRequestHandler):
-    """Answers with what it was asked; /refused with an error of ours, /broken with no JSON."""
+    """Echoes the request; /refused gives one of our errors, /broken no JSON."""
 
     def do_GET(self) -> None:
         self.answer({"path": self.path, "token": self.headers["Authorization"], "data": []})
@@ -74,7 +74,7 @@ def service() -> Iterator[str]:
 
 
 def run(tmp_path: Path, *argv: str, **environment: str) -> tuple[str, set[str]]:
-    """What the command printed, and every module that it imported. It must have ended well."""
+    """Return output and imported modules of a successful command."""
     done = subprocess.run(
         [sys.executable, "-c", CODE, *argv],
         cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60,
@@ -98,7 +98,6 @@ def test_a_listing_imports_what_a_call_needs_and_no_service(tmp_path: Path, serv
 
 
 def test_the_help_names_every_command_with_a_whole_line_and_nothing_else() -> None:
-    """It is made without the commands themselves."""
     shown, real = (getattr(typer.main.get_command(app), "commands") for app in (listing(), app_of()))  # noqa: B009
     assert {name: one.short_help for name, one in shown.items()} == {n: one.short_help for n, one in real.items()}
     assert all(len(one.get_short_help_str(limit=66)) < 66 for one in shown.values())

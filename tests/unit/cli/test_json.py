@@ -1,4 +1,4 @@
-"""Every command that prints a table or a stream takes --json, and prints what a program can read."""
+"""Every command with a table or stream takes --json."""
 
 import json
 import threading
@@ -88,7 +88,7 @@ ANSWERS: dict[str, Any] = {
 
 
 class Services(BaseHTTPRequestHandler):
-    """All services of a fleet on one port; a text is sent as it is, and what is not listed is not there."""
+    """All services of a fleet on one port; sends strings verbatim."""
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -109,7 +109,7 @@ class Services(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The state folder of a fleet whose services are one server of this process, and a simulated run beside it."""
+    """State of a fleet served by this process, beside a simulated run."""
     folder, own = tmp_path_factory.mktemp("state"), psutil.Process()
     with ThreadingHTTPServer(("127.0.0.1", 0), Services) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -132,7 +132,6 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def typed(state_dir: Path, verb: str, *argv: str) -> str:
-    """Standard output of one command with --json."""
     words = [word.replace("STATE", str(state_dir)) for word in argv]
     at = {"GLOWPLUG_STATE_DIR": str(state_dir / "none" if verb == "doctor" else state_dir)}
     done = CliRunner().invoke(app_of(verb), [verb, *words, "--json"], env=at, catch_exceptions=False)

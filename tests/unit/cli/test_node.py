@@ -1,4 +1,4 @@
-"""`glowplug node`: what it refuses before it starts anything, what it gives its two processes, and the Slurm script."""
+"""`glowplug node`, and the Slurm script."""
 
 import os
 import socket
@@ -56,7 +56,7 @@ def test_a_socket_is_on_this_machine() -> None:
 
 
 def test_slurm_names_each_node_after_its_machine(tmp_path: Path) -> None:
-    """`srun` and `glowplug` are stand-ins: the script says what it would run."""
+    """With stand-ins for `srun` and `glowplug`."""
     for name, text in (("srun", 'shift; exec "$@"'), ("glowplug", 'echo "$GLOWPLUG_GPU_KIND $*"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(stat.S_IRWXU)

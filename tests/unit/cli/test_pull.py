@@ -1,4 +1,4 @@
-"""`glowplug pull`: what its argument names, which node gets it, how a fetch is followed, and the cache of the hub."""
+"""`glowplug pull`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +22,6 @@ SMALL = {"config.json": b"{}", "model.safetensors": b"t" * 70_000}
 
 
 class Named(FleetClient):
-    """A fleet that has one model."""
-
     def get(self, service: str, path: str, **params: Any) -> Any:
         assert (service, path) == ("autoscaler", "/v1/models/qwen%3A7b")
         weights = {"uri": "hf:o/n", "num_bytes": 0, "sha256": ""}
@@ -74,7 +72,7 @@ def test_one_node_is_chosen_or_those_that_are_named() -> None:
 
 
 def following(*stages: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """What the last answer was, and the bytes that were shown."""
+    """Return the last answer and the progress shown."""
     answers, shown = iter(stages), list[tuple[int, int]]()
     row = pull._follow(lambda: next(answers), lambda *given: shown.append(given), lambda _: None, lost_s=0.3)
     return row, shown
@@ -94,7 +92,7 @@ def test_a_fetch_is_followed_to_its_end() -> None:
 
 
 class Prefetching(FleetClient):
-    """A fleet of one node, whose prefetcher answers with the stages that are set, one after the other."""
+    """One node; its prefetcher answers with `stages` in turn."""
 
     stages: Iterator[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""`glowplug requests`: what it asks the console for, and how a request is shown."""
+"""`glowplug requests`."""
 
 import re
 from typing import Any

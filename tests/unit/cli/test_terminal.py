@@ -1,5 +1,4 @@
-"""What is printed is shown by the terminal and not obeyed, whatever it holds; tables, sizes and ages; JSON stays as it
-is."""
+"""Terminal output without control sequences; tables, sizes, ages."""
 
 import json
 import re

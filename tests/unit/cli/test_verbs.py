@@ -1,4 +1,4 @@
-"""What the verbs of a model ask, say and wait for, against services that answer from a list."""
+"""The verbs of a model against scripted services."""
 
 import json
 from collections.abc import Callable
@@ -28,13 +28,13 @@ def row(state: str, *instances: str, **fields: Any) -> dict[str, Any]:
 
 
 class Fleet:
-    """`rows`: what the autoscaler shows of the model, the last one for ever. `asked`: what was changed."""
+    """`rows`: successive views of the model; the last one repeats. `asked`: changes requested."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any], cost: dict[str, Any] | None = None
     ) -> None:
         self.rows, self.cost, self.asked = list(rows), COST if cost is None else cost, list[tuple[str, Any]]()
-        self.refused: tuple[str, ...] = ()  # ends of paths
+        self.refused: tuple[str, ...] = ()  # path suffixes
         for service in ("placer", "autoscaler"):
             monkeypatch.setenv(f"GLOWPLUG_{service.upper()}_URL", f"http://{service}")
         monkeypatch.setattr(client, "request", self.answer)

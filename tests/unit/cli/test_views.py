@@ -1,4 +1,4 @@
-"""`glowplug top` on a terminal and where there is none; the words that `models` and `ps` have for states."""
+"""`glowplug top`, and states in `models` and `ps`."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from glowplug.cli.client import FleetClient
 
 
 class Fleet(FleetClient):
-    """A fleet of one node with one GPU and nothing on it; it ends whoever asks more than twice for nodes."""
+    """One node with one empty GPU; the third request for nodes ends the caller."""
 
     num_asked = 0
 

@@ -1,4 +1,4 @@
-"""The console's keys and roles, its sessions and how often keys may be guessed, under a clock of the test's own."""
+"""The console's keys, roles, sessions and limit on guesses."""
 
 from dataclasses import replace
 
@@ -100,8 +100,6 @@ async def test_sessions_are_bounded_and_the_oldest_leaves(made: Access) -> None:
 
 
 class Away(MemoryStore):
-    """A store that may be away."""
-
     is_away = False
 
     async def get(self, table: str, key: str) -> bytes | None:

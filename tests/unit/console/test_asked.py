@@ -1,4 +1,4 @@
-"""What the page reads of the predictor and of the placer's price list, and what it says where there is none."""
+"""The page's readings of predictor and price list."""
 
 import json
 from typing import Any
@@ -56,7 +56,7 @@ def test_forecasts_of_the_model_name_their_metric_with_quantiles_and_target() ->
 
 
 class FakeUpstream:
-    """A service that gives one answer to each path in the test's own process, or cannot be reached."""
+    """In-process: one answer per path, or unreachable."""
 
     def __init__(
         self, answers: dict[str, Any] | None = None, status: int = 200, error: Exception | None = None

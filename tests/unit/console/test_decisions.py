@@ -1,4 +1,4 @@
-"""The log of decisions: bounded, in order whatever the store says, and joined with what came of each."""
+"""The log of decisions."""
 
 from dataclasses import replace
 

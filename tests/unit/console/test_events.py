@@ -1,4 +1,4 @@
-"""The rings of events: bounded by class, walked newest first, and watched without anyone waiting for a watcher."""
+"""The event rings."""
 
 import asyncio
 import dataclasses

@@ -1,5 +1,4 @@
-"""The view under facts that come late, twice, in the wrong order or not at all; and what makes a large fleet cheap:
-rows made when touched, loads that name what they changed, fetches with a rate."""
+"""The fleet view under late, repeated, reordered or missing facts, and its economies for large fleets."""
 
 import dataclasses
 from dataclasses import replace
@@ -245,7 +244,6 @@ def test_a_fetch_that_ended_is_gone_at_once() -> None:
 
 @pytest.fixture
 def drawn(view: FleetView) -> FleetView:
-    """A view whose rows have all been read."""
     changed(view, NOW)
     return view
 

@@ -1,4 +1,4 @@
-"""The console's history: what a slot adds up, how slots become coarser, gaps, clocks, the disk, and Prometheus."""
+"""The console's history: slots, gaps, clocks, disk, Prometheus."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from glowplug.telemetry import semconv
 from tests import console_story as story
 from tests.fleet_builder import a_node
 
-T = 1_700_000_400.0  # the start of a slot of each width
+T = 1_700_000_400.0  # starts a slot of every width
 ONE = replace(story.request_finished(1, T), model_key="chat", ttft_s=0.5, prompt_tokens=30, response_tokens=100)
 IDLE = Sample({}, {}, 0, 0, 100)
 
@@ -150,7 +150,7 @@ def test_a_sample_leaves_out_the_dead_and_what_sleeps() -> None:
 
 
 def kept(path: Path, history: History) -> History:
-    """What a process started at T + 300 knows of it."""
+    """The history after a restart at T + 300."""
     disk = HistoryDisk(path)
     slots, rows = history.changes()
     disk.write(slots, rows, history.bounds)

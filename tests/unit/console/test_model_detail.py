@@ -1,4 +1,4 @@
-"""Starts of a model as the console remembers them, and what is shown of a model's declaration."""
+"""A model's starts and declaration in the console."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""OTLP/HTTP in both encodings, and every refusal with its status."""
+"""OTLP/HTTP in both encodings, and refusals."""
 
 import base64
 import gzip
@@ -21,7 +21,7 @@ from tests import console_story as story
 
 
 def as_otlp_json(request: ExportTraceServiceRequest) -> bytes:
-    """OTLP's JSON: protobuf's mapping, but ids in hex and enums as numbers."""
+    """OTLP's JSON: protobuf's mapping with hex ids and numeric enums."""
     tree = json_format.MessageToDict(request, use_integers_for_enums=True)
     for resource_spans in tree["resourceSpans"]:
         for scope_spans in resource_spans["scopeSpans"]:

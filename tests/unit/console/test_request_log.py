@@ -1,4 +1,4 @@
-"""The requests of the fleet as the console remembers them: merged, filtered, bounded."""
+"""The console's log of requests."""
 
 from dataclasses import replace
 
@@ -126,7 +126,7 @@ def test_reports_of_routers_that_are_gone_are_not_kept_until_a_page_opens() -> N
 
 
 def test_a_request_leads_to_a_trace_that_is_kept() -> None:
-    """Of one that is not sampled no span was ever sent."""
+    """An unsampled request has no spans."""
     for flags, shown in (("01", "b" * 32), ("00", "")):
         finished = story.fact(DONE, 100.0, traceparent=f"00-{'b' * 32}-{'c' * 16}-{flags}")
         log = RequestLog(10)

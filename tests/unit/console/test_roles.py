@@ -1,4 +1,4 @@
-"""Each path of the console has a least role, declared in one table."""
+"""The console's table of least roles."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where the time went: stages that overlap, shares that add up to the whole."""
+"""Shares of time of overlapping stages."""
 
 import pytest
 

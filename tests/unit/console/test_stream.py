@@ -1,4 +1,4 @@
-"""What pages are sent: one diff for all, bounded queues, and honesty about what was dropped."""
+"""The pages' stream of diffs."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""The ring of traces: what it keeps and lets go, that its bytes are bounded; and its file, there after a restart."""
+"""The ring of traces and its file."""
 
 import errno
 import tracemalloc
@@ -26,7 +26,7 @@ NAMES = {"request_id": semconv.ATTR_REQUEST_ID, "model": semconv.ATTR_MODEL}
 def span(
     trace: int, number: int = 1, *, parent: int = 0, start: int = 1, events: tuple[SpanEvent, ...] = (), **about: Any
 ) -> Span:
-    """Span `number` of a trace; `about` are its attributes, request_id and model under the names they have there."""
+    """`about`: attributes, with request_id and model under their trace names."""
     attributes = tuple((NAMES.get(name, name), value) for name, value in about.items())
     parent_id = f"{parent:016x}" if parent else ""
     return Span(
@@ -92,7 +92,6 @@ def test_one_endless_trace_cannot_push_out_the_others() -> None:
 
 
 def test_what_it_counts_is_what_it_costs() -> None:
-    """`num_bytes` is an upper bound of what the allocator sees, so the setting bounds the process."""
     batches = [story.received(story.cold_trace(i, 1000.0, "m", f"r-{i}")) for i in range(200)]
     tracemalloc.start()
     store = TraceStore()
@@ -105,7 +104,7 @@ def test_what_it_counts_is_what_it_costs() -> None:
 
 
 def test_the_model_is_that_of_the_request() -> None:
-    """Stopping another model to free memory is part of the trace, but not what it is about."""
+    """A trace may also stop other models to free memory."""
     store = TraceStore()
     add(store, span(1, 5, parent=1, model="victim"), span(1, 1, request_id="r", model="wanted"))
     add(store, span(1, 6, parent=1, model="victim-2"))
@@ -124,7 +123,7 @@ def test_summary_of_a_whole_story() -> None:
 
 
 class Rig:
-    """A ring with its file; `restart` is what a new process sees."""
+    """`restart` opens the file as a new process would."""
 
     def __init__(self, path: Path, *, keep_content: bool = False, **bounds: int) -> None:
         self.path, self.failed = path, list[int]()

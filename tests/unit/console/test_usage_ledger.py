@@ -1,4 +1,4 @@
-"""The ledger: each record once, totals in step with the records, and a database that is away for a while."""
+"""The usage ledger, and a database that is away for a while."""
 
 import asyncio
 import sqlite3
@@ -149,7 +149,7 @@ async def test_a_locked_database_is_tried_again_and_nothing_is_lost(path: Path) 
     ledger.add([])
     lock = sqlite3.connect(path)
     lock.execute("BEGIN EXCLUSIVE")
-    await reader.listen(bus)  # what came before it was there
+    await reader.listen(bus)  # events from before it joined
     await until(lambda: (registry.get_sample_value("glowplug_ledger_failures_total") or 0) > 1, "two failures")
     assert "locked" in reader.problem and "INSERT" not in reader.problem
     lock.rollback()

@@ -1,4 +1,4 @@
-"""Rows in tree order, and trees that are broken in every way a distributed system breaks them."""
+"""Rows in tree order, even of broken trees."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ RESOURCE = Resource("svc")
 
 
 def draw(*parents: tuple[int, int]) -> Waterfall:
-    """The waterfall of spans given as (id, parent id), starting in that order."""
+    """From (id, parent id) pairs, in order of start."""
     store = TraceStore()
     store.add(
         (

@@ -1,4 +1,4 @@
-"""A wait that doubles with each failure, however many there are."""
+"""A wait that doubles with each failure."""
 
 from glowplug.controllers.autoscaler.keeping import KeptCopy
 from glowplug.controllers.autoscaler.models import ModelRecord

@@ -1,4 +1,4 @@
-"""Fencing: one line of epochs per commanding service, whatever its processes are called."""
+"""Fencing: one line of epochs per commanding service, whatever its processes' names."""
 
 import pytest
 

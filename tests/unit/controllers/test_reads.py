@@ -1,4 +1,4 @@
-"""What each controller declares to read against what it handles, and both against the wire's own lists."""
+"""Each controller's declared reads against its handlers, and both against the wire's lists."""
 
 import importlib
 from typing import Any
@@ -40,7 +40,7 @@ MAKE: dict[str, Any] = {
     "agent": lambda: AgentController("n", ByteLedger([]), {}),
 }
 
-# What a service's shell hands to others than its controller.
+# Handed by a service's shell to others than its controller.
 BESIDE = {"router": (*KEY_FACTS, RouterUsageReported)}
 
 

@@ -1,4 +1,4 @@
-"""Models: the slug of a name, and what follows from the fields."""
+"""Models: slugs and derived fields."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Small values: addresses, sizes and durations as text; keys of engines; what follows from an instance and a GPU."""
+"""Small values: addresses, sizes, durations, engine keys, instances, GPUs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Checkpoints over a fake driver, and real processes that are frozen and thawed."""
+"""Checkpoints over a fake driver, and freezing of processes."""
 
 import subprocess
 import sys
@@ -31,8 +31,8 @@ STATES = Enum("STATES", [f"CU_PROCESS_STATE_{name}" for name in ("RUNNING", "LOC
 
 
 class FakeDriver:
-    """The checkpoint functions of cuda.bindings.driver over given processes: each keeps the driver's order of states,
-    and one of them (`stuck`) does not lock in time or fails at its checkpoint."""
+    """cuda.bindings.driver's checkpoint functions and order of states; a `stuck` process misses its lock timeout or
+    fails its checkpoint."""
 
     CUresult = Status
 
@@ -165,7 +165,7 @@ def test_a_driver_without_a_gpu_makes_none() -> None:
     assert find(lambda _: driver) == (None, "the NVIDIA driver has no GPU")
 
 
-# the driver of servers by command
+# servers by command
 
 SERVERS = '[one]\ncommand = ["x"]\nsleep = "checkpoint"\n'
 
@@ -191,7 +191,7 @@ def test_a_server_sleeps_in_one_way(tmp_path: Path) -> None:
 
 @pytest.fixture
 def counting(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that leads a group and lets a file grow."""
+    """A group leader that keeps a file growing."""
     path = str(tmp_path / "n")
     code = f"import time\nwhile True:\n    open({path!r}, 'a').write('.')\n    time.sleep(.001)"
     made = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)

@@ -1,4 +1,4 @@
-"""The registry, what each driver refuses before it starts a process, and what the process is started with."""
+"""The registry and drivers: early refusals and process arguments."""
 
 import asyncio
 import re
@@ -131,7 +131,7 @@ async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(t
 
 
 async def test_an_emulated_engine_that_streams_ends_its_load_behind_the_last_byte(tmp_path: Path) -> None:
-    """At 100 times the speed: 100 MB at 1 GB/s take 1 ms, the last 16 MB behind the fetch less."""
+    """At 100 times the speed, 100 MB take 1 ms at 1 GB/s; the last 16 MB take less."""
     source = tmp_path / "w"
     source.write_bytes(b"x" * (64 << 10))
     region = ArrivingRegion(source, tmp_path / "shm")
@@ -204,7 +204,6 @@ def test_threads_wait_as_the_driver_says_unless_the_operator_does(monkeypatch: p
 
 
 async def load_that_fails(tmp_path: Path, log: str) -> EngineFailed:
-    """What the driver raises when its process has ended and left this log."""
     log_path = tmp_path / "log"
     log_path.write_text(log)
     rendezvous.write(tmp_path, rendezvous.FAILED, {"message": "RuntimeError: Failed to init server"})
@@ -385,7 +384,7 @@ def test_on_a_gpu_neither_the_executor_nor_eager_mode_is_chosen() -> None:
 
 
 def test_what_asks_for_no_key_stays_off_and_who_sleeps_on_a_gpu_can_load_again() -> None:
-    """Not measured on a GPU: these are the flags."""
+    """Flags only; not measured on a GPU."""
     argv = vllm_args.server_argv(request(gpu_kind="cuda"))
     assert "--enable-sleep-mode" in argv and "--enable-sleep-mode" not in vllm_args.server_argv(request())
     assert value_of(argv, "--worker-extension-cls") == vllm_args.RELOADING_WORKER

@@ -1,4 +1,4 @@
-"""GGUF files as anybody may write them: each is read, or refused with what is wrong; none costs more than a little."""
+"""Hostile and odd GGUF files."""
 
 import struct
 import tracemalloc
@@ -12,7 +12,7 @@ from glowplug.domain.gguf import MAX_ALIGNMENT, MAX_STEPS, MAX_TENSORS, MAX_TEXT
 from glowplug.engines.gguf import read_facts
 
 U8, I8, U32, I32, F32, BOOL, STRING, LIST, U64, F64 = 0, 1, 4, 5, 6, 7, 8, 9, 10, 12
-MOST_BYTES = 32 << 20  # that a reading may have in memory at once
+MOST_BYTES = 32 << 20
 
 
 def text(value: str | bytes) -> bytes:
@@ -77,14 +77,13 @@ def test_a_number_may_be_written_as_a_whole_float_or_stand_in_a_list_of_layers(t
 
 
 def sparse(path: Path, head: bytes, num_bytes: int) -> Path:
-    """A file of that size which takes no room on the disk behind its beginning."""
     with path.open("wb") as file:
         file.write(head)
         file.truncate(num_bytes)
     return path
 
 
-MOST_TENSORS = "zeros read as so many tensors as may be"  # ten seconds of them
+MOST_TENSORS = "zeros read as so many tensors as may be"  # ten seconds' worth
 GREEDY = {
     "one text of 512 MiB": (a_file(text("k") + struct.pack("<IQ", STRING, 512 << 20)), 600 << 20),
     "a template of 512 MiB": (

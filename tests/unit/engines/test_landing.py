@@ -1,4 +1,4 @@
-"""Reading a region while it fills, by both readers: that of our own engine processes and that of vLLM's plug-in."""
+"""Both readers of a filling region: ours and the vLLM plug-in's."""
 
 import asyncio
 import threading
@@ -23,7 +23,6 @@ PIECE = 4096
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Six pieces in four files, the second one of weights that span four of them."""
     folder = tmp_path / "source"
     folder.mkdir()
     sizes = {"a.json": 100, "b.bin": 5 * PIECE, "c.json": 50, "d/e.txt": 10}
@@ -70,7 +69,7 @@ def test_what_was_dropped_while_an_engine_read_it_is_seen_afterwards(arriving: A
 async def test_a_load_fails_otherwise_where_what_it_read_was_dropped(
     arriving: ArrivingRegion, tmp_path: Path, dropped: bool
 ) -> None:
-    """Whatever the process says: a worker of it may have noticed, and its server knows only that the worker ended."""
+    """A worker may have noticed while its server knows only of the worker's end."""
 
     class Failing(HostedDriver):
         async def _wait_ready(self, *_: Any, **__: Any) -> dict[str, Any]:
@@ -158,7 +157,7 @@ def test_weights_that_are_dropped_end_the_wait(how: str, arriving: ArrivingRegio
 
 
 def test_a_fetch_that_is_taken_up_again_goes_on_for_those_who_wait(arriving: ArrivingRegion) -> None:
-    """A prefetcher that was killed and has restarted writes another `landed`, of the same generation."""
+    """A restarted prefetcher writes another `landed` of the same generation."""
     mine, theirs = ours.Landing(arriving.root), vllms.Landing(arriving.root, arriving.layout())
     for piece in (0, 1):
         arriving.put(piece)

@@ -1,4 +1,4 @@
-"""An engine's server that is dropped, built again, and proven after its wake, without llama.cpp. Lane: fast, 0.3 s."""
+"""An engine's server rebuilt and proven after wake, without llama.cpp. Lane: fast, 0.3 s."""
 
 import json
 import threading
@@ -16,10 +16,10 @@ PROPS = {"total_slots": 2, "default_generation_settings": {"n_ctx": 64}}
 
 
 class FakeLlamacpp:
-    """Answers the canary with what `likeliest` says of the servers built so far; `asked` holds each request's path."""
+    """Answers the canary with each built server's `likeliest`."""
 
     def __init__(self) -> None:
-        self.likeliest: list[float] = [-1.0]  # of the first server, of the second, ... the last one stands for more
+        self.likeliest: list[float] = [-1.0]  # one per server; the last repeats
         self.ports: list[int] = []
         self.asked: list[str] = []
         self.num_running = 0
@@ -61,7 +61,7 @@ class FakeLlamacpp:
 
     def build(self, port: int) -> "FakeLlamacpp":
         self.ports.append(port)
-        if port:  # the server before it has been dropped
+        if port:  # the previous server was dropped
             self.http.shutdown()
             self.http.server_close()
             self.listen(port)
@@ -78,7 +78,7 @@ def fake() -> Iterator[FakeLlamacpp]:
 
 @pytest.fixture
 def engine(fake: FakeLlamacpp, tmp_path: Path) -> EngineServer:
-    """An engine whose KV cache lies where its pages cannot be given back."""
+    """An engine whose KV pages cannot be given back."""
     made = EngineServer(fake.build, 1 << 20, Path("weights"), host_memory=False, run_dir=tmp_path)
     assert made.warm_up() == PROPS
     return made

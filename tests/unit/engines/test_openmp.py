@@ -1,4 +1,4 @@
-"""How an engine's OpenMP threads wait: when they count as crowded, and that the crowd comes and goes."""
+"""How OpenMP threads wait, and when they count as crowded."""
 
 import contextlib
 import threading
@@ -27,7 +27,7 @@ def test_what_an_operator_has_set_of_the_two_variables_stays() -> None:
 def test_the_share_waited_is_of_the_time_in_which_it_could_have_run() -> None:
     assert (CoreTime(400, 200) - CoreTime(100, 100)).waited_share == pytest.approx(0.25)
     assert CoreTime(0, 0).waited_share == 0.0
-    assert CoreTime(10, -5).waited_share == 0.0  # a thread has ended and took its sums with it
+    assert CoreTime(10, -5).waited_share == 0.0  # an ended thread took its sums with it
 
 
 def test_it_is_crowded_until_known_to_be_free_and_at_once_again() -> None:
@@ -58,7 +58,7 @@ def crowd() -> Crowd:
 
 
 def test_a_crowd_of_three_is_a_thread_and_two_more_and_leaves_none_behind(crowd: Crowd) -> None:
-    """Threads of others may come and go meanwhile."""
+    """Unrelated threads may start and end meanwhile."""
     for _ in range(2):
         came = _come(crowd)
         crowd.set(False)

@@ -1,4 +1,4 @@
-"""Zeros that lie in this process: which are found, and that they are given back. Lane: fast, 0.5 s."""
+"""Finding and returning zero pages. Lane: fast, 0.5 s."""
 
 import ctypes
 import mmap
@@ -18,7 +18,7 @@ NUM_BYTES = 24 * CHUNK_BYTES
 
 @pytest.fixture
 def buffer() -> Iterator[mmap.mmap]:
-    """Private memory that was filled with zeros: resident, as a KV cache that was just cleared."""
+    """Like a cleared KV cache."""
     with mmap.mmap(-1, NUM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as made:
         made.write(bytes(NUM_BYTES))
         yield made
@@ -30,7 +30,6 @@ def place_of(buffer: mmap.mmap) -> Pages:
 
 
 def overlap(place: Pages) -> int:
-    """Bytes of it that are found."""
     runs = llamacpp_sleep.zero_runs(1 << 20)
     return sum(max(0, min(run.end, place.end) - max(run.start, place.start)) for run in runs)
 

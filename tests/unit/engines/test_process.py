@@ -1,4 +1,4 @@
-"""Engine processes: started, found again, stopped for sure; the small readers that a start depends on."""
+"""Starting, finding and stopping engine processes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Q8_0 of Q4_1: the same weights within half a step, in a file whose other tensors and metadata stay."""
+"""Requantizing Q4_1 to Q8_0 within half a step."""
 
 import struct
 from pathlib import Path
@@ -16,7 +16,6 @@ def text(value: str) -> bytes:
 
 
 def a_q4_1_file(blocks: bytes, *, says_type: bool = True) -> bytes:
-    """One tensor of 64 weights, behind one of two floats."""
     values = text("general.alignment") + struct.pack("<II", 4, 32)
     values += text("general.file_type") + struct.pack("<II", 4, 3) if says_type else b""
     infos = text("norm") + struct.pack("<IQIQ", 1, 2, 0, 0) + text("w") + struct.pack("<IQIQ", 1, 64, Q4_1, 32)
@@ -26,7 +25,7 @@ def a_q4_1_file(blocks: bytes, *, says_type: bool = True) -> bytes:
 
 
 def some_blocks() -> tuple[bytes, np.ndarray]:
-    """Two blocks, the second of which is nothing but zeros; and their weights."""
+    """Two blocks, the second all zeros, and their weights."""
     numbers = np.arange(32) * 7 % 16
     packed = (numbers[:16] | numbers[16:] << 4).astype(np.uint8).tobytes()
     first = np.array([0.125, -0.5], "<f2").tobytes() + packed
@@ -34,7 +33,7 @@ def some_blocks() -> tuple[bytes, np.ndarray]:
 
 
 def weights_of(made: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """(weights, scale of each) of blocks of Q8_0, by the definition."""
+    """(weights, scales) by the definition of Q8_0."""
     blocks = np.frombuffer(made, np.dtype([("d", "<f2"), ("q", "i1", 32)]))
     scales = blocks["d"].astype(float).repeat(32)
     return scales * blocks["q"].reshape(-1), scales

@@ -1,4 +1,4 @@
-"""vLLM's environment, what is said when it is not whole, and the driver's side of the zygote, against a stand-in."""
+"""vLLM's environment, and the driver's side of the zygote, against a stand-in."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 
-# Stands where vLLM's interpreter would: the zygote's own loop, with servers that only end with status 0.
+# Stand-in for vLLM's interpreter: the zygote's own loop; servers only exit with 0.
 STAND_IN = textwrap.dedent(f"""\
     #!{sys.executable}
     import os, pathlib, sys
@@ -182,7 +182,7 @@ async def test_giving_back_what_was_never_held_is_harmless(interpreter: Path, tm
 
 
 class FakeServer:
-    """Answers like our plug-in in a vLLM server, and keeps what it was asked: (method and path, key, body)."""
+    """Answers like our plug-in; records (method and path, key, body)."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Any]] = []
@@ -272,7 +272,7 @@ def test_weights_that_cannot_be_shared_are_the_models_fault(tmp_path: Path) -> N
 
 
 def of_stage(tmp_path: Path) -> EngineHandle:
-    """A whole engine, by the handle of the stage that it was; both are this very process."""
+    """Stage and whole engine are this process."""
     pid = os.getpid()
     at = process.started_at(pid) or 0.0
     stage = EngineHandle(
@@ -313,7 +313,7 @@ REQUEST = b'{"num_bytes": 8, "num_computed": 4}'
 async def test_stages_that_do_not_say_what_they_have_written_have_moved_nothing(
     tmp_path: Path, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its caller computes anew then (services/agent/executor.py)."""
+    """The caller recomputes then (services/agent/executor.py)."""
     driver, given = VllmDriver(), [(200, body)]
 
     async def answer(*_: Any, **__: Any) -> tuple[int, bytes]:

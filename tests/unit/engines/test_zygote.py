@@ -1,4 +1,4 @@
-"""A parked process with a stand-in for an engine's host: real forks, and what becomes of a start when it is gone."""
+"""A parked process with a stand-in host and real forks."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc, and forks that are no threads")
 
-# A host that says what it is, then waits for SIGTERM.
+# Describes itself, then waits for SIGTERM.
 HOST = """
     import json, os, pathlib, signal, sys
 
@@ -44,7 +44,7 @@ Park = Callable[..., Zygote]
 
 @pytest.fixture
 def park(tmp_path: Path) -> Iterator[Park]:
-    """Parks a host: HOST, after `line`, a line of its module."""
+    """Parks HOST, with `line` first in its module."""
     made: list[Zygote] = []
 
     def parked(line: str = "", answer_s: float = WAIT_S) -> Zygote:
@@ -73,7 +73,6 @@ def says(folder: Path) -> dict[str, Any]:
 
 
 def test_a_fork_is_what_a_fresh_process_would_be(park: Park, tmp_path: Path) -> None:
-    """Directory, arguments, environment, session, open files, signal handlers, log."""
     environment = {"PYTHONPATH": str(tmp_path), "COLOUR": "red", "LC_CTYPE": "C.UTF-8"}
     fork = start(park(), tmp_path / "a", **environment)
     forked = says(tmp_path / "a")
@@ -97,7 +96,7 @@ def test_an_engine_that_ends_leaves_no_zombie(park: Park, tmp_path: Path) -> Non
 
 
 def test_engines_outlive_it_and_are_found_again(park: Park, tmp_path: Path) -> None:
-    """As after an agent's restart: by pid and start time."""
+    """By pid and start time, as after an agent's restart."""
     zygote = park()
     pid, parent = start(zygote, tmp_path / "a"), zygote.pid
     says(tmp_path / "a")
@@ -108,7 +107,7 @@ def test_engines_outlive_it_and_are_found_again(park: Park, tmp_path: Path) -> N
 
 
 def test_it_ends_with_its_driver(park: Park, tmp_path: Path) -> None:
-    park()  # writes the host
+    park()
     code = (
         "import os, sys; from glowplug.engines.zygote import Zygote;"
         "zygote = Zygote(sys.executable, 'parked_host', os.environ); zygote.until_parked(20);"

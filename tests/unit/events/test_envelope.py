@@ -1,4 +1,4 @@
-"""The codec: what is encoded decodes to the same, and what is no event of ours is refused, never half-read."""
+"""The codec of events."""
 
 import json
 from typing import Any

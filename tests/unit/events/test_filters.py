@@ -1,4 +1,4 @@
-"""The filter that tap and console share: what it sees of an event, what it lets through, and the line it is as."""
+"""The filter of tap and console."""
 
 import shlex
 from typing import Any
@@ -47,7 +47,6 @@ def test_a_beat_is_summed_up_by_its_node() -> None:
 
 
 def test_the_command_line_of_a_filter_gives_the_same_filter() -> None:
-    """Every option that `command` writes is one that tap has."""
     asked = EventFilter(
         planes=("evt", "tel"), types=("instance.",), entity="instance", model="m", node="node-1", service="placer",
         entity_id="i-1", text="it's gone",

@@ -1,4 +1,4 @@
-"""Subjects: fixed depth, one place that builds them, and parse takes apart what subject put together."""
+"""Subjects of events."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_subjects_read_as_promised() -> None:
     assert subjects.subject(stop) == "glowplug.v1.cmd.agent.stop.node-3"
     usage = UsageRecorded(router_id="router-1", batch=1, records=())
     assert subjects.subject(usage) == "glowplug.v1.use.usage.recorded._.router-1"
-    for name in (subjects.subject(usage), "glowplug.v1.evt.usage.recorded._.router-1"):  # as versions up to 0.2 say it
+    for name in (subjects.subject(usage), "glowplug.v1.evt.usage.recorded._.router-1"):  # form used up to 0.2
         assert subjects.parse(name).plane == "evt" and subjects.is_subject_of(name, usage)
     started = ServiceStarted(service="router", service_id="router-1", url="", version="")
     assert subjects.subject(started) == "glowplug.v1.evt.service.started._.router-1"

@@ -1,4 +1,4 @@
-"""What the placer keeps of bytes and rows as events come."""
+"""The placer's record of bytes and rows."""
 
 from dataclasses import replace
 
@@ -48,7 +48,6 @@ def test_setting_a_claim_aside_and_back_makes_nobody_look_again():
 
 
 def shared_by(*holders, revision=1):
-    """A node where these share 100 MiB of weights."""
     node = a_node(revision=revision, grants={0: [(holder, 0 if len(holders) > 1 else 100) for holder in holders]})
     shared = SharedWeights(key="k", num_bytes=100 * MIB, holders=holders)
     return replace(node, gpus=tuple(replace(gpu, shared=(shared,)) for gpu in node.gpus))
@@ -87,7 +86,7 @@ def test_a_row_that_says_the_same_twice_is_taken_in_and_goes():
     twice = replace(node, gpus=tuple(replace(gpu, shared=gpu.shared * 2) for gpu in node.gpus))
     kept = capacity()
     kept.put_node(twice)
-    kept.put_node(replace(twice, node_id="node-2"))  # lists the GPU of another
+    kept.put_node(replace(twice, node_id="node-2"))  # lists another's GPU
     kept.put_node(shared_by("i-1", revision=2))
     kept.drop_node("node-2")
     kept.drop_node("node-1")

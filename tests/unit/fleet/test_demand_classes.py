@@ -1,4 +1,4 @@
-"""Demand by class of requests, over several routers, some of an earlier version."""
+"""Demand by request class over several routers, some of an earlier version."""
 
 from glowplug.domain.snapshot import ClassLoad, ModelLoad
 from glowplug.events.facts import RequestWaiting

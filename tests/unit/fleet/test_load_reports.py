@@ -1,4 +1,4 @@
-"""A router's load in bounded messages, and put together again by whoever listens, whatever is lost."""
+"""A router's load in bounded messages, whatever is lost."""
 
 import random
 
@@ -81,7 +81,6 @@ def test_a_view_calls_nothing_idle_before_it_has_heard_a_whole() -> None:
 
 
 def test_a_report_from_the_future_of_a_clock_that_was_set_back_is_forgotten() -> None:
-    """Else its router's load would be believed until the clock has come so far again."""
     reports = LoadReports()
     reports.take(RouterLoadReported(router_id="r", loads={"a": busy(1)}), 1000.0)
     reports.take(RouterLoadReported(router_id="s", loads={"a": busy(2)}), 900.0)

@@ -1,4 +1,4 @@
-"""What a model is, and where its requests may go: router, autoscaler, console and CLI give the one answer."""
+"""A model's status and targets: router, autoscaler, console and CLI agree."""
 
 import itertools
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ S, T, M = InstanceState, Temperature, ModelState
 SERVING, LATER_STAGE, REPLICA = {}, {"part_of": "first", "num_stages": 2}, {"replica": True}
 KINDS = {"serving": SERVING, "first stage": {"num_stages": 2}, "later stage": LATER_STAGE, "replica": REPLICA}
 
-# Of an instance that serves (a whole one, or the first stage of a pipeline); the others only ever make a model warm.
+# An instance that serves (whole, or a pipeline's first stage); the others only make a model warm.
 OF_SERVING = {
     S.STARTING: (T.COLD, M.STARTING),
     S.LOADING: (T.COLD, M.LOADING),
@@ -44,7 +44,7 @@ SUMMARY = {
     M.ASLEEP: "warm",
 }
 BEST_FIRST = (M.READY, M.LOADING, M.STARTING, M.DRAINING, M.PREWARMED, M.ASLEEP, M.COLD)
-CASES = [(kind, state) for kind in KINDS for state in S if state is not S.FAILED]  # what a failure says is shown below
+CASES = [(kind, state) for kind in KINDS for state in S if state is not S.FAILED]  # failures are below
 
 
 def row_of(kind: str, state: InstanceState, instance_id: str = "i-1") -> Instance:
@@ -58,7 +58,6 @@ def expected(kind: str, state: InstanceState) -> tuple[Temperature, ModelState]:
 
 
 def answers(rows: Mapping[str, Instance]) -> dict[str, object]:
-    """What each of them says of the model with these instances."""
     model = a_model()
     router, view = RouterController(), FleetView()
     autoscaler = AutoscalerController(choose("scaling", "reactive"), "reactive", 1)

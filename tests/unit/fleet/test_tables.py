@@ -33,7 +33,7 @@ def test_a_row_missing_from_the_table_is_dropped_only_after_a_while():
 
 
 def test_a_row_that_stays_behind_is_right_in_the_end():
-    """A node given up while neither bus nor store took it: nobody else ever heard that its instance had failed."""
+    """A node was given up while neither bus nor store took it: its instance's failure went unheard."""
     view, row = InstanceTable(), an_instance(revision=3)
     view.restore({"i-1": row}, 0.0)
     view.apply(an_instance(state=InstanceState.FAILED, revision=4), 1.0)
@@ -120,7 +120,7 @@ def test_a_node_lives_while_its_revision_moves_whatever_its_clock_says():
     view = NodeTable()
     view.apply(a_node(revision=1, heartbeat_at=-1e9), 0.0)
     assert view.expire(NODE_LEASE_S - 1) == [] and view.is_alive("node-1", NODE_LEASE_S)
-    view.apply(a_node(revision=1, heartbeat_at=1e9), 7.5)  # the same row again is no sign of life
+    view.apply(a_node(revision=1, heartbeat_at=1e9), 7.5)  # a repeated row is no sign of life
     assert [n.node_id for n in view.expire(8.5)] == ["node-1"]
 
 

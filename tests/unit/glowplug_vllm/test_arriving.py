@@ -1,4 +1,4 @@
-"""A vLLM server whose weights still arrive: what it waits for, and what it does not read as it lands."""
+"""A vLLM server's waits while its weights arrive."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ PIECE = 4096
 
 @pytest.fixture
 def region(tmp_path: Path) -> ArrivingRegion:
-    """Configuration, then a header of more than a piece, then ten pieces of one layer."""
+    """Configuration, a header longer than a piece, ten pieces of one layer."""
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"pad": "x" * PIECE}))
@@ -81,7 +81,7 @@ def test_what_is_read_in_another_way_is_waited_for(
 
 
 def test_a_stage_that_is_read_in_another_way_waits_for_its_part_alone(region: ArrivingRegion, tmp_path: Path) -> None:
-    """The rest is never fetched for it: it once waited until its start was given up."""
+    """The rest is never fetched; it used to wait until its start was abandoned."""
     asyncio.run(region.land(0.35))
     info = RegionInfo(path=str(region.root), num_bytes=9, sha256="", source="http", seconds=1.0)
     threading.Timer(0.02, lambda: region.region.complete_stage(info, 1, 2)).start()
@@ -94,7 +94,7 @@ def test_a_stage_that_is_read_in_another_way_waits_for_its_part_alone(region: Ar
 def test_a_server_that_has_not_loaded_as_they_land_is_refused(
     region: ArrivingRegion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version of vLLM that reads its files by another function would have taken zeros for weights."""
+    """Another version of vLLM might read zeros for weights."""
     installed: list[bool] = []
     loader = SimpleNamespace(install=lambda: installed.append(True))
     monkeypatch.setitem(sys.modules, "glowplug_vllm.arriving_load", loader)

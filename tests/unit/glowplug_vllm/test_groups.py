@@ -1,4 +1,4 @@
-"""The process groups of a pipeline's workers: one of each set of ranks. Lane: fast, no vLLM."""
+"""One process group per set of ranks in a pipeline. Lane: fast, no vLLM."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ WORLD = object()
 
 
 class Torch:
-    """As torch's `new_group` on one rank: what it was asked to make, and a number for each, alike on every rank."""
+    """torch's `new_group` on one rank: records ranks, numbers groups alike on every rank."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.made = rank, list[list[int]]()
@@ -20,8 +20,7 @@ class Torch:
 
 
 def as_vllm(rank: int, num_tp: int, num_pp: int) -> tuple[list[Any], list[list[int]]]:
-    """What a rank gets for the world, then for its tensor and pipeline groups and one of data parallelism (device and
-    CPU group of each), and what torch made."""
+    """Return a rank's world, tensor, pipeline and data-parallel groups (device and CPU), and torch's."""
     torch = Torch(rank)
     new_group = groups.OneOfEach(torch.new_group, num_tp * num_pp, lambda: WORLD).new_group
     num_ranks = num_tp * num_pp

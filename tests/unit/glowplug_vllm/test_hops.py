@@ -1,4 +1,4 @@
-"""What a stage gives to the next, over connections of this machine's loopback. Lane: fast, no vLLM."""
+"""Messages between stages over loopback connections. Lane: fast, no vLLM."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ SMALL = [(("hidden_states", "bfloat16", [2, 3]), b"0123456789ab"), (("residual",
 
 
 class Store:
-    """As torch's: `get` waits for `set`."""
+    """Like torch's: `get` waits for `set`."""
 
     def __init__(self) -> None:
         self._held: dict[str, bytes] = {}
@@ -137,7 +137,7 @@ def test_a_stage_that_the_one_before_does_not_find_leaves_the_next_one() -> None
 def test_a_large_message_does_not_hold_up_its_sender_and_the_next_comes_behind_it() -> None:
     to_next, from_previous, _ = pair()
     large = [(("large", "float32", [1]), bytes(range(256)) * (3 * hops.INLINE_BYTES // 256))]
-    to_next.send(large)  # nobody reads yet
+    to_next.send(large)  # no reader yet
     with ThreadPoolExecutor(1) as aside:
         behind = aside.submit(to_next.send, SMALL)
         assert received(from_previous) == large and received(from_previous) == SMALL

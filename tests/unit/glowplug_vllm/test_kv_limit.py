@@ -1,4 +1,4 @@
-"""A KV cache that shrinks under running requests, on a block pool like vLLM's. Lane: fast, 0.1 s."""
+"""A KV cache shrinking under running requests, on a block pool like vLLM's. Lane: fast, 0.1 s."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Block:
 
 
 class Queue:
-    """As vLLM's FreeKVCacheBlockQueue."""
+    """Like vLLM's FreeKVCacheBlockQueue."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = list(blocks)

@@ -1,4 +1,4 @@
-"""Which weights a replica of the first layers holds, and which are one view. Lane: fast, 0.01 s."""
+"""Weights in a replica of the first layers. Lane: fast, 0.01 s."""
 
 import pytest
 

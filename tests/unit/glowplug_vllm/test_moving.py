@@ -1,4 +1,4 @@
-"""What leaves an engine with its running requests, and who finds it. Lane: fast, 0.1 s."""
+"""The export of running requests from an engine. Lane: fast, 0.1 s."""
 
 import json
 from argparse import Namespace
@@ -51,7 +51,7 @@ def test_what_is_not_written_to_its_end_is_not_seen(tmp_path: Path) -> None:
 
 
 class FakeCore:
-    """vLLM's engine core with one request; `asked`: blocks that its workers were to read."""
+    """vLLM's engine core with one request; `asked`: blocks to read."""
 
     def __init__(self, num_computed: int) -> None:
         request = Namespace(
@@ -79,7 +79,7 @@ def test_only_a_cache_that_is_worth_it_is_read(tmp_path: Path, num_computed: int
 
 
 class FakeClient:
-    """vLLM's engine client; `export`: what its core does."""
+    """vLLM's engine client."""
 
     def __init__(self, export: Callable[[], Any]) -> None:
         self.calls: list[str] = []
@@ -113,7 +113,7 @@ ASKED = {"directory": "/d", "recompute_below": 1}
 
 
 async def test_an_engine_pauses_while_its_requests_are_written_and_goes_on() -> None:
-    """What nobody continues elsewhere ends there."""
+    """A request continued nowhere else ends there."""
     client = FakeClient(lambda: [{"request_id": "r-1"}])
     answer = await server(client).post("/glowplug/export", json=ASKED)
     assert answer.status_code == 200 and answer.json()["requests"] == [{"request_id": "r-1"}]

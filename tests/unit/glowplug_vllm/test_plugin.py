@@ -1,4 +1,4 @@
-"""The watch on the engine core, and replacing a function in every module that imported it by name."""
+"""The watch on the engine core; replacing functions imported by name."""
 
 import asyncio
 import sys

@@ -6,7 +6,7 @@ from glowplug_vllm import queues
 
 
 class Condition:
-    """As vLLM's SpinCondition: it spins for `busy_loop_s` after a message, then waits for a note."""
+    """Like vLLM's SpinCondition: spins for `busy_loop_s` after a message, then waits."""
 
     def __init__(self, notes: list[bool]) -> None:
         self.poller, self.busy_loop_s, self.last_read = self, 1.0, time.monotonic()

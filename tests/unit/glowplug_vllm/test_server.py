@@ -1,5 +1,4 @@
-"""How one server gets its arguments and its chat template, and what it says when it cannot serve or its weights are
-broken."""
+"""One server's arguments, chat template, and errors at start."""
 
 import json
 import struct
@@ -32,7 +31,6 @@ def weights(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_dir(weights: Path, tmp_path: Path) -> Path:
-    """Of a server whose weights are there."""
     rundir.write(tmp_path, rundir.SPEC, spec())
     rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
     return tmp_path
@@ -107,7 +105,7 @@ def test_weights_that_never_come_are_a_failure(tmp_path: Path) -> None:
 
 
 def create_engine_config(error: Exception) -> None:
-    """Fails where vLLM's function of this name fails."""
+    """Stands in for vLLM's function."""
     raise error
 
 

@@ -1,4 +1,4 @@
-"""The routes by which a vLLM server sleeps and wakes, and what each asks of vLLM. Lane: fast, 0.2 s."""
+"""A vLLM server's routes for sleep and wake. Lane: fast, 0.2 s."""
 
 from argparse import Namespace
 from collections.abc import AsyncIterator
@@ -16,8 +16,7 @@ EXTENSION = "glowplug_vllm.reloading.ReloadingWorker"
 
 
 class FakeClient:
-    """vLLM's engine client, of a model that generates nothing: it keeps what it was asked for. `holds`: whether each of
-    its workers could load its weights again."""
+    """vLLM's engine client. `holds`: whether each worker could reload its weights."""
 
     def __init__(self, worker: str, extension: str = "", holds: tuple[bool, ...] = (True,)) -> None:
         parallel = Namespace(worker_cls=worker, worker_extension_cls=extension)
@@ -49,14 +48,12 @@ class FakeClient:
         return self._holds if method == "glowplug_hold_weights" else [None]
 
     def since(self, name: str) -> list[str]:
-        """What was asked for after the first `name`, without the pauses."""
+        """Calls after the first `name`, without pauses."""
         found = [one for one in self.asked if not one.startswith("pause")]
         return found[found.index(name) + 1 :]
 
 
 class Server:
-    """A server with these routes around a client."""
-
     def __init__(self, client: FakeClient, first_bytes: int = 0) -> None:
         app, engine = FastAPI(), sleeping.Sleeping(client, first_bytes)
         app.include_router(sleeping.routes(lambda: engine))
@@ -136,7 +133,7 @@ async def test_a_replica_of_the_first_layers_keeps_them_until_it_has_served(on_c
     assert on_cpu.client.asked[-2:] == ["release", "keep_first 1000"]
     await on_cpu.wake()
     assert on_cpu.client.asked[-2:] == ["wake kv_cache", "resume"]
-    await on_cpu.sleep("prewarmed")  # by then all of its weights are granted to it
+    await on_cpu.sleep("prewarmed")  # by then all its weights are granted
     assert on_cpu.client.asked[-1] == "release"
 
 
@@ -158,7 +155,7 @@ async def test_only_who_has_the_key_may_ask(on_gpu: Server, path: str, monkeypat
 
 
 class _Region:
-    """In the place of the weights' files."""
+    """Stands in for the weights' files."""
 
     def __init__(self, directory: Any) -> None:
         self.is_readable = str(directory) == "whole"

@@ -1,4 +1,4 @@
-"""How a pipeline's stages notice that one of them is gone, and say that they are loaded. Lane: fast, 0.1 s."""
+"""How stages notice a lost stage and report readiness. Lane: fast, 0.1 s."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from glowplug_vllm import rundir, stage
 
 
 class Store:
-    """As torch's store, of counters. `is_gone`: with the process that held it."""
+    """Like torch's store of counters."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -70,7 +70,7 @@ def test_a_loaded_worker_says_since_when(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_stage_whose_weights_arrive_leaves_the_reader_that_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own reader takes bytes that have not landed for weights; where it is wanted, it needs vLLM."""
+    """The stage's own reader would take unlanded bytes for weights; it needs vLLM."""
     with pytest.raises(ModuleNotFoundError), stage.own_tensors(tmp_path):
         pass
     monkeypatch.setenv("_GLOWPLUG_WEIGHTS_ARRIVE", str(tmp_path / "arrived"))
@@ -79,7 +79,6 @@ def test_a_stage_whose_weights_arrive_leaves_the_reader_that_waits_for_them(
 
 
 def cut_weights(folder: Path, stages: dict[str, list[int]] | None, **config: object) -> Path:
-    """A region's files, with what says how they are cut."""
     files = folder / "files"
     files.mkdir()
     (files / "config.json").write_text(json.dumps(config))
@@ -144,6 +143,6 @@ def test_stages_with_different_cuts_do_not_start(monkeypatch: pytest.MonkeyPatch
 
 def test_the_last_stage_loads_as_vllm_has_it_and_the_others_without_the_head() -> None:
     with stage.without_head(is_last=True):
-        pass  # nothing of vLLM is touched
+        pass
     with pytest.raises(ModuleNotFoundError), stage.without_head(is_last=False):
         pass

@@ -1,4 +1,4 @@
-"""A tokenizer that is read in a thread, and one that is read when it is first asked for. Lane: fast, no vLLM."""
+"""A tokenizer read in a thread, or at first use. Lane: fast, no vLLM."""
 
 import threading
 from functools import partial

@@ -1,5 +1,4 @@
-"""The zygote's loop with a stand-in for vLLM: real forks, a real socket, the messages on it, what a fork does to its
-own process."""
+"""The zygote's loop with a stand-in for vLLM: real forks and socket."""
 
 import json
 import os
@@ -21,7 +20,7 @@ from glowplug_vllm.parked import protocol, zygote
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pidfd, /proc and prctl")
 
-# A server that writes its environment, then ends with the status it was told, or waits for a signal.
+# Writes its environment, then exits as told or waits for a signal.
 SCRIPT = textwrap.dedent("""
     import json, os, pathlib, signal, sys
     from glowplug_vllm.parked import zygote

@@ -1,4 +1,4 @@
-"""What GPUs a node has, with and without hardware, and the byte ledger of each, whose owners are named."""
+"""A node's GPUs and their byte ledgers."""
 
 import sys
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 class FakeNvml:
-    """NVML's calls over given (total, free) pairs."""
+    """NVML over (total, free) pairs."""
 
     class NVMLError(Exception):
         pass
@@ -39,7 +39,7 @@ class FakeNvml:
         return index
 
     def nvmlDeviceGetComputeRunningProcesses(self, index: int) -> list[Any]:
-        """Each device runs one process of 5, and 7 whose bytes NVML does not know."""
+        """NVML does not know the bytes of 7."""
         return [SimpleNamespace(pid=5, usedGpuMemory=GIB << index), SimpleNamespace(pid=7, usedGpuMemory=None)]
 
     def nvmlDeviceGetMemoryInfo(self, index: int) -> Any:

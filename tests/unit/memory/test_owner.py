@@ -1,4 +1,4 @@
-"""An owner lends chunks over a socket: what it refuses, and what a connection that ends gives back."""
+"""An owner lending chunks over a socket."""
 
 import ctypes
 import errno
@@ -65,7 +65,7 @@ def test_descriptors_that_are_too_many_on_their_way_wait(client: OwnerClient, mo
 
 
 def test_chunks_are_lent_in_batches_of_descriptors(path: Path) -> None:
-    """The kernel takes 253 of them at once."""
+    """The kernel takes 253 at once."""
     running = RunningOwner(path, 600)
     num_open = len(list(Path("/proc/self/fd").iterdir()))
     with OwnerClient(HostMemory(CHUNK, CHUNK), path) as client:
@@ -89,7 +89,7 @@ def test_the_socket_is_for_its_user_alone(running: RunningOwner, path: Path) -> 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_another_user_is_hung_up_on_wherever_the_socket_lies(running: RunningOwner, path: Path) -> None:
-    """Its permissions keep others away; where somebody has loosened them, the owner asks the kernel who it is."""
+    """Where its permissions are loosened, the owner asks the kernel for the peer's user."""
     wait_until("the owner listens", path.exists)
     path.chmod(0o666)
     path.parent.chmod(0o711)
@@ -163,8 +163,6 @@ def test_a_chunk_given_twice_is_free_once(client: OwnerClient) -> None:
 
 
 class Unexportable(HostMemory):
-    """A device that fails at each export."""
-
     def export_fd(self, chunk: Chunk) -> tuple[int, int]:
         raise GpuError("export_fd", "no")
 
@@ -200,7 +198,6 @@ def test_weights_under_a_name_live_as_long_as_someone_has_them(running: RunningO
 
 
 def test_a_model_is_switched_with_chunks_of_an_owner(running: RunningOwner, client: OwnerClient) -> None:
-    """switch.py does not know whose chunks they are."""
     data = bytes(range(250)) * 40
     kept = ctypes.create_string_buffer(data, len(data))
     source = Source(ctypes.addressof(kept), len(data), lambda: len(data))
@@ -213,7 +210,7 @@ def test_a_model_is_switched_with_chunks_of_an_owner(running: RunningOwner, clie
     assert evict(first, client) == 3 * CHUNK and client.num_free == 16
 
 
-# A handler that has no turn: SIGTERM comes after the interpreter has looked for signals, and before the select.
+# A handler that never runs: SIGTERM arrives between the interpreter's check and the select.
 NO_TURN = "import signal; of = signal.signal; signal.signal = lambda number, _: of(number, lambda *_: None); "
 
 
@@ -239,14 +236,14 @@ def test_without_a_gpu_the_command_says_so(path: Path, monkeypatch: pytest.Monke
 
 
 def test_whoever_loses_its_connection_has_lost_its_chunks(running: RunningOwner, client: OwnerClient) -> None:
-    """The owner has given them to others: handing them in again would share memory between strangers."""
+    """They are lent again: rejoining would share memory between strangers."""
     client.take("m", 2)
     with pytest.raises(OwnerGone, match="does not take what is held"):
         client.rejoin()
 
 
 def test_what_one_hands_in_and_gives_up_is_not_lent_while_another_may_still_use_it(path: Path) -> None:
-    """The next owner does not know yet that a second engine has the same chunks."""
+    """The next owner does not know yet of the second engine."""
     first = RunningOwner(path)
     loader, engine = (OwnerClient(HostMemory(CHUNK, CHUNK), path, timeout_s=WAIT_S) for _ in range(2))
     filled = Slot(loader.memory, "m", 16 * CHUNK)

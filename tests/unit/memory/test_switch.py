@@ -1,4 +1,4 @@
-"""Copies in their order, weights that come late, and the switch from one model to another (WarmServe section 4.2)."""
+"""Copies and the switch of models (WarmServe section 4.2)."""
 
 import ctypes
 import mmap
@@ -42,7 +42,7 @@ def seen(memory: HostMemory, address: int, num_bytes: int) -> bytes:
 
 
 class SlowMemory(HostMemory):
-    """Copies are under way until they are released; the order in which they begin is kept."""
+    """Copies run until released."""
 
     def __init__(self) -> None:
         super().__init__(32 * CHUNK, CHUNK)
@@ -134,7 +134,7 @@ def test_weights_are_copied_while_they_come(pool: ChunkPool) -> None:
 
 
 def test_weights_come_through_a_region(pool: ChunkPool, tmp_path: Path) -> None:
-    """As the prefetcher writes them: bytes first, then the watermark."""
+    """As the prefetcher writes: bytes, then the watermark."""
     size, region = 20 * CHUNK - 11, Region(tmp_path / "region")
     region.begin()
     data = bytes(number % 241 for number in range(size))
@@ -174,8 +174,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_mapped(pool: ChunkPool)
 
 
 def test_a_switch_of_models_step_by_step(pool: ChunkPool) -> None:
-    """Fig. 6: three models lie prewarmed; one is hit, serves with all the memory, donates while it drains, and leaves
-    its weights behind."""
+    """Fig. 6: of three prewarmed models one serves with all the memory, donates as it drains, and leaves its
+    weights."""
     memory, copier = pool.memory, Copier(pool.memory)
     first, second, third = slots = [Slot(memory, name) for name in "abc"]
     sources = [a_source(num * CHUNK) for num in (6, 4, 8)]

@@ -1,4 +1,4 @@
-"""The fleet as the placer shows it: a node that falls silent stays visible as 0, one that says goodbye does not."""
+"""The placer's metrics: a silent node stays as 0, one that leaves does not."""
 
 from dataclasses import replace
 
@@ -14,8 +14,6 @@ LEASE_S = 8.0
 
 
 class Shown:
-    """A placer under a clock of its own, and what a scrape of it says."""
-
     def __init__(self) -> None:
         self.placer = a_placer(node_lease_s=LEASE_S)
         self.now_s = 0.0
@@ -69,7 +67,7 @@ def test_before_there_is_a_controller_nothing_is_shown_and_nothing_breaks() -> N
 
 
 def test_a_copy_that_waits_for_free_memory_is_no_placement_that_lacks_it() -> None:
-    """GpuLedgerFull counts them, and a copy that is to sleep may wait for days."""
+    """GpuLedgerFull counts placements that lack memory; a copy meant to sleep may wait for days."""
     shown = Shown()
     for instance_id, is_patient in (("i-1", True), ("i-2", False)):
         event = asked(a_model(), instance_id)

@@ -1,4 +1,4 @@
-"""HydraServe's published formulas, section by section, with numbers worked by hand."""
+"""HydraServe's published formulas with hand-worked numbers."""
 
 import math
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_the_newcomer_must_be_in_time_too():
 
 
 def test_pending_bytes_shrink_by_the_share_of_the_time():
-    """Eq. 4: two on 2 GB/s get 3 GB each in 3 s; the one that has it all is gone."""
+    """Eq. 4: two on 2 GB/s get 3 GB each in 3 s; a finished one is gone."""
     ledger = begin(LinkLedger(bytes_per_s=GBIT16), Fetch(fetch_id="a", left_bytes=2.5e9, deadline_at=9), 0.0)
     ledger = begin(ledger, Fetch(fetch_id="b", left_bytes=5e9, deadline_at=9), 0.0)
     later = settle(ledger, 3.0)
@@ -111,7 +111,7 @@ SOONEST = replace(EVEN, soonest=True)
 
 
 def test_without_an_objective_the_smallest_of_the_soonest_layouts():
-    """Four full stages are there after 3.50 s, three after 3.59: a tenth more would be enough for the smaller one."""
+    """Four full stages are there after 3.50 s, three after 3.59."""
     alone = laid_out(slo_ttft_s=math.inf)
     assert (alone.num_stages, alone.ttft_s) == (1, pytest.approx(7.75)), "the paper's: as few as meet the objectives"
     assert laid_out(slo_ttft_s=math.inf, params=SOONEST) == alone, "no request waits for it"
@@ -123,7 +123,6 @@ def test_without_an_objective_the_smallest_of_the_soonest_layouts():
 
 
 def test_without_an_objective_stages_lie_where_they_can_grow():
-    """Four small stages are as soon as four full ones; they are taken where no GPU holds the whole model."""
     mixed = [*FOUR[:1], *SMALL[1:]]
     awaited = {"slo_ttft_s": math.inf, "is_awaited": True, "params": SOONEST}
     assert laid_out(mixed, **awaited).num_full == 1
@@ -148,14 +147,13 @@ def test_what_one_worker_takes_otherwise(params, ttft_s):
 
 
 def test_the_largest_stage_is_a_ninth_above_the_mean():
-    """Stages are never equal; the published code divides by 0.9 (erratum E20)."""
+    """Erratum E20: the published code divides by 0.9."""
     layout = allocate(replace(LLAMA_7B, num_required=4), FOUR, 0.0)
     assert [worker.fetch_bytes for worker in layout.workers] == pytest.approx([12.5e9 / 4 / 0.9] * 4)
 
 
 def test_stages_of_layers_whose_sizes_are_known_are_taken_as_they_are():
-    """The embeddings make the ends of a pipeline larger; what it takes is said by the largest part: 5 GB at 2 GB/s,
-    which is more than the 2 s that the process takes beside it, as equal stages take."""
+    """Embeddings enlarge the ends: 5 GB at 2 GB/s, more than the 2 s that the process takes."""
     parts = [5 * GB, int(2.5 * GB), int(2.5 * GB), 5 * GB]
     layout = allocate(replace(LLAMA_7B, num_required=4, parts={4: parts}), FOUR, 0.0)
     assert [worker.fetch_bytes for worker in layout.workers] == parts
@@ -164,8 +162,7 @@ def test_stages_of_layers_whose_sizes_are_known_are_taken_as_they_are():
 
 
 def test_section_7_a_stage_is_a_tensor_group_of_one_server():
-    """70B on four GPUs: of servers of eight, three have four that are large enough; two halves meet what one start
-    misses, with one fetch a server, and the four lanes of each carry a quarter of its half."""
+    """70B on four GPUs: one fetch a server; each of four lanes carries a quarter of a half."""
     large = replace(LLAMA_7B, weight_bytes=128 * GB, kv_bytes=64 * GB, num_gpus=4, slo_ttft_s=40.0)
     crowded = ServerOffer(
         node_id="n0",
@@ -187,7 +184,7 @@ def test_section_7_a_stage_is_a_tensor_group_of_one_server():
 
 
 def test_section_7_groups_of_one_server_share_its_card():
-    """Eq. 3 counts one fetch per server, whatever the GPUs of its group; a second group there gets half of the card."""
+    """Eq. 3 counts one fetch per server."""
     large = replace(LLAMA_7B, weight_bytes=32 * GB, num_gpus=4, slo_ttft_s=20.0)
     busy = Fetch(fetch_id="other group", left_bytes=30e9, deadline_at=100.0)
     servers = [a_server("n1", gpus=8, fetches=[busy]), a_server("n2", gpus=8)]
@@ -196,7 +193,7 @@ def test_section_7_groups_of_one_server_share_its_card():
 
 
 def test_fetches_under_way_halve_what_a_newcomer_gets():
-    """Erratum E16: the busy server is left alone."""
+    """Erratum E16."""
     busy = a_server("n0", fetches=[Fetch(fetch_id="x", left_bytes=1e9, deadline_at=100.0)])
     layout = laid_out([busy, *FOUR[1:3]])
     assert {w.node_id for w in layout.workers} == {"n1", "n2"}
@@ -212,7 +209,7 @@ def test_a_server_whose_fetch_would_be_late_is_not_used():
 
 
 def test_who_is_late_anyway_goes_where_nobody_else_becomes_late_and_says_so_where_it_must():
-    """Eq. 3 binds the fallback of Algorithm 1 too (erratum E19)."""
+    """Eq. 3 binds Algorithm 1's fallback too (erratum E19)."""
     tight = Fetch(fetch_id="a", left_bytes=11e9, deadline_at=5.0)
     loose = Fetch(fetch_id="b", left_bytes=7e9, deadline_at=50.0)
     late = replace(LLAMA_7B, waited_s=7.4)
@@ -224,7 +221,7 @@ def test_who_is_late_anyway_goes_where_nobody_else_becomes_late_and_says_so_wher
 
 
 def test_who_is_late_everywhere_is_told_what_each_server_would_have_taken():
-    """Alone on a link 6.25 s and the prefill; beside one fetch the link is half."""
+    """Alone on a link 6.25 s and the prefill."""
     busy = a_server("n1", fetches=(Fetch(fetch_id="a", left_bytes=1e9, deadline_at=50.0),))
     full = a_server("n2", free=GB)
     layout = allocate(replace(LLAMA_7B, waited_s=7.4), [busy, a_server("n0"), full], 0.0, replace(EVEN, max_stages=1))
@@ -235,7 +232,7 @@ def test_who_is_late_everywhere_is_told_what_each_server_would_have_taken():
 
 
 def test_no_server_no_layout():
-    """Erratum E19: nothing is oversubscribed in silence."""
+    """Erratum E19."""
     assert laid_out([a_server("n0", free=4 * GB)]) is None
     assert laid_out([]) is None
 
@@ -247,7 +244,7 @@ def test_what_was_waited_counts_against_the_objective():
 
 
 def test_a_fetch_in_the_background_takes_what_others_leave_and_delays_none():
-    """It counts neither in Eq. 3 nor in the shares of Eq. 4."""
+    """Neither in Eq. 3 nor in the shares of Eq. 4."""
     rest = Fetch(fetch_id="rest", left_bytes=8e9, deadline_at=float("inf"), is_background=True)
     urgent = Fetch(fetch_id="u", left_bytes=4e9, deadline_at=4.0)
     ledger = begin(begin(LinkLedger(bytes_per_s=1e9), rest, 0.0), urgent, 0.0)
@@ -259,7 +256,7 @@ def test_a_fetch_in_the_background_takes_what_others_leave_and_delays_none():
 
 
 def test_what_is_fetched_may_be_less_than_what_is_loaded():
-    """Files that are unpacked: Eq. 5 with the bytes of each way."""
+    """Packed files: Eq. 5 with the bytes of each way."""
     server = ServerOffer(node_id="n", link=LinkLedger(bytes_per_s=1e9), pcie_bytes_per_s=2e9, streams=False)
     assert ready_s(StageSeconds(), 4e9, server, AllocationParams()) == pytest.approx(4.0 + 2.0)
     assert ready_s(StageSeconds(), 1e9, server, AllocationParams(), loaded_bytes=4e9) == pytest.approx(1.0 + 2.0)

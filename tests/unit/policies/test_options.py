@@ -1,4 +1,4 @@
-"""A policy's own params by its name: the literal formulas of the papers are a setting away, live and simulated."""
+"""A policy's own params, the papers' literal formulas among them."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""PreServe's published rules, section by section, with numbers worked by hand."""
+"""PreServe's published rules with hand-worked numbers."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_who_goes_on_is_expected_for_another_fifth_again_and_again():
     assert usage(look, 3) == [110, 111, 0]
     look.advance(12)
     assert usage(look, 3) == [112, 113, 0]
-    look.advance(99)  # many extensions later it is still there
+    look.advance(99)  # still there after many extensions
     assert look.tokens(99) == 199
 
 
@@ -54,7 +54,7 @@ def test_a_newcomer_is_added_virtually():
 
 
 def test_a_burst_sees_what_was_sent_before_it():
-    """Erratum E34: dispatched and not yet prefilled counts; the prefill sets its true start."""
+    """Erratum E34: the prefill sets its true start."""
     look = LookAhead(kv_tokens=100)
     look.add("a", 10, 4)
     look.advance(3)
@@ -92,7 +92,7 @@ def test_load_is_prefill_plus_decode():
 
 
 def test_memory_beyond_four_fifths_is_a_penalty_in_tokens():
-    """beta max(0, U - 0.8) M: 700 there and 150 + 99 of the newcomer make 949 of 1000 at the end of 100 steps."""
+    """beta max(0, U - 0.8) M: 700 there and the newcomer's 150 + 99 make 949 of 1000 after 100 steps."""
     full = an_instance("i-1", busy=[(600, 200)])  # 600 .. 699 over the next 100 steps
     assert load_of(full, 150, 300, BalancerParams()) == pytest.approx(150 + 300 + (0.699 + 0.249 - 0.8) * 1000)
     assert load_of(full, 150, 300, BalancerParams(penalty=0.0)) == 450
@@ -163,7 +163,6 @@ def test_calm_instances_shrink_once_a_window():
 
 
 def test_what_the_next_window_would_start_again_does_not_go():
-    """The plan is for two: of four that are calm two go."""
     calm = [outlook(f"i-{n}", 0.1) for n in range(4)]
     _, state = scale(4, 7, tokens(1500, 100), MU, [], ScalerState())
     state = replace(state, num_planned=4)  # two were added within the window

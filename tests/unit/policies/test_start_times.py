@@ -1,4 +1,4 @@
-"""What starts take: learned fleet-wide by model, else size class, else engine; priors before that."""
+"""Start times: by model, else size class, else engine, else priors."""
 
 import random
 from dataclasses import replace
@@ -30,7 +30,7 @@ def start(
     gpu_id: str = "node-1/0",
     **stages: float,
 ) -> Instance:
-    """A start whose stages came one after the other, the process beside the fetch, and nothing for `rest` s."""
+    """Stages in sequence, the process beside the fetch, and `rest` s of nothing."""
     phases, now = [Phase(name=PhaseName.FETCH, started_at=at, ended_at=at + fetch)], at
     for stage, seconds in stages.items():
         began = max(now, at + fetch) if stage == "load" else now
@@ -60,7 +60,7 @@ def test_what_a_model_says_of_its_emulated_engine_stands_before_the_prior() -> N
 
 
 def test_what_one_node_has_seen_is_known_of_every_other() -> None:
-    """The agents' own histories left each node's first start without a prediction."""
+    """Fault: each node's first start had no prediction."""
     times = StartTimes()
     times.learn(start("i-1", launch=3.0, load=1.5, warmup=0.7, rest=0.2, gpu_id="node-7/0"), model())
     took = times.predict(model(), StartKind.CACHED, "host")
@@ -148,7 +148,7 @@ def test_what_is_no_measure_is_not_learned(row: Instance) -> None:
 
 
 def test_a_streamed_load_says_nothing_of_one_from_host_memory() -> None:
-    """Eq. 5: it went on beside the fetch, so its seconds are the network's."""
+    """Eq. 5: its seconds are the network's."""
     times, one = StartTimes(), model()
     row = start("i-1", kind="cold", fetch=30.0, launch=1.0)
     load = Phase(name=PhaseName.LOAD, started_at=101.0, ended_at=130.1)
@@ -157,7 +157,6 @@ def test_a_streamed_load_says_nothing_of_one_from_host_memory() -> None:
 
 
 def streamed(instance_id: str, tail: float, one: Model) -> Instance:
-    """Fetched for 30 s, loaded meanwhile and for `tail` s afterwards."""
     row = start(instance_id, one.key, kind="cold", fetch=30.0, launch=1.0)
     load = Phase(name=PhaseName.LOAD, started_at=101.0, ended_at=130.0 + tail)
     return replace(row, engine=one.engine, phases=(*row.phases, load), ready_at=130.0 + tail)
@@ -193,7 +192,6 @@ def test_of_a_pipeline_only_the_process_and_its_warm_up_are_taken() -> None:
 
 
 def test_rows_come_back_from_the_store_and_what_it_lacks_is_told() -> None:
-    """A placer that is started again predicts as the one before it."""
     first, one = StartTimes(), model()
     for n in range(3):
         first.learn(start(f"i-{n}", at=100.0 + n, launch=3.0 + n), one)
@@ -268,7 +266,7 @@ def test_a_start_changes_the_predictions_that_read_it_and_leaves_the_others_as_t
 
 
 def test_a_start_from_disk_teaches_its_own_fetch_and_the_rest_of_every_start_from_nothing() -> None:
-    """Its fetch once counted as that of a cold start, so that the network seemed as fast as the disk."""
+    """Fault: its fetch once counted as a cold start's."""
     times, one = StartTimes(), model()
     assert times.predict(one, StartKind.DISK, "host").fetch_s == times.predict(one, StartKind.COLD, "host").fetch_s
     times.learn(start("i-1", kind="cold", fetch=8.0, launch=1.0, load=1.0), one)

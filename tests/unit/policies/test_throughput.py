@@ -1,5 +1,4 @@
-"""What one instance takes (PreServe section 4.1, mu): what it converges to, what it follows, what it leaves out, and
-what stands before the first clean window."""
+"""Throughput of one instance (PreServe section 4.1, mu)."""
 
 from dataclasses import replace
 from random import Random
@@ -20,14 +19,14 @@ from glowplug.fleet.throughput import (
 )
 from tests.fleet_builder import an_instance
 
-PROMPT, ANSWER, ALONE_S, PER_REQUEST = 1000, 200, 0.03, 0.5  # a request a second adds half of a step's time
-MOST_PER_S = (1 - 1 / 3) / PER_REQUEST  # a step takes three times as long as alone
+PROMPT, ANSWER, ALONE_S, PER_REQUEST = 1000, 200, 0.03, 0.5  # a request a second adds half a step's time
+MOST_PER_S = (1 - 1 / 3) / PER_REQUEST  # a step takes three times its time alone
 ROW = an_instance(ready_at=1.0, max_concurrency=256, kv_tokens=1_000_000, step_s=ALONE_S)
 PROFILE = Capacity(prompt_per_s=1.0, response_per_s=2.0, total_per_s=3.0)
 
 
 def busy(made, rate, first, num, *, instance_id="i-1", per_request=PER_REQUEST, seed=1, row=ROW):
-    """`num` minutes from minute `first` on with `rate` requests a second; the engine's step grows with its load."""
+    """`num` minutes from `first` on at `rate` requests a second; a step slows with load."""
     chance, at_s = Random(f"{seed}/{rate}/{first}"), 60.0 * first
     step_s = ALONE_S / (1 - per_request * rate)
     while (at_s := at_s + chance.expovariate(rate)) < 60.0 * (first + num):
@@ -124,14 +123,14 @@ def window(**fields):
         ({"step_s": 100 * ALONE_S * 2}, {}, {"tpot_s": 0.3}, 0.5 / 0.9),
         ({"step_s": 100 * ALONE_S * 2}, {}, {"tpot_s": 0.04}, 2.0),
         ({"step_s": 100 * ALONE_S * 2, "running_s": 60 * 0.25}, {}, {}, 0.3),  # its neighbours slow it
-        ({"running_s": 60 * 2.0}, {"max_concurrency": 4}, {}, 0.5 / 0.8),  # slots, as the engine has them
+        ({"running_s": 60 * 2.0}, {"max_concurrency": 4}, {}, 0.5 / 0.8),  # the engine's slots
         ({"kv_token_s": 60 * 400.0}, {"kv_tokens": 500}, {}, 1.0),  # T_mem
         ({"kv_token_s": 60 * 4000.0}, {"kv_tokens": 500}, {}, 1.25),  # most of it waits
         ({"step_s": 100 * ALONE_S * 2, "running_s": 60 * 2.0}, {"max_concurrency": 4}, {}, 0.5 + 0.5 * 0.5 / 0.8),
         ({"step_s": 100 * ALONE_S * 2, "num_missed": 5}, {}, {"ttft_s": 1.0}, 0.75),
         ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {"ttft_s": 1.0}, 1.0),
-        ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {}, 0.75),  # without objectives there is none to miss
-        ({"num_missed": 100}, {}, {"ttft_s": 1.0}, 0.0),  # it had next to nothing to do
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {}, 0.75),  # no objective, none missed
+        ({"num_missed": 100}, {}, {"ttft_s": 1.0}, 0.0),  # next to nothing to do
     ],
 )
 def test_the_share_in_use_is_of_the_objective_the_cache_or_the_slots_whichever_is_nearest(fields, row, slo, used):

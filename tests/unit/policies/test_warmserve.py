@@ -1,4 +1,4 @@
-"""WarmServe's published formulas, section by section, with numbers worked by hand."""
+"""WarmServe's published formulas with hand-worked numbers."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_the_season_is_the_mean_of_the_same_window_on_past_days():
 
 DAY = [10.0] * 4
 WEEK = [5.0, 50.0, 7.0] * 3
-FORECASTS = {  # loads, windows a day, params -> the next window's
+FORECASTS = {  # loads, windows a day, params -> next window
     "the newest error weighs 4/7": ([*DAY, 11.0, 12.0, 14.0], 4, {"num_errors": 3}, 10 + (4 * 4 + 2 * 2 + 1 * 1) / 7),
     "as printed the oldest does (E1)": (
         [*DAY, 11.0, 12.0, 14.0],
@@ -140,7 +140,7 @@ def test_the_kv_cache_that_may_be_prewarmed_into():
 
 
 def planned(node, shapes=(), **load_s):
-    """(model, GPUs, replicas dropped) of each step where models that take so long to load wish for one replica each."""
+    """(model, GPUs, replicas dropped) of each step; one replica wished for each model."""
     wishes = replicas([a_demand(key, 1, 1, load_s=seconds) for key, seconds in load_s.items()])
     lying = {replica.model_key for replica in node.replicas}
     steps = plan(wishes, dict.fromkeys(lying | load_s.keys(), ONE) | dict(shapes), [node])
@@ -165,7 +165,7 @@ def test_a_newcomer_lies_with_those_that_score_less():
 
 @pytest.mark.parametrize(("load_s", "gpu"), [(3.0, "1"), (1.0, "0")], ids=["2 + 2 + 2 it beats", "5 is less than 6"])
 def test_among_groups_it_beats_the_least_sum_is_taken_even_where_another_sum_is_less(load_s, gpu):
-    """Algorithm 1: min S_g among those with H_g < score; only where there is none, min S_g of all."""
+    """Algorithm 1: min S_g among those with H_g < score, else min S_g of all."""
     node = a_node(a_replica("r1", "big", 0), *(a_replica(f"r-{low}", low, 1) for low in "pqr"))
     assert planned(node, big=5.0, new=load_s, p=2.0, q=2.0, r=2.0) == [("new", gpu, ())]
 

@@ -1,4 +1,4 @@
-"""The one currency: its probability against counts of random streams, and the published scores as cases of it."""
+"""Worth: probabilities against random streams, and published scores as cases."""
 
 import math
 from random import Random
@@ -34,7 +34,7 @@ STREAMS = (Asking(0.02), Asking(0.02, 0.5), Asking(0.0, math.inf, 90.0), Asking(
 
 @pytest.mark.parametrize("asking", STREAMS)
 def test_it_is_what_counted_streams_show(asking):
-    """A Gamma-Poisson stream for the rate, and beside it one whose rate is Gamma(1, idle)."""
+    """A Gamma-Poisson stream for the rate, beside one whose rate is Gamma(1, idle)."""
     random, within_s, runs = Random(1), 60.0, 20_000
     at_least = [0, 0]
     for _ in range(runs):
@@ -68,7 +68,7 @@ def test_lru_is_the_case_without_a_forecast():
 
 
 def test_warmserves_ranks_are_probabilities_that_the_load_reaches_them():
-    """Eq. 7: the more replicas are before one, the less it is worth."""
+    """Eq. 7."""
     forecast = a_forecast(20.0, 14.0, 26.0, "concurrency_peak", num_requests=200.0)
     worth = [asked(level(forecast, rank, 8), 300.0) for rank in range(5)]
     assert worth == sorted(worth, reverse=True) and worth[0] > 0.99
@@ -78,7 +78,6 @@ def test_warmserves_ranks_are_probabilities_that_the_load_reaches_them():
 
 
 def test_where_tokens_fill_an_instance_before_slots_do_they_say_when_the_next_is_needed():
-    """Three times what one takes are expected, and hardly a slot of 256 is used."""
     busy = a_forecast(3000.0, 2400.0, 3600.0, "prompt_tokens", prompt_per_s=1000 / 300, concurrency_peak=9.0)
     needed = [asked(level(busy, number, 256), 300.0) for number in range(6)]
     assert needed[1:] == sorted(needed[1:], reverse=True)
@@ -97,7 +96,7 @@ def test_the_band_of_a_forecast_says_how_sure_its_rate_is():
 
 
 def test_who_is_wanted_out_by_nobody_stays_until_its_rent_is_what_it_saves():
-    """Rent or buy: without a forecast who was asked for t ago stays until c / (t + c) is down to the price."""
+    """Rent or buy: without a forecast a model asked for t ago stays until c / (t + c) falls to the price."""
     kept = [t for t in range(0, 2000, 10) if idle_worth(Asking(idle_s=t), 2.0) >= 0.01]
     assert kept[-1] == pytest.approx(2.0 * (1 / 0.01 - 1), abs=10)
     assert idle_worth(Asking(0.001), 2.0) == pytest.approx(0.001 * 2.0, rel=0.01), "each second, rate x seconds"

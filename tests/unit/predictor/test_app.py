@@ -1,4 +1,4 @@
-"""Forecasts as REST and metrics show them."""
+"""Forecasts in REST and metrics."""
 
 import httpx
 import pytest
@@ -17,8 +17,6 @@ from tests.fleet_builder import load_report
 
 
 class FakeService:
-    """A control service that is up."""
-
     not_ready = staticmethod(lambda: "")
 
     def __init__(self, controller: PredictorController) -> None:
@@ -58,7 +56,7 @@ async def test_what_was_and_what_is_expected_reach_the_console(controller: Predi
 
 
 def test_what_an_instance_takes_may_be_known_from_a_profile() -> None:
-    """PreServe section 4.1's offline phase: a forecast carries it before any window has shown anything."""
+    """PreServe section 4.1's offline phase: known before any window shows it."""
     settings = PredictorSettings(capacity_prompt_per_s=1560, capacity_response_per_s=285, capacity_total_per_s=1845)
     made = PredictorController(settings.params(), choose("prediction", "last_window"))
     made.handle(load_report(m=ModelLoad(num_in_flight=1)), 0.0)

@@ -1,4 +1,4 @@
-"""Controller, fetch tasks and disk of one prefetcher in this process, without a bus."""
+"""A prefetcher's controller, fetch tasks and disk, without a bus."""
 
 import asyncio
 import os
@@ -33,12 +33,12 @@ DATA = random.Random(6).randbytes(900_001)
 
 @dataclass
 class Node:
-    """`step` gives the controller a stimulus, and carries out what it asks for. Time is counted in steps."""
+    """`step` gives a stimulus and performs its effects. Time counts steps."""
 
     root: Path
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     now_s: float = 0.0
-    sources: list[str] = field(default_factory=list)  # of the weights.fetched that were published
+    sources: list[str] = field(default_factory=list)  # of weights.fetched
     queue: "asyncio.Queue[Any]" = field(default_factory=asyncio.Queue)
 
     def start(self, **params: Any) -> None:
@@ -69,7 +69,7 @@ class Node:
         await self.until(lambda: len(self.sources) > num)
 
     async def copy(self) -> None:
-        """Time for a copy to be written, or to fail."""
+        """Wait for a copy or its failure."""
         await self.step(Tick())
         await self.until(lambda: not self.controller.disk.is_writing)
 
@@ -134,7 +134,7 @@ async def test_of_a_damaged_copy_the_damaged_pieces_alone_are_fetched(node: Node
                 blob.write(b"damaged")
         sent = server.bytes_sent
         await node.bring(ref)
-        assert server.bytes_sent - sent <= 2 * 16_384 + 2  # two pieces, and questions whether it has changed
+        assert server.bytes_sent - sent <= 2 * 16_384 + 2  # two pieces, and questions about changes
         assert node.sources[-1] == "http" and node.region(ref).blob.read_bytes() == DATA
     assert node.count("glowplug_wrong_pieces_total", source="disk") == 2
     assert not node.copies.region(region_digest(ref)).directory.exists()
@@ -183,7 +183,7 @@ async def test_weights_on_the_same_file_system_are_not_copied(node: Node) -> Non
 
 
 async def held_write(node: Node, ref: WeightsRef, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """A copy of which one read does not end before the event is set."""
+    """One read waits for the event."""
     goes_on, reads, pread = threading.Event(), list[int](), os.pread
 
     def slow(fd: int, num_bytes: int, position: int) -> bytes:
@@ -203,7 +203,7 @@ async def held_write(node: Node, ref: WeightsRef, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_copy_stops_for_weights_that_need_the_memory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread has let go of the region before it is removed, and what it had written is gone."""
+    """The thread lets go of the region before its removal."""
     with WeightServer(DATA, step_s=0.002) as server:
         ref, other = (WeightsRef(uri=f"{server.url}?{n}") for n in range(2))
         goes_on = await held_write(node, ref, monkeypatch)

@@ -1,4 +1,4 @@
-"""Answers of an adapter carry its name, and no text of theirs is changed. Fast lane, below a second."""
+"""Adapters' names in answers. Fast lane, below a second."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def test_an_answer_carries_the_adapters_name_and_its_text_stays() -> None:
 
 
 def dumped(**fields: Any) -> bytes:
-    """As llama.cpp writes it."""
+    """In llama.cpp's format."""
     return json.dumps({"model": "m", **fields}, separators=(",", ":")).encode()
 
 

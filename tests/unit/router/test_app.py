@@ -1,4 +1,4 @@
-"""The router's own REST: queue and requests, behind the admin token, errors as OpenAI has them; and its readiness."""
+"""The router's own REST and readiness."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""The pure parts of batches: lines, progress and pace; and the form of an upload."""
+"""Pure parts of batches, and the upload's form."""
 
 import json
 from pathlib import Path
@@ -120,8 +120,8 @@ def test_output_lines_are_whole_whatever_an_engine_answers() -> None:
     [
         (Answer(429, retry_after_s=1.0), 0, True),
         (Answer(503), 9, True),
-        (Answer(429, may_retry=False), 0, False),  # larger than the limit: it never fits
-        (Answer(429, may_retry=False, retry_after_s=3000.0), 0, True),  # a quota of the month
+        (Answer(429, may_retry=False), 0, False),  # never fits
+        (Answer(429, may_retry=False, retry_after_s=3000.0), 0, True),  # a monthly quota
         (Answer(502), 1, True),
         (Answer(502), 2, False),
         (Answer(400), 0, False),

@@ -1,4 +1,4 @@
-"""Which of a request's texts are turns of a conversation, in every API that generates text."""
+"""Which texts of a request are turns of a conversation."""
 
 import json
 import time
@@ -91,7 +91,7 @@ def test_a_prompt_of_100_000_characters_takes_milliseconds(text: str) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
     asked = read_body(CHAT, body, READERS)
     took_s = []
-    for _ in range(5):  # a collection of garbage may fall into one
+    for _ in range(5):  # a garbage collection may fall into one
         began = time.thread_time()
         assert text_tokens(asked, lengths) >= 1
         took_s.append(time.thread_time() - began)
@@ -109,8 +109,6 @@ def test_the_setting_names_a_file_or_none(tmp_path: Path) -> None:
 
 
 class Table:
-    """What the reader is notified of."""
-
     def __init__(self) -> None:
         self.took: list[TextRead] = []
 
@@ -124,7 +122,7 @@ class Sent:
 
 
 class Lengths:
-    """Answers are as long as their texts, and it counts how many it was asked for."""
+    """Answers are as long as their texts."""
 
     num_read = 0
 

@@ -1,4 +1,4 @@
-"""The limits of a router's callers: their copy on disk, their reports, and how times are written."""
+"""A router's limits on callers."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,4 @@
-"""What the router shows: queues as they are at the scrape, models past the cap added up and never twice, and which
-requests count for a service level and miss it."""
+"""The router's metrics: queues, models past the cap, service levels."""
 
 from typing import Any
 
@@ -19,7 +18,6 @@ NONE = -1.0
 
 
 def shown(**model: Any) -> tuple[CollectorRegistry, RouterController, RouterMetrics]:
-    """The metrics of a router that knows one model, with a cap of one."""
     registry, controller = CollectorRegistry(), RouterController()
     controller.restore("models", {"m": a_model(**model)}, 100.0)
     metrics = RouterMetrics(registry, controller=controller)
@@ -61,9 +59,9 @@ def test_models_past_the_cap_are_one_sample() -> None:
         (200, 1.0, NONE, 3.0, (1, 0), (0, 0)),  # one token, or not a stream
         (503, NONE, NONE, 0.1, (1, 1), (1, 1)),
         (429, NONE, NONE, 0.1, (1, 1), (1, 1)),
-        (502, 1.0, 0.05, 3.0, (1, 1), (1, 1)),  # the engine died in mid-stream
+        (502, 1.0, 0.05, 3.0, (1, 1), (1, 1)),  # the engine died midstream
         (400, NONE, NONE, 0.1, (0, 0), (0, 0)),
-        (499, NONE, NONE, 1.0, (0, 0), (0, 0)),  # left before it could be called late
+        (499, NONE, NONE, 1.0, (0, 0), (0, 0)),  # left before it counted as late
         (499, NONE, NONE, 9.0, (1, 1), (0, 0)),
         (499, 1.0, 0.2, 9.0, (0, 0), (0, 0)),
     ],

@@ -1,4 +1,4 @@
-"""The blocks of prompts: alike as long as the prompts are. Fast lane, below a second."""
+"""Prompt blocks, alike as far as the prompts. Fast lane, below a second."""
 
 import json
 from typing import Any

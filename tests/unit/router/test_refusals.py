@@ -1,4 +1,4 @@
-"""Requests refused at the door: what is kept and reported of them, and how much of a flood."""
+"""Requests refused at the door, and floods of them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ SECRET = "what nobody else should read"
 
 
 def refusals(num_kept: int = 100) -> tuple[Refusals, list[Any], list[float]]:
-    """They, what they reported, and their clock as its only element."""
+    """Refusals, reports, and the clock's time in a list."""
     reported, now = list[Any](), [50.0]
     return Refusals("router-1", reported.append, num_kept, clock=lambda: now[0]), reported, now
 

@@ -1,4 +1,4 @@
-"""The outbox: bounded, in order, and indifferent to a bus that is down."""
+"""The outbox, also while the bus is down."""
 
 import asyncio
 
@@ -13,8 +13,6 @@ from glowplug.services.router.reports import Outbox
 
 
 class RefusingBus(MemoryBus):
-    """Cannot carry the first request's event."""
-
     async def publish(self, event: Event) -> None:
         if event.data.request_id == "r-0":
             raise ValueError("no subject can carry it")

@@ -1,4 +1,4 @@
-"""What a request may say, each field within its bounds; and its tokens, without a tokenizer."""
+"""A request's fields and their bounds; token counts without a tokenizer."""
 
 import json
 from typing import Any
@@ -77,7 +77,7 @@ def a_schema(num_bytes: int) -> dict[str, Any]:
 
 
 NUMBERS: list[tuple[bytes, str, tuple[Any, ...], tuple[Any, ...]]] = [
-    # path, field, what is allowed at its ends, what is not
+    # path, field, allowed at the bounds, refused
     (CHAT, "top_logprobs", (0, 20), (-1, 21, 49_152)),
     (CHAT, "logprobs", (True, False), (1, 49_152)),
     (COMPLETION, "logprobs", (0, 5), (-1, 6, 49_152, True)),
@@ -138,7 +138,7 @@ def test_every_field_has_its_bounds(path: bytes, field: str, right: tuple[Any, .
         assert refused.value.message.startswith((field, f"Invalid '{field}")), value
 
 
-GREEDY: list[dict[str, Any]] = [  # engines' own fields, with which a client would pass by our bounds
+GREEDY: list[dict[str, Any]] = [  # engines' own fields that would bypass our bounds
     *({"n_probs": 49_152}, {"n_cmpl": 1000}, {"prompt_logprobs": -1}, {"n_predict": 2**40}),
     *({"grammar": "x" * 20_000}, {"guided_regex": "x" * 20_000}, {"json_schema": {"enum": ["x" * 20_000]}}),
     {"structured_outputs": {"choice": ["x" * 20_000]}},
@@ -290,7 +290,7 @@ def test_prompts_and_n_bound_each_other() -> None:
     ],
 )
 def test_an_answer_has_one_bound(path: bytes, fields: dict[str, Any], param: str) -> None:
-    """llama.cpp prefers the bound that limits by tokens did not see."""
+    """llama.cpp prefers the bound unseen by the limit on tokens."""
     with pytest.raises(BadRequest) as refused:
         read(path, fields)
     assert refused.value.param == param
@@ -360,7 +360,7 @@ def test_a_text_that_cannot_fit_the_context_is_not_tokenized(path: bytes, fields
     ],
 )
 def test_what_a_text_model_of_llamacpp_cannot_do(path: bytes, fields: dict[str, Any], param: str) -> None:
-    check(path, fields, engine="vllm")  # it may have eyes: its engine knows
+    check(path, fields, engine="vllm")  # only the engine knows whether it sees images
     with pytest.raises((BadRequest, NotSupported)) as refused:
         check(path, fields, engine="llamacpp")
     assert refused.value.param == param

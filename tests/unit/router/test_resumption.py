@@ -1,4 +1,4 @@
-"""What is kept of a stream for the next engine, and when none can go on with it any more."""
+"""The part of a stream kept for the next engine."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The copy of the tables that a router starts from when the store is down, and what its shell makes of it."""
+"""The copied tables from which a router starts without the store."""
 
 import asyncio
 import time
@@ -80,7 +80,7 @@ def test_a_disk_that_takes_nothing_does_not_stop_the_router(tmp_path: Path) -> N
 
 
 async def test_what_the_copy_has_and_the_store_has_not_is_dropped_at_its_first_reading_only(tmp_path: Path) -> None:
-    """An emptied store stops no warm model; a copy is of the past."""
+    """An emptied store stops no warm model, and a copy is of the past."""
     store: Any = MemoryStore()
     bus: Any = MemoryBus()
     settings = RouterSettings(service_id="router-1", state_dir=tmp_path)
@@ -128,7 +128,7 @@ async def test_keys_come_by_table_and_fact_and_stay_without_store_and_bus(tmp_pa
     assert not opens(table) and await shell._resync() and opens(table)
     await shell._handle(fleet_builder.an_event(KeyChanged(api_key=a_key("bbbbbbb2"))))
     revoked = a_key(revision=1, revoked_at=1.0)
-    await shell._handle(fleet_builder.an_event(KeyChanged(api_key=revoked)))  # the store has not taken it
+    await shell._handle(fleet_builder.an_event(KeyChanged(api_key=revoked)))  # not in the store yet
     await shell._handle(Tick())
     path = tmp_path / "router-1" / "keys.json"
     assert path.stat().st_mode & 0o077 == 0 and secret_of() not in path.read_text()

@@ -1,4 +1,4 @@
-"""A request that waited or failed has a line with its ids; a flood of them has few."""
+"""Log lines for slow or failed requests."""
 
 import logging
 

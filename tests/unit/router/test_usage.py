@@ -1,5 +1,4 @@
-"""The router's usage records: which requests have one, what spool and journal keep over a kill, and what is sent
-twice. Costs half a second."""
+"""The router's usage records, spool and journal. Costs half a second."""
 
 import fcntl
 import itertools
@@ -50,8 +49,6 @@ def finished(number: int = 1, *, status: int = 200, instance: str = "i-1", tenan
 
 @dataclass
 class Going:
-    """An exchange, as the journal sees it."""
-
     ticket: int
     request: HttpRequest
     slot: int = NO_SLOT
@@ -69,7 +66,7 @@ class Going:
 
 
 class Rig:
-    """A router's log of usage over a spool in a folder, and what sends it to a bus in memory."""
+    """A usage log with its spool, and a sender to an in-memory bus."""
 
     def __init__(self, folder: Path, max_bytes: int = 1 << 20) -> None:
         self.registry, self.tickets = CollectorRegistry(), itertools.count(1)
@@ -91,14 +88,13 @@ class Rig:
         return self.registry.get_sample_value(name, labels)
 
     def die(self) -> None:
-        """Leave segment and journal as a killed process does."""
+        """Leave segment and journal as after a kill."""
         for fd in (self.spool._fd, self.journal._fd):
             if fd >= 0:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # the map has a descriptor of its own
+                fcntl.flock(fd, fcntl.LOCK_UN)
                 os.close(fd)
 
     def keep(self, ticket: int, instance: Instance | None = None) -> "Going":
-        """A request that the router is at."""
         caller = Caller(tenant="team-a", key_id="abcdefgh")
         request = HttpRequest(path=b"/v1/chat/completions", request_id=f"r-{ticket}", caller=caller)
         going = Going(ticket, request, instance=instance)
@@ -183,7 +179,7 @@ async def test_a_batch_sent_twice_has_one_id(tmp_path: Path, monkeypatch: pytest
     (segment,) = rig.spool.seal()
     kept = segment.read_bytes()
     assert await rig.sender.send()
-    segment.write_bytes(kept)  # the process was killed before it removed the segment
+    segment.write_bytes(kept)  # killed before its removal
     again = Rig(tmp_path)
     again.sender = UsageSender(again.spool, MemoryBus(rig.broker), "router-1", again.metrics)
     assert await again.sender.send()
@@ -231,7 +227,7 @@ async def test_requests_of_a_killed_router_have_a_record_each_with_the_tokens_se
     killed.log.take(finished(4), over.ticket, b"/v1/chat/completions", 0)
     killed.journal.clear(over)
     again = killed.keep(5, streamed.instance)
-    killed.log.take(finished(5), again.ticket, b"/v1/chat/completions", 0)  # killed before its slot was emptied
+    killed.log.take(finished(5), again.ticket, b"/v1/chat/completions", 0)  # killed before emptying the slot
     beside = Rig(tmp_path / "router-2" / "usage")
     beside.log.adopt(tmp_path)
     assert await beside.sender.send() and not beside.stored(), "what a living router is at is its own"

@@ -1,4 +1,4 @@
-"""A warm request passes the files that ARCHITECTURE.md names, in that order."""
+"""A warm request passes ARCHITECTURE.md's files in order."""
 
 from tests.contract.data_port_rig import a_rig, chat
 from tests.walks import entered, named

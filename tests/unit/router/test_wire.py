@@ -1,4 +1,4 @@
-"""Token counts out of the last bytes of an answer."""
+"""Token counts from an answer's last bytes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Model files of LoRA adapters: what their own files say, what their base gives them, what is refused."""
+"""Model files of LoRA adapters."""
 
 from dataclasses import replace
 from pathlib import Path

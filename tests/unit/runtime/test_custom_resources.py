@@ -1,4 +1,4 @@
-"""The custom resource definitions: written anew, structural, and a model file's rules. Costs a second."""
+"""The custom resource definitions. Costs a second."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,6 @@ def test_the_definitions_are_current(name: str) -> None:
 
 @pytest.mark.parametrize("name", definitions())
 def test_kubernetes_takes_them_as_structural(name: str) -> None:
-    """Every node has one type or says that it is free, and nothing of JSON schema that an API server refuses."""
     import kubernetes_validate
 
     crd = definitions()[name]

@@ -1,4 +1,4 @@
-"""A service's modules are imported with the collector off, and run with it on."""
+"""A service's modules load with the collector off and run with it on."""
 
 import gc
 import subprocess
@@ -35,7 +35,7 @@ def test_a_service_is_imported_without_the_collector_and_runs_with_it(
 
 @pytest.mark.parametrize("service", ["placer", "predictor", "router"])
 def test_a_service_imports_no_command_line_no_exporter_and_no_numpy(service: str) -> None:
-    """A fleet starts a dozen processes at once, each on a share of a core."""
+    """A fleet starts a dozen processes at once on shared cores."""
     code = f"import sys, glowplug.services.{service}.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     late = {"httpx", "requests", "rich", "typer", "numpy", "yaml", "opentelemetry.exporter", "glowplug_lab.simulator"}

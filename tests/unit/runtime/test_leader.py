@@ -1,5 +1,4 @@
-"""A candidate and its shell on doubles in memory, with a clock that stands still until told: who may act, what is done
-with what a standby decides, and what a leader that slept through its lease still does (nothing)."""
+"""A candidate and its shell on in-memory doubles and a manual clock."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +30,7 @@ STOP = StopInstance(target="node-1", instance_id="i-1", reason="test")
 
 
 class Counting:
-    """Counts what it is told; says so to its heir. Every fact makes it command something and save a row."""
+    """Hands its count of facts to its heir; each fact makes a command and a row."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch, self.facts, self.ticks = epoch, 0, 0
@@ -53,8 +52,6 @@ class Counting:
 
 
 class Member:
-    """One process of the service."""
-
     def __init__(self, name: str, group: "Group") -> None:
         self.name, self.group, self.registry = name, group, CollectorRegistry()
         self.store = group.store.client()
@@ -96,7 +93,7 @@ class Member:
     async def step(self, times: int = 1) -> None:
         for _ in range(times):
             await self.candidate._step()
-            for _ in range(20):  # a term that begins reads its tables
+            for _ in range(20):  # a new term reads its tables
                 await asyncio.sleep(0)
 
     async def hear(self) -> None:
@@ -114,7 +111,7 @@ class Group:
         return [(event.issuer, event.epoch) for event in self.broker.of_type("agent.stop")]
 
     async def elect(self) -> None:
-        """The store is new: it is left alone for a lease, then the first who asks leads."""
+        """In a new store, candidates wait for a lease."""
         for _ in range(2):
             for member in (self.a, self.b):
                 await member.step()
@@ -157,7 +154,7 @@ async def test_who_takes_over_has_heard_what_the_other_heard_and_has_a_higher_ep
         await group.b.hear()
     await group.store.put("nodes", "n", b"not a node")
     group.now += LEASE_S + 0.1
-    await group.b.step(2)  # looks: it has not for a while
+    await group.b.step(2)  # it looks again after a pause
     assert group.b.began and group.b.began[0] > group.a.began[0]
     assert group.b.controller.facts == 3 and group.b.controller.epoch == group.b.began[0]
     await group.b.hear()
@@ -184,7 +181,7 @@ async def test_a_leader_that_slept_sends_nothing_when_it_wakes_up_and_before_it_
 ) -> None:
     group.now += LEASE_S + 0.1
     await group.b.step(2)
-    assert group.a.shell.epoch > 0 and group.a.candidate._election.leads  # nobody has told it
+    assert group.a.shell.epoch > 0 and group.a.candidate._election.leads
     await group.a.hear()
     await group.a.shell.ask(Tick())
     with pytest.raises(NotLeader):
@@ -199,7 +196,7 @@ async def test_a_leader_that_slept_sends_nothing_when_it_wakes_up_and_before_it_
 
 
 async def test_a_lease_that_ends_between_two_effects_ends_them(group: Group) -> None:
-    """The first is on its way when the process falls asleep; the row it would save next is not."""
+    """The process falls asleep after the first."""
     published = group.a.shell.bus.publish
 
     async def publish_and_sleep(event: Any) -> None:
@@ -212,7 +209,7 @@ async def test_a_lease_that_ends_between_two_effects_ends_them(group: Group) -> 
 
 
 async def test_a_write_on_its_way_is_refused_once_another_leads(group: Group) -> None:
-    """What the clock cannot catch, a write that left before the lease ended, the store does."""
+    """The store refuses it; the clock cannot catch a write that left before the lease ended."""
     group.now += LEASE_S + 0.1
     await group.b.step(2)
     with pytest.raises(StoreUnavailable):
@@ -221,7 +218,7 @@ async def test_a_write_on_its_way_is_refused_once_another_leads(group: Group) ->
 
 
 async def test_who_resigns_is_followed_at_once_and_keeps_its_own_name_in_the_store(group: Group) -> None:
-    """Its fence is that of its term: another leads with a newer epoch now, and a standby's service id is its own."""
+    """Another leads with a newer epoch; a standby owns its service id."""
     name = Identity(group.a.store, "placer-a", "http://placer-a", process="a")
     await group.a.candidate.resign()
     await group.b.step(2)

@@ -1,4 +1,4 @@
-"""What `make up` and `make install` say: deploy/local/install with a Python that installs nothing."""
+"""Output of deploy/local/install with a Python that installs nothing."""
 
 import subprocess
 from pathlib import Path

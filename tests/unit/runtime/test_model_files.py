@@ -1,4 +1,4 @@
-"""Model files: what a person writes, what is refused, and that the refusal names the field."""
+"""Model files and refusals."""
 
 import json
 import re
@@ -56,7 +56,6 @@ def test_sizes_and_durations_are_read(tmp_path):
 
 
 def gguf(path: Path, num_bytes: int) -> Path:
-    """A whole GGUF file without tensors."""
     path.write_bytes((b"GGUF" + struct.pack("<IQQ", 3, 0, 0)).ljust(num_bytes, b"\0"))
     return path
 

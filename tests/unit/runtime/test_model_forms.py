@@ -1,4 +1,4 @@
-"""A model file as a form: fields and YAML stand for each other, and every wrong field is named once."""
+"""A model file as a form."""
 
 from pathlib import Path
 

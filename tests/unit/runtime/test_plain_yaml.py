@@ -1,4 +1,4 @@
-"""YAML within bounds: what stands for too much is refused before anything is made of it."""
+"""Bounded YAML: expansion bombs are refused."""
 
 import re
 import tracemalloc
@@ -13,7 +13,6 @@ from glowplug_lab.simulator.scenario.load import load as load_scenario
 
 
 def bomb(depth: int, width: int = 10) -> str:
-    """A few hundred bytes that stand for width ** depth values."""
     lines = [f"a0: &a0 [{', '.join(['x'] * width)}]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, depth)]
     return "\n".join(lines) + "\n"
@@ -66,7 +65,6 @@ def test_files_that_people_hand_in_are_refused_in_words(tmp_path: Path, text: st
 
 
 def test_one_place_reads_yaml() -> None:
-    """Whoever reads a person's YAML reads it within the bounds."""
     root = Path(plain_yaml.__file__).parents[2]
     reads = re.compile(r"(?<!plain_)yaml\.(?:safe_|full_|unsafe_)?load")
     files = [*(root / "glowplug").rglob("*.py"), *(root.parent / "services").rglob("*.py")]

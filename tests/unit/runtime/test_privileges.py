@@ -1,10 +1,5 @@
-"""The declaration of rights against the services, in both directions: what a service does that is not declared fails
-here, and so does what is declared and nobody does.
-
-Subscriptions and tables that are read are those of each controller's reads.py. Publishes and writes are found in the
-source: in the modules a service runs (its own and what they import of controllers and runtime), an event or a Save made
-there.
-"""
+"""Declared rights equal the services' use. Subscriptions and reads come from reads.py; publishes and writes from the
+source of the modules a service runs, including imports from controllers and runtime."""
 
 import ast
 import importlib
@@ -34,10 +29,10 @@ from tests.house.tree import ON_THE_BUS, ROOT
 
 RUN = ("glowplug.services.", "glowplug.controllers.", "glowplug.fleet.", "glowplug.runtime.")
 CLASSES = {cls.__name__: kind for kind, cls in PAYLOADS.items()}
-# Their rows name commands and facts that are taken, and make none.
-LEASE_ONLY = "router"  # holds a lease for a part of its work and has no leader's row
+LEASE_ONLY = "router"  # leases only a part of its work
+# Their tables name commands and facts but make none.
 RECOGNISE = {"glowplug.controllers.agent.table", "glowplug.services.router.keys"}
-# What a module that several services import publishes or writes, is done by those that use this name of it.
+# Their publishes and writes belong to the services that use this name.
 ONLY_WITH = {
     "glowplug.fleet.demand": "LoadReporter",
     "glowplug.runtime.shell": "Record",
@@ -47,9 +42,9 @@ ONLY_WITH = {
 
 
 def wiring(service: str) -> tuple[set[str], set[str], set[str], set[str]]:
-    """(facts, telemetry and whatever else is not durable, commands, tables read) of one service."""
+    """(facts, non-durable events, commands, tables read)"""
     if service == "console":
-        of_telemetry = TELEMETRY.removesuffix(">")  # it may watch all, and leaves out what reports sum up
+        of_telemetry = TELEMETRY.removesuffix(">")  # omits types that reports sum up
         watched = {TELEMETRY if one.startswith(of_telemetry) else one for one in console_handlers.WATCHED}
         return set(usage_api.FILTERS.values()), watched, set(), set(fleet_view.TABLES)
     reads = importlib.import_module(f"glowplug.controllers.{service}.reads").READS.asked()
@@ -77,7 +72,7 @@ def _tree(module: str) -> ast.AST | None:
 
 @cache
 def modules(service: str) -> dict[str, ast.AST]:
-    """What the processes of a service run, by name. The console has no controller: it borrows their words."""
+    """Modules that a service runs. The console has no controller and borrows their words."""
     waiting, found = [f"glowplug.services.{service}.main"], dict[str, ast.AST]()
     while waiting:
         name = waiting.pop()
@@ -97,7 +92,7 @@ def _names(tree: ast.AST) -> frozenset[str]:
 
 @cache
 def _calls(tree: ast.AST) -> list[tuple[str, ast.expr]]:
-    """(what is called, its first argument) of every call that has one."""
+    """(function, first argument) of calls."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return [(ast.unparse(call.func), call.args[0]) for call in calls if call.args]
 
@@ -123,7 +118,7 @@ def leads(service: str) -> bool:
 
 @cache
 def _made_only(tree: ast.AST) -> list[ast.expr]:
-    """Names that stand where an event is made or chosen, not where one is recognised or told the type of."""
+    """Names used to make or choose an event, not to recognise it."""
     passed: set[int] = set()
     for node in ast.walk(tree):
         aside: list[ast.AST | None] = []
@@ -141,7 +136,6 @@ def _made_only(tree: ast.AST) -> list[ast.expr]:
 
 
 def published(service: str) -> set[str]:
-    """Types of the events that a service makes."""
     found = set()
     for module, tree in modules(service).items():
         if module in RECOGNISE or not _is_done_here(service, module) or module.endswith(".reads"):
@@ -156,7 +150,7 @@ def published(service: str) -> set[str]:
 
 
 def touched(service: str, *ways: str) -> set[str]:
-    """Tables named first in a call of one of these: Save, Remove, `store.put`, `store.load` ..."""
+    """Tables named first in such calls as Save, Remove, `store.put`."""
     found: set[str] = set()
     for module, tree in modules(service).items():
         if not _is_done_here(service, module):
@@ -212,7 +206,6 @@ def test_tables_a_service_reads_and_writes_are_those_declared(service: str) -> N
 
 
 def test_subscriptions_are_made_where_this_file_looks() -> None:
-    """A service that subscribes elsewhere would need a look there."""
     found = set()
     for folder in ("services", "libs/glowplug/runtime", "libs/glowplug/controllers"):
         for path in (ROOT / folder).rglob("*.py"):

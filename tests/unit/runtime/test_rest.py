@@ -1,5 +1,4 @@
-"""The REST surface every service shares: OpenAI-shaped errors, 400 for bad input, the admin token, request ids,
-readiness; and calls that reach a standby, passed on once, answered from what it knows, or refused."""
+"""The shared REST surface, and a standby's calls: forwarded once, answered locally, or refused."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ class Body(BaseModel):
 
 
 class Stage:
-    """An app with some routes of a service's own."""
-
     def __init__(self) -> None:
         self.why_not_ready = ""
         self.app = make_app(
@@ -178,7 +175,7 @@ def test_a_service_whose_commands_or_rows_are_not_taken_is_not_ready_and_says_wh
 
 @dataclass
 class Standing:
-    """What the middleware asks of a candidate."""
+    """The candidate as the middleware sees it."""
 
     service: str = "placer"
     service_id: str = "placer-b"
@@ -253,7 +250,7 @@ async def test_who_leads_or_is_alone_answers_itself(candidate: Standing | None) 
 
 
 async def test_a_call_is_passed_on_once() -> None:
-    """Two standbys that each take the other for the leader must not send a call round for ever."""
+    """Two standbys that take each other for the leader must not loop."""
     standby, _ = an_app("standby", Standing())
     async with client(standby) as asked:
         passed = {PASSED_ON: "placer-c"}

@@ -1,4 +1,4 @@
-"""How a service's process ends."""
+"""The end of a service's process."""
 
 import asyncio
 

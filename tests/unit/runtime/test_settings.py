@@ -1,4 +1,4 @@
-"""A wrong setting is one line that names it, for a service and for the fleet; a server's name as a node id."""
+"""A wrong setting gives one line with its name."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ EVERY = (FleetSettings, ConsoleSettings, *DECIDING)
         ("GLOWPLUG_PORT", "abc"),
         ("GLOWPLUG_PORT", "70000"),
         ("GLOWPLUG_TICK_S", "-1"),
-        ("GLOWPLUG_SERVICE_ID", "router.eu"),  # the bus names its reader after it, where a dot is not allowed
+        ("GLOWPLUG_SERVICE_ID", "router.eu"),  # the bus names its reader after it
     ],
 )
 def test_a_service_setting_is_named_as_its_owner_writes_it(monkeypatch, name, value):

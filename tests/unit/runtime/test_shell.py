@@ -1,5 +1,4 @@
-"""The shell: effects in order, refusals counted and survived, causes and traces passed on, tables read again; and parts
-of a service whose failure is not missed in silence."""
+"""The shell: effects, refusals, causes, resyncs, and failures of a service's parts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -38,15 +37,11 @@ DECISION = DecisionRecord(
 
 @dataclass(frozen=True)
 class Own:
-    """An effect only this service knows."""
-
     name: str
 
 
 @dataclass
 class FakeController:
-    """Answers each stimulus with what `script` says and remembers what it was told."""
-
     script: Callable[[Any], list[Effect]] = lambda _: []
     told: list[Any] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -67,8 +62,6 @@ class FakeController:
 
 
 class Stage:
-    """A shell on doubles in memory, with everything it did at hand."""
-
     def __init__(self) -> None:
         self.controller, self.bus, self.store = FakeController(), MemoryBus(), MemoryStore()
         self.registry, self.exporter = CollectorRegistry(), InMemorySpanExporter()
@@ -204,7 +197,7 @@ async def test_what_follows_from_an_event_names_it_and_continues_its_trace(stage
 
 
 async def test_a_cause_given_with_the_effect_wins(stage: Stage) -> None:
-    """A pending placement is decided on another event, yet belongs to the request that asked for it."""
+    """A pending placement is decided on another event, yet belongs to its request."""
     asked, other = a_fact(PARENT), a_fact(PARENT.replace("a", "c"))
     stage.controller.script = lambda s: [Publish(STOP, asked), Record(DECISION, asked)] if s == other else []
     await stage.shell.start()
@@ -421,7 +414,7 @@ async def test_a_quiet_shell_ticks_when_something_comes_and_is_slow_otherwise(st
         await shell.ask("other")
         await until(lambda: stage.controller.told.count(Tick()) == 2)
         await asyncio.sleep(0.05)
-        assert stage.controller.told == ["one", Tick(), "other", Tick()]  # an hour would pass before the next
+        assert stage.controller.told == ["one", Tick(), "other", Tick()]  # the next would take an hour
         quiet[0] = False
         await shell.ask("last")
         await until(lambda: stage.controller.told.count(Tick()) > 4)

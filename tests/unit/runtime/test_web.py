@@ -1,4 +1,4 @@
-"""By which names a port is reached, and from which pages."""
+"""Names by which a port answers, and origins of pages."""
 
 import pytest
 

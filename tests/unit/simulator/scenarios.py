@@ -1,4 +1,4 @@
-"""A scenario for tests: one that runs in a moment, and ways to write it with something else in it."""
+"""A quick scenario for tests, and ways to write variants."""
 
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,11 @@ TINY: dict[str, Any] = {
 
 
 def write(folder: Path, change: dict[str, Any] | None = None, name: str = "tiny.yaml", **fields: Any) -> Path:
-    """The tiny scenario as a file, with top-level fields changed, or `change` alone in its place."""
+    """The tiny scenario with top-level fields changed, or `change` in its place."""
     path = folder / name
     path.write_text(yaml.safe_dump({**TINY, **fields} if change is None else change), encoding="utf-8")
     return path
 
 
 def workload(**fields: Any) -> dict[str, Any]:
-    """The tiny workload with other fields."""
     return {**TINY["workload"], **fields}

@@ -1,4 +1,4 @@
-"""The simulations of tests/simulation run with seeds of their own and of the commit, and print the one that failed."""
+"""Simulations of tests/simulation run with their own seeds and the commit's, and print a failing one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The generator: seeded, sound, and like the traces it was fitted to (where GLOWPLUG_DATA has them)."""
+"""The generator: seeded, sound, and like its traces (where GLOWPLUG_DATA has them)."""
 
 import math
 import os
@@ -62,7 +62,6 @@ def test_what_cannot_be_is_refused_with_its_field(wrong, field):
 
 @pytest.mark.parametrize("cv", [0.0, 1.0, 4.0])
 def test_renewals_follow_the_rate_and_begin_without_a_burst(cv):
-    """Half as many where the rate is half; over many runs the first second brings what any other does."""
     spans = [Span(0.0, 50.0, 8.0), Span(50.0, 50.0, 0.0), Span(100.0, 100.0, 4.0)]
     runs = [list(renewal(spans, cv, Random(seed))) for seed in range(200)]
     assert fmean(sum(t < 50 for t in run) for run in runs) == pytest.approx(400, rel=0.05)
@@ -92,7 +91,7 @@ def test_code_sleeps_at_night_and_at_weekends():
 
 
 def test_popularity_of_a_fleet_spans_five_orders_and_the_tail_is_idle():
-    """ServeGen: rates of clients over 5 orders of magnitude, most of them silent most of the time."""
+    """ServeGen."""
     tenants = generator.tenants(1, 320, 100.0)
     rates = [t.rate for t in tenants]
     assert math.fsum(rates) == pytest.approx(100.0)
@@ -106,9 +105,6 @@ def test_popularity_of_a_fleet_spans_five_orders_and_the_tail_is_idle():
 def test_a_fleet_brings_its_rate_in_the_long_run():
     rates = [len(list(generator.fleet(seed, 60, 1.0, DAY_S))) / DAY_S for seed in range(3)]
     assert fmean(rates) == pytest.approx(1.0, rel=0.35)
-
-
-# against the traces
 
 
 @pytest.mark.parametrize("kind, name", [(generator_fitted.CONVERSATION, "conv"), (generator_fitted.CODE, "code")])
@@ -129,7 +125,6 @@ def test_lengths_are_those_of_the_trace(kind, name):
     "kind, name, first_day", [(generator_fitted.CONVERSATION, "conv", 6), (generator_fitted.CODE, "code", 4)]
 )
 def test_the_cycle_is_that_of_the_trace(kind, name, first_day):
-    """Hours of all five days: the fitted cycle explains all but the days' own strays."""
     real = [0.0] * 120
     for group in counts(trace(f"azure_2024_{name}_10s.csv.gz")):
         real[min(119, int(group[0].from_s // HOUR_S))] += group[0].num_requests
@@ -141,7 +136,7 @@ def test_the_cycle_is_that_of_the_trace(kind, name, first_day):
 
 
 def test_a_fleet_is_like_the_clients_of_the_trace():
-    """ServeGen: how many clients are mostly silent, how bursty they are, how far apart their rates."""
+    """ServeGen."""
     counted = {}
     for row in rows(trace("servegen_clients_10min.csv.gz")):
         if row.text("model").startswith("m-"):  # those of ten days

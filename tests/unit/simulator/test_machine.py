@@ -1,5 +1,4 @@
-"""The machine of a run: the virtual clock, transfers over shared links against sums done by hand, and what steps cost:
-the figures that the constants were checked against, and pipelines."""
+"""The machine of a run: virtual clock, shared links, step costs and pipelines."""
 
 import pytest
 
@@ -49,7 +48,7 @@ def test_no_delay_before_now(delay_s):
 
 
 class Yard:
-    """A network card and a PCIe lane, and when each transfer was there."""
+    """A network card and a PCIe lane, with the end of each transfer."""
 
     def __init__(self) -> None:
         self.kernel = Kernel()
@@ -71,9 +70,9 @@ class Yard:
 @pytest.mark.parametrize(
     ("sent", "there"),
     [
-        # 5 each until a is there at 10 s; b has 50 left and 10 bytes/s
+        # 5 each until a ends at 10 s; b has 50 left at 10 bytes/s
         pytest.param({"a": (50, "nic", 0), "b": (100, "nic", 0)}, {"a": 10.0, "b": 15.0}, id="two share a link"),
-        # 4 bytes/s through the lane, the other 6 beside it
+        # 4 bytes/s through the lane, 6 beside it
         pytest.param({"a": (40, "nic lane", 0), "b": (60, "nic", 0)}, {"a": 10.0, "b": 10.0}, id="the tighter link"),
         pytest.param({"a": (50, "nic", 0), "b": (50, "nic", 1)}, {"a": 5.0, "b": 10.0}, id="the background waits"),
     ],
@@ -89,7 +88,7 @@ def test_a_latecomer_slows_the_first():
     yard = Yard()
     yard.send("a", 100, yard.nic)
     yard.kernel.at(5.0, yard.send, "b", 25, yard.nic)
-    # a: 50 by 5 s; 5 each until b is there at 10 s; a has 25 left
+    # a: 50 by 5 s; 5 each until b ends at 10 s; a has 25 left
     assert yard.run() == {"a": 12.5, "b": 10.0}
 
 
@@ -123,7 +122,7 @@ def test_one_that_is_hurried_goes_before_the_others():
     behind = yard.send("behind", 50, yard.nic, priority=1)
     yard.send("before", 100, yard.nic)
     yard.kernel.at(4.0, yard.links.hurry, behind)
-    # before: 40 by 4 s, then 5 each; behind is there at 14 s, before has 10 left
+    # before: 40 by 4 s, then 5 each; behind ends at 14 s, before has 10 left
     assert yard.run() == {"behind": 14.0, "before": 15.0}
 
 
@@ -144,7 +143,7 @@ def test_a_7b_on_an_a10_answers_as_hydraserve_measured_it():
 
 
 def test_a_token_of_a_pipeline_pays_its_hops():
-    """Erratum E13: s hops a token, for it returns to the first stage; s - 1 for the first; a single worker has none."""
+    """Erratum E13: s hops a token; s - 1 for the first; none for a single worker."""
     whole = FITTED["llama-2-7b", "a10"]
     four = whole.pipelined(4, 0.001)
     assert four.prefill_s(512, 512**2) == pytest.approx(whole.prefill_s(512, 512**2) + 0.003)

@@ -1,4 +1,4 @@
-"""What a simulation learns from a recorded fleet: its shape, its starts, its models' costs, its requests' pace."""
+"""A simulation learns a recorded fleet's shape, starts, model costs and request pace."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ READY: Fact = ("instance.ready", 996.0, {"instance": {**INSTANCE, "phases": phas
 
 
 def request(number: int, **fields: Any) -> dict[str, Any]:
-    """One answered, streamed request: 10 ms and 0.5 ms a prompt token, then 20 ms a token."""
+    """One answered stream: 10 ms plus 0.5 ms a prompt token, then 20 ms a token."""
     prompt, response = 100 + 10 * number, 11
     ttft_s = 0.01 + 0.0005 * prompt
     return {
@@ -60,7 +60,6 @@ def recording(folder: Path, *rows: Fact, before: Sequence[Fact] = (*BEFORE, READ
 
 
 def replay_of(folder: Path, *rows: Fact) -> Scenario:
-    """The scenario that a recording of these facts makes."""
     found = read_recording(recording(folder, *rows))
     write_arrivals(found, folder / "arrivals.csv")
     return load_tree(scenario_of(found), folder)
@@ -104,7 +103,6 @@ def test_kinds_that_decided_nothing_are_those_of_the_default_where_the_others_ar
 
 
 def test_a_recording_tells_what_its_gpus_held_when_it_began(tmp_path: Path) -> None:
-    """A replay begins with empty GPUs, and says what the fleet had the advantage of."""
     empty = {**NODE, "node_id": "node-2", "gpus": [{**GPU, "gpu_id": "node-2/0", "grants": []}]}
     path = recording(tmp_path, ("node.beat", 991.0, {"node": empty}), finished())
     assert read_recording(path).held_at_first == (1, 2)
@@ -162,7 +160,6 @@ def test_what_is_wrong_with_a_recorded_fleet_is_one_line_with_its_field(
 
 
 def grown(number: int, at_s: float, took_s: float) -> Fact:
-    """An engine that was asleep is back."""
     load = phases(load=(at_s - took_s, at_s))
     instance = {**INSTANCE, "instance_id": f"i-{number}", "source": f"i-{number - 1}", "phases": load}
     return "instance.ready", at_s, {"instance": instance}
@@ -173,7 +170,7 @@ def of(state: str, number: int, at_s: float) -> Fact:
 
 
 def test_swaps_take_what_they_took(tmp_path: Path) -> None:
-    """They were in the recording and were not read: a replay charged 5.3 s for each wake."""
+    """Fault: they went unread, and a replay charged 5.3 s for each wake."""
     rows = [
         of("draining", 1, 1000.0),
         of("swapped_out", 1, 1002.575),  # after 0.05 s of quiet and half a tick
@@ -204,7 +201,6 @@ def test_a_model_that_was_never_swapped_is_swapped_as_the_others_were(tmp_path: 
 
 
 def test_an_ability_stays_with_its_engine(tmp_path: Path) -> None:
-    """A node says "vllm:prewarm"; its llama.cpp engines have no such ability."""
     able = {**NODE, "engines": ["vllm", "llamacpp"], "abilities": ["vllm:prewarm", "emulated:swap"]}
     setup = replay_of(tmp_path, ("node.beat", 996.0, {"node": able}), finished()).setup
     (server,) = setup.servers
@@ -220,7 +216,6 @@ def test_prompts_of_unknown_length_are_as_long_as_the_others(tmp_path: Path) -> 
 
 
 def test_a_command_takes_as_long_as_it_took(tmp_path: Path) -> None:
-    """The period of the control plane is the fleet's, not the simulator's own."""
     path = recording(tmp_path, finished())
     asked = {"target": "node-1", "instance_id": "i-1", "reason": "idle"}
     drained = {"instance": {**INSTANCE, "state": "draining"}}
@@ -234,13 +229,13 @@ def test_a_command_takes_as_long_as_it_took(tmp_path: Path) -> None:
 
 
 def test_engines_that_slowed_each_other_are_not_slowed_again(tmp_path: Path) -> None:
-    """What a request took is in its pace, whatever else ran on the same cores."""
+    """A request's pace includes whatever ran on the same cores."""
     params = replay_of(tmp_path, *map(finished, range(10))).setup.params
     assert not params.share_compute
 
 
 def test_starts_that_slowed_each_other_are_told_apart_from_those_that_did_not(tmp_path: Path) -> None:
-    """Engines that start by CPU: two at once on a node take twice as long."""
+    """CPU-bound starts: two at once on a node take twice as long."""
 
     def started(number: int, at_s: float, took_s: float) -> Fact:
         launched_at, loaded_at = at_s + 0.25 * took_s, at_s + took_s
@@ -259,7 +254,7 @@ def test_starts_that_slowed_each_other_are_told_apart_from_those_that_did_not(tm
 
 
 def test_a_load_that_took_what_came_in_is_no_measure_of_the_load(tmp_path: Path) -> None:
-    """Weights that go on to the GPU as they are fetched: 6 s of load beside 6 s of fetch are not 12 s of start."""
+    """Streamed weights: 6 s of load beside 6 s of fetch are not 12 s of start."""
     stages = phases(launch=(1, 2), fetch=(1, 8), load=(2, 8.1))
     ready = ("instance.ready", 997.0, {"instance": {**INSTANCE, "instance_id": "i-9", "phases": stages}})
     found = read_recording(recording(tmp_path, ready, finished()))
@@ -297,7 +292,7 @@ def test_without_a_request_there_are_costs_all_the_same() -> None:
 
 
 def test_a_step_is_dearer_beside_others() -> None:
-    """30 ms alone, 40 ms beside one other: 20 ms and 10 ms for each of them."""
+    """30 ms alone, 40 ms beside one other: 20 ms and 10 ms for each."""
     rows = []
     for number in range(12):
         for twin in range(1 + number % 2):
@@ -309,7 +304,7 @@ def test_a_step_is_dearer_beside_others() -> None:
 
 
 def test_each_request_keeps_its_pace_and_so_does_the_mean() -> None:
-    """The lower quartile of 10, 10, 10 and 50 ms was 10 ms: a replay was twice as fast as its recording."""
+    """Fault: the lower quartile of 10, 10, 10 and 50 ms was 10 ms, and a replay twice as fast as its recording."""
     rows = [request(10 * n, ttft_s=0.05, e2e_s=0.05 + (0.5 if n % 4 == 3 else 0.1)) for n in range(8)]
     costs = Costs(rows, 256)
     decode_ms = costs.tree["decode_ms"][0]
@@ -317,7 +312,6 @@ def test_each_request_keeps_its_pace_and_so_does_the_mean() -> None:
 
 
 def test_every_request_has_a_pace_whatever_became_of_it() -> None:
-    """The third of them failed, the fourth came whole after a stall: those behind them keep their own."""
     rows = [request(10 * n, ttft_s=0.05, e2e_s=0.05 + 0.1 * (n + 1), stream=True) for n in range(8)]
     rows[2] |= {"error_code": "engine_failed", "ttft_s": 0.0}
     rows[3] |= {"ttft_s": 1.4, "e2e_s": 1.401}
@@ -327,7 +321,7 @@ def test_every_request_has_a_pace_whatever_became_of_it() -> None:
 
 
 def test_requests_that_waited_for_others_tell_nothing_of_prefill() -> None:
-    """Of each pair the second comes while the prompt of the first is read, and its first token comes after 3 s."""
+    """The second of each pair arrives during the first's prefill, and its first token comes after 3 s."""
     alone = [request(10 * n, arrived_at=1000.0 + 100 * n) for n in range(8)]
     late = {"ttft_s": 3.0, "e2e_s": 3.5}
     pairs = [request(50, arrived_at=1050.0 + 100 * n + late_s, **(late if late_s else {}))
@@ -336,8 +330,9 @@ def test_requests_that_waited_for_others_tell_nothing_of_prefill() -> None:
 
 
 def test_a_cold_engine_that_was_sent_several_prompts_took_what_each_of_them_took() -> None:
-    """It reads one and then the others at once, usually in 0.25 s each time: here in 1 s and 5.9 s. What the first one
-    decoded meanwhile was held up by them, so its pace is not known."""
+    """It reads one, then the others at once, usually in 0.25 s each time; here in 1 s and 5.9 s. They held up the
+    first one's decoding, so its pace is unknown.
+    """
     warm = [request(10 * n, ttft_s=0.25, prompt_tokens=100) for n in range(8)]
     cold = [request(99, arrived_at=900.0, instance_id="i-2", cold=True, prompt_tokens=100, ttft_s=ttft_s, e2e_s=e2e_s)
             for ttft_s, e2e_s in ((6.9, 7.1), (1.0, 7.0), (6.9, 7.1))]  # fmt: skip
@@ -349,8 +344,9 @@ def test_a_cold_engine_that_was_sent_several_prompts_took_what_each_of_them_took
 
 
 def test_a_prompt_that_waited_in_the_engine_is_not_charged_to_who_decoded_meanwhile() -> None:
-    """Of each pair the second was sent before the first one's first token and read after it, for 0.25 s. The replay
-    charges that by itself: the pace of the first one is that of its own tokens, 25 ms each."""
+    """The second of each pair was sent before the first one's first token and read after it, for 0.25 s. The replay
+    charges that itself: the first one's pace is 25 ms a token.
+    """
     rows = [request(10 * n, arrived_at=1000.0 + 20 * n, ttft_s=0.25, e2e_s=0.5) for n in range(8)]
     for n in range(8):
         at_s = 1010.0 + 20 * n

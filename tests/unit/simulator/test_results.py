@@ -1,5 +1,4 @@
-"""What came of a run: quantiles against sorting; held time, peaks and hit ratios against sums done by hand; and what a
-report's page is given of it: never more than it can carry."""
+"""Results of a run, against hand-worked sums."""
 
 import math
 from dataclasses import replace
@@ -59,7 +58,7 @@ def test_all_models_as_one():
 
 
 def a_node(*owners):
-    """GPUs of which each is held for one owner, or for none."""
+    """GPUs, each held for one owner or none."""
 
     def held(owner):
         return () if owner is None else (Grant(holder="h", owner=owner, num_bytes=1),)
@@ -125,7 +124,7 @@ def test_hits_are_replicas_found_of_all_starts():
 
 
 def test_load_seconds_are_shared_by_all_that_came():
-    """mCache section 6: mean load time over requests, most of which wait for none."""
+    """mCache section 6."""
     results = Results(load_seconds=6.0, fetch_seconds=4.0)
     results.by_model["a"].num_arrived, results.by_model["b"].num_arrived = 15, 5
     assert results.load_s_per_request == pytest.approx(0.5)
@@ -134,7 +133,7 @@ def test_load_seconds_are_shared_by_all_that_came():
 
 @pytest.fixture
 def spans(tmp_path: Any) -> Spans:
-    """Ten stays on one GPU, of 1 s, 2 s, ... with a second between them."""
+    """Ten stays on one GPU, of 1 s, 2 s, ..., a second apart."""
     held = Spans(load(write(tmp_path)).setup)
     at_s = 0.0
     for number in range(1, 11):

@@ -1,5 +1,4 @@
-"""Scenarios: what is wrong is one line that names the field; what is set, inherited and meant arrives in the Setup; a
-system by its name takes the place of a scenario's own choice."""
+"""Scenarios: one-line errors, inheritance, and named systems."""
 
 import math
 from pathlib import Path
@@ -22,7 +21,6 @@ SERVER = TINY["servers"][0]
 
 
 def wrong(path: Path, *settings: str) -> str:
-    """The one line a scenario is refused with."""
     with pytest.raises(ScenarioError) as error:
         load(path, settings)
     line = str(error.value)
@@ -260,7 +258,6 @@ def test_every_scenario_of_ours_is_sound_without_the_traces(
 
 
 def traces_of(value: Any) -> set[str]:
-    """The traces that a scenario names, wherever."""
     if isinstance(value, str):
         return {value} & {*TRACES, SERVEGEN_LENGTHS}
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

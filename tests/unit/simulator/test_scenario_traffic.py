@@ -1,5 +1,4 @@
-"""Requests of a scenario: rates, shares, days, clients and lengths are those that were asked for. A trace that is named
-by its path is served as it stands: nothing inherited draws it anew, and the run says what it read."""
+"""A scenario's requests, drawn or read from a named trace."""
 
 import random
 from collections import Counter
@@ -31,7 +30,7 @@ def counted(folder: Path, rows: list[tuple[float, int]]) -> None:
 
 
 def test_gamma_arrivals_have_their_rate_and_are_shared_by_a_power_law(tmp_path: Path) -> None:
-    """WarmServe section 7.1: the share of model i goes with i^-alpha."""
+    """WarmServe section 7.1."""
     arrivals = list(scenario(tmp_path, 2000, 3, **workload(rps=10, alpha=2)).arrivals(7))
     assert len(arrivals) == pytest.approx(20_000, rel=0.05)
     counts = Counter(arrival.model for arrival in arrivals)
@@ -54,7 +53,7 @@ def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
 
 
 def test_each_model_follows_its_own_day_scaled_to_its_share(tmp_path: Path) -> None:
-    """WarmServe section 7.1: models are sampled from different days; the rate of each is its share of the total."""
+    """WarmServe section 7.1."""
     counted(
         tmp_path, [(day * DAY_S + n * 10, 20 if (n < 30) == (day == 0) else 2) for day in (0, 1) for n in range(60)]
     )
@@ -68,7 +67,7 @@ def test_each_model_follows_its_own_day_scaled_to_its_share(tmp_path: Path) -> N
 
 
 def test_scaling_up_repeats_requests_at_one_moment(tmp_path: Path) -> None:
-    """WarmServe section 7.1: integer replication makes identical timestamps, which are bursts."""
+    """WarmServe section 7.1."""
     counted(tmp_path, [(n * 10, 1) for n in range(60)])
     times = Counter(a.at_s for a in scenario(tmp_path, models=1, source="counts.csv", rps=1, lengths={}).arrivals(5))
     assert max(times.values()) == 10
@@ -149,7 +148,7 @@ def test_the_past_lies_on_the_grid_of_the_predictors_windows_without_a_gap(tmp_p
 
 
 def test_the_peak_of_a_past_window_is_the_highest_of_its_gamma_numbers() -> None:
-    """Against the mean maximum of 40 drawn gamma numbers of mean 9 and variance 2.5^2 x 9, within 10 %."""
+    """Against the mean maximum of 40 gamma draws of mean 9 and variance 2.5^2 x 9, within 10 %."""
     draw = random.Random(1)
     shape, scale = 9 / 6.25, 6.25
     drawn = fmean(max(draw.gammavariate(shape, scale) for _ in range(40)) for _ in range(2000))
@@ -159,13 +158,12 @@ def test_the_peak_of_a_past_window_is_the_highest_of_its_gamma_numbers() -> None
 
 
 def test_models_rarer_than_the_run_is_long_still_come_at_their_rate(tmp_path: Path) -> None:
-    """A bursty stream is looked at in the middle, not from the burst it would begin with."""
     counts = [len(list(scenario(tmp_path, 900, 200, **workload(rps=1, cv=8)).arrivals(seed))) for seed in range(8)]
     assert fmean(counts) == pytest.approx(900, rel=0.25)
 
 
 def test_functions_dealt_onto_models_leave_none_without_and_one_with_most(tmp_path: Path) -> None:
-    """HydraServe section 8.3: a model takes every n-th function, so the rarest is less rare than a function."""
+    """HydraServe section 8.3."""
     arrivals = list(scenario(tmp_path, 4000, 20, **workload(rps=10, shares="functions")).arrivals(7))
     counts = Counter(arrival.model for arrival in arrivals)
     assert len(counts) == 20
@@ -177,7 +175,6 @@ DRAWN = {"cv": 3, "rps": 9, "max_total_tokens": 64, "lengths": {"prompt_mean": 7
 
 
 def trace(folder: Path, name: str = "trace.csv", model: str = "") -> Path:
-    """Six requests over 700 s, which only their own file knows."""
     lines = ["t_s,prompt_tokens,response_tokens" + (",model" if model else "")]
     lines += [f"{t},{prompt},{response}" + (f",{model}" if model else "") for t, prompt, response in ROWS]
     path = folder / name
@@ -186,7 +183,6 @@ def trace(folder: Path, name: str = "trace.csv", model: str = "") -> Path:
 
 
 def base(folder: Path) -> Path:
-    """A scenario that draws arrivals and lengths, of the workload and of every model."""
     defaults = {**TINY["model_defaults"], "lengths": {"prompt_mean": 8}}
     models = [{"name": "chat", "lengths": {"prompt_mean": 9}}, {"name": "code"}]
     return write(folder, name="base.yaml", workload=workload(**DRAWN), model_defaults=defaults, models=models)

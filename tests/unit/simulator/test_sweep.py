@@ -1,4 +1,4 @@
-"""Variants, seeds and fleet sizes: what one command runs, and how the least number of GPUs is found."""
+"""Variants, seeds and fleet sizes."""
 
 import multiprocessing
 import signal
@@ -124,7 +124,7 @@ def test_who_says_how_many_may_be_refused_gets_the_times_of_the_others() -> None
 def test_an_attainment_of_no_objective_is_refused(tmp_path: Path) -> None:
     setup = load(write(tmp_path)).setup
     check_objectives([parse_objective("ttft_attainment=1"), parse_objective("tpot_attainment=1")], setup)
-    bare = load(write(tmp_path, slo={})).setup  # one model has a limit for its later tokens
+    bare = load(write(tmp_path, slo={})).setup  # one model limits its later tokens
     check_objectives([parse_objective("tpot_attainment=1"), parse_objective("warm_ratio=1")], bare)
     with pytest.raises(ScenarioError, match=r"^--slo: ttft_attainment: no model of the scenario has slo.ttft_s$"):
         check_objectives([parse_objective("ttft_attainment=1")], bare)
@@ -169,7 +169,7 @@ def test_a_checked_run_gives_the_same_figures(tmp_path: Path) -> None:
 
 
 class _Interrupted(list[Any]):
-    """Ctrl-C, noticed after the first of these cases has been handed out."""
+    """Ctrl-C, noticed after the first case is handed out."""
 
     def __iter__(self) -> Iterator[Any]:
         yield self[0]

@@ -1,4 +1,4 @@
-"""Tenants of a scenario: whose requests come, and what each had of the fleet."""
+"""Tenants of a scenario."""
 
 from pathlib import Path
 from typing import Any

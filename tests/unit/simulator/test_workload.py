@@ -1,4 +1,4 @@
-"""Readers and samplers of workloads, on small pieces in each public format; expected lengths off as PreServe's are."""
+"""Workload readers and samplers, and PreServe's length errors."""
 
 import gzip
 import math
@@ -140,7 +140,7 @@ def test_files_that_are_not_there_not_gzip_or_not_whole(tmp_path):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_other_systems_write_around_a_trace_changes_nothing(tmp_path, name):
-    """A byte order mark, lines that end in CR LF, cells that are empty at the end, gzip under a plain name."""
+    """A byte order mark, CR LF line ends, empty trailing cells, gzip under a plain name."""
     text, wanted = FORMATS[name]
     for number, data in enumerate(
         (
@@ -255,7 +255,7 @@ NUM = 40_000
 
 
 def lengths(kind: str) -> list[int]:
-    """Responses of a chat: many short, some near the most there may be."""
+    """Chat responses: many short, some near the maximum."""
     chance = Random(kind)
     if kind == "short":
         return [chance.randint(1, 60) for _ in range(NUM)]
@@ -266,7 +266,7 @@ def lengths(kind: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["short", "chat", "long"])
 def test_the_errors_are_those_of_table_2(kind: str) -> None:
-    """MAE 78.25; 56.77, 68.79 and 77.95 % within 25, 50 and 100 tokens: whatever the lengths are."""
+    """MAE 78.25; 56.77, 68.79 and 77.95 % within 25, 50 and 100 tokens, whatever the lengths."""
     errors, expected = [], []
     for at, tokens in enumerate(lengths(kind)):
         expected.append(expected_tokens(tokens, 1, at))
@@ -303,7 +303,7 @@ def test_a_stream_carries_its_expectations() -> None:
 
 
 def test_a_scenario_asks_for_them() -> None:
-    """workload.length_errors sets the expectation beside the true length and changes nothing else."""
+    """workload.length_errors sets the expectation beside the true length."""
     path = Path(__file__).parents[3] / "scenarios" / "preserve.yaml"
     plain, off = (
         list(islice(load(path, [f"workload.length_errors={asked}"]).arrivals(), 300)) for asked in ("false", "true")

@@ -1,4 +1,4 @@
-"""Addresses of a store under Sentinel."""
+"""Sentinel addresses of a store."""
 
 import pytest
 

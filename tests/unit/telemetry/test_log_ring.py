@@ -1,4 +1,4 @@
-"""The last lines of a log: bounds, filters, and a cursor that neither loses a line nor gives one twice."""
+"""A log's last lines: bounds, filters, cursors."""
 
 import asyncio
 import threading
@@ -62,7 +62,7 @@ def test_levels_words_and_ids() -> None:
     ring.put(2.0, "info", "placed i-7", {"model": "smol-chat"})
     assert texts(ring, wanted=Wanted(level="warning")) == ["the bus is away"]
     assert texts(ring, wanted=Wanted(ids=("r-1", "i-7"))) == ["the bus is away", "placed i-7"]
-    assert texts(ring, wanted=Wanted(ids=("r-",))) == []  # an id in a field is meant whole
+    assert texts(ring, wanted=Wanted(ids=("r-",))) == []  # an id in a field must match whole
     assert texts(ring, wanted=Wanted(words=("smol", "placed"))) == ["placed i-7"]
     assert ring.read().lines[0].fields == {"request_id": "r-1"}
 
@@ -80,5 +80,5 @@ async def test_a_reader_that_waits_is_woken_from_another_thread() -> None:
     threading.Thread(target=ring.put, args=(time.time(), "info", "b", {})).start()
     await waiting
     assert texts(ring, cursor) == ["b"]
-    await ring.wait(cursor, 10)  # there is a line already
+    await ring.wait(cursor, 10)
     await ring.wait(ring.read(cursor).cursor, 0.01)

@@ -1,4 +1,4 @@
-"""A line of the log says which request and event it is about. In a process of its own: logging is global."""
+"""Request and event in log lines. In a separate process: logging is global."""
 
 import json
 import logging

@@ -1,5 +1,4 @@
-"""Metrics: label values are capped, names are in one file; tallies show exactly what the library's instruments
-would."""
+"""Capped labels, names in one file, and tallies equal to the library's instruments."""
 
 import asyncio
 
@@ -68,7 +67,6 @@ def test_the_ending_of_a_name_tells_its_kind() -> None:
 
 
 def shown(registry: CollectorRegistry) -> Seen:
-    """Every sample, as a scraper reads it."""
     text = asyncio.run(exposition(registry)).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items())), sample.value)
@@ -127,7 +125,7 @@ async def test_others_run_while_a_long_page_is_written() -> None:
         while True:
             await asyncio.sleep(0)
             turns += 1
-            counts.labels(f"new-{turns}").value += 1  # children may come while the page is written
+            counts.labels(f"new-{turns}").value += 1  # children may appear while the page is written
 
     beside = asyncio.create_task(other())
     page = await exposition(registry)

@@ -1,4 +1,4 @@
-"""Traces: W3C traceparent in and out, spans with the times they are given, failures marked."""
+"""Traces: W3C traceparent, span times, failures."""
 
 import threading
 from collections.abc import Sequence
@@ -54,8 +54,6 @@ def test_a_version_yet_to_come_may_carry_more() -> None:
 
 
 class Traced:
-    """A tracing with its spans at hand."""
-
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
         self.tracing = Tracing("placer", "placer-1", exporter=self.exporter)
@@ -132,8 +130,6 @@ def test_without_an_endpoint_contexts_still_travel() -> None:
 
 
 class Refusing(InMemorySpanExporter):
-    """A receiver that takes nothing."""
-
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         return SpanExportResult.FAILURE
 
@@ -144,7 +140,7 @@ def test_spans_taken_and_spans_refused_are_counted() -> None:
         tracing = Tracing("placer", "placer-1", exporter=exporter, counts=counts)
         for _ in range(3):
             tracing.record("x", PARENT, 1.0, 2.0)
-        tracing.record("x", PARENT[:-2] + "00", 1.0, 2.0)  # not sampled: neither
+        tracing.record("x", PARENT[:-2] + "00", 1.0, 2.0)  # unsampled
         tracing.shutdown()
     assert (counts.num_exported, counts.num_dropped) == (3, 3)
 
@@ -163,6 +159,6 @@ def test_what_a_full_queue_pushes_out_is_counted(monkeypatch: pytest.MonkeyPatch
         tracing.record("x", PARENT, 1.0, 2.0)
     going.set()
     tracing.shutdown()
-    batch = 512  # by so much may the count be off: the queue is another thread's
+    batch = 512  # tolerance: the queue belongs to another thread
     assert tracing.counts.num_dropped >= 3000 - 2 * 512 - batch
     assert abs(tracing.counts.num_exported + tracing.counts.num_dropped - 3000) <= batch

@@ -1,5 +1,4 @@
-"""Connections that threads read: what a body may look like, when a reader is given what has come, and that it leaves at
-once."""
+"""Connections read by threads."""
 
 import asyncio
 import gzip
@@ -37,7 +36,7 @@ LIMITS = Limits(connect_s=WAIT_S, stall_s=WAIT_S, buffer_bytes=65_536)
 
 
 class Body(LocalServer):
-    """Answers with what `sent` yields: pieces of a response, head and all. Counts connections and requests."""
+    """Sends the pieces in `sent`, head included."""
 
     def __init__(self, *sent: bytes) -> None:
         self.sent, self.pause_s = sent, 0.0
@@ -45,7 +44,7 @@ class Body(LocalServer):
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.clients: set[tuple[str, int]] = set()
-        self.left = threading.Event()  # a client has gone in the middle
+        self.left = threading.Event()  # a client left midway
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         self.num_requests += 1
@@ -254,7 +253,7 @@ async def test_a_reader_that_is_cancelled_leaves_at_once_and_nothing_is_read_aft
             with pytest.raises(asyncio.CancelledError):
                 await reading
             assert not made._all, "its connection is no one's any more"
-        await until(lambda: threading.active_count() <= before + 2)  # those of the server; the reader's has ended
+        await until(lambda: threading.active_count() <= before + 2)  # the server's threads
 
 
 async def test_a_cancelled_fetch_writes_nothing_more(tmp_path: Path) -> None:
@@ -288,7 +287,7 @@ async def test_a_connection_is_kept_where_its_answer_was_read_and_dropped_where_
             await body(made, server.url)
             assert len(server.clients) == 1
             async with made.ask("GET", httpx.URL(server.url), {}) as answer:
-                assert len(await answer.fill()) == 65_536  # what is left is little enough to read it
+                assert len(await answer.fill()) == 65_536
             await body(made, server.url)
             assert len(server.clients) == 1
             async with made.ask("GET", httpx.URL(server.url), {}):
@@ -425,8 +424,6 @@ async def test_a_proxy_of_the_environment_is_asked_and_no_proxy_is_believed(monk
 
 
 class SecureServer(WeightServer):
-    """The same over TLS."""
-
     certificate: Path
 
     def __enter__(self) -> "SecureServer":
@@ -466,7 +463,7 @@ def fetch_of(uri: str, root: Path, max_attempts: int = 1, stall_s: float = WAIT_
 async def test_weights_come_over_tls(secure: SecureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate / "cert.pem"))
     fetch = fetch_of(secure.url, tmp_path, max_attempts=3)
-    secure.cuts = [len(DATA), 1_000]  # the head of the file comes first; then any part, which is longer
+    secure.cuts = [len(DATA), 1_000]  # cuts the file's head, then a longer part
     await fetch.run()
     assert fetch.region.blob.read_bytes() == DATA and fetch.tally.num_retries == 1
     assert fetch.tally.num_bytes == len(DATA), "what came before the cut was kept"

@@ -1,4 +1,4 @@
-"""Copies of weights on disk: whole or not there, read back as from any source, nothing left of one that failed."""
+"""Copies of weights on disk: whole or absent."""
 
 import errno
 import random
@@ -35,7 +35,7 @@ async def fetched(ref: WeightsRef, region: Region, source: Any) -> Any:
 
 
 async def in_memory(tmp_path: Path, files: dict[str, bytes]) -> tuple[WeightsRef, Region]:
-    """Weights that were fetched: one file for {"": ...}, else a directory."""
+    """Fetched weights: one file for {"": ...}, else a directory."""
     source = tmp_path / "source"
     for name, body in files.items():
         path = source / name if name else source
@@ -118,7 +118,7 @@ async def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_keeps_nothing_of_the_copy(tmp_path: Path) -> None:
-    """A disk of one mebibyte that holds one copy and not two."""
+    """The disk of one mebibyte holds one copy."""
     with small_disk(tmp_path / "disk", 1):
         _, memory = await in_memory(tmp_path, {"": DATA})
         copies = DiskCopies(tmp_path / "disk", "n")
@@ -133,7 +133,7 @@ async def test_a_full_disk_keeps_nothing_of_the_copy(tmp_path: Path) -> None:
 
 
 async def test_nothing_has_its_name_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file, and the directory, is flushed before the rename, and the directory above it after."""
+    """Contents are flushed before the rename, the parent directory after it."""
     _, memory = await in_memory(tmp_path, DIRECTORY)
     copies, done = DiskCopies(tmp_path / "disk", "n"), list[str]()
 
@@ -154,7 +154,7 @@ async def test_nothing_has_its_name_before_it_is_on_the_disk(tmp_path: Path, mon
 
 def test_a_removal_that_fails_says_so(tmp_path: Path) -> None:
     copies = DiskCopies(tmp_path / "disk", "n")
-    copies.remove("a" * 64)  # there is nothing
+    copies.remove("a" * 64)  # absent
     (copies.root).mkdir(parents=True)
     (copies.root / ("a" * 64)).write_text("no directory")
     with pytest.raises(OSError, match="Not a directory"):

@@ -1,6 +1,4 @@
-"""Fetching from this machine's disks and from stores of objects: files, HF directories, what a full memory does.
-
-moto stands in for S3, and for Google's store too, whose XML interface is the same for what is read here."""
+"""Fetching from local disks and object stores. moto stands in for S3 and for Google's store, whose XML is alike."""
 
 import errno
 import hashlib
@@ -98,7 +96,7 @@ def test_secrets_of_addresses_are_not_shown() -> None:
 
 
 def test_a_full_file_system_says_no_space(tmp_path: Path) -> None:
-    """A real limit of the kernel (file size) in a process of its own; EFBIG is told as ENOSPC is."""
+    """A real kernel limit (file size) in a separate process; EFBIG is reported as ENOSPC is."""
     (tmp_path / "w").write_bytes(DATA)
     script = f"""
 import asyncio, resource
@@ -198,7 +196,7 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def put(bucket: Any, key: str, body: bytes) -> None:
-    """For everyone to read: Google's store is asked without a signature."""
+    """Public: Google's store is asked without a signature."""
     bucket.put_object(Key=key, Body=body, ACL="public-read")
 
 

@@ -1,5 +1,4 @@
-"""Fetching over HTTP from servers that behave, and from those that do not; redirects that are followed, and what goes
-along."""
+"""Fetching over HTTP, and redirects."""
 
 import asyncio
 import hashlib
@@ -84,7 +83,7 @@ async def test_whole_file_by_parallel_ranges(tmp_path: Path, sha256: str) -> Non
         fetch = await fetched(WeightsRef(uri=server.url, num_bytes=len(DATA), sha256=sha256), tmp_path)
         assert_whole(fetch)
         assert fetch.tally.num_bytes == len(DATA)
-        assert len(server.requests) == 1 + 1 + 8  # the probe, the head of the file, and 8 parts of 200 kB
+        assert len(server.requests) == 1 + 1 + 8  # the probe, the file's head, and 8 parts of 200 kB
 
 
 async def test_cut_connections_go_on_where_they_stopped(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ async def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 
 async def interrupted(ref: WeightsRef, root: Path, server: WeightServer) -> int:
-    """Cancel a fetch midway; returns the bytes that had landed."""
+    """Return the bytes landed."""
     fetch = make(ref, root, FetchOptions(part_bytes=200_000, max_parts=2))
     server.step_s = 0.02
     task = asyncio.create_task(fetch.run())
@@ -250,7 +249,7 @@ async def test_unknown_size_is_bounded_by_the_room(tmp_path: Path) -> None:
 
 
 async def test_a_killed_fetch_has_written_down_what_landed_in_unfinished_parts(tmp_path: Path) -> None:
-    """Nothing is saved on the way out of a killed process: the list in meta.json is what counts."""
+    """A killed process saves nothing as it ends."""
     data = random.Random(9).randbytes(3 * SAVE_EVERY_BYTES)
     with WeightServer(data, step_s=0.001) as server:
         fetch = make(WeightsRef(uri=server.url), tmp_path, FetchOptions(part_bytes=len(data), max_parts=1))
@@ -272,11 +271,11 @@ def test_followed(source: str, location: str, wanted: str) -> None:
 
 REFUSED = [
     ("https://a.example/w", "http://a.example/w"),  # from https to http
-    ("https://a.example/w", "https://b.example/w"),  # a host that nobody named
-    ("http://a.example/w", "http://eu.cdn.example/w"),  # named, and without a certificate
+    ("https://a.example/w", "https://b.example/w"),  # an undeclared host
+    ("http://a.example/w", "http://eu.cdn.example/w"),  # declared, but without a certificate
     ("http://a.example/w", "https://cdn.example.evil.example/w"),
     ("https://a.example/w", "https://evilhub.example/w"),
-    ("http://a.example/w", "http://a.example:6379/w"),  # another service of the same host
+    ("http://a.example/w", "http://a.example:6379/w"),
     ("https://a.example/w", "https://a.example:2379/w"),
     ("http://127.0.0.1:9000/w", "http://127.0.0.1:6379/w"),
     ("http://a.example/w", "file:///etc/passwd"),

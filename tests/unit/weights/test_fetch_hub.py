@@ -1,5 +1,4 @@
-"""Weights of the Hugging Face hub: which files an address stands for, how they come, what the cache answers, and where
-the token goes."""
+"""Weights from the Hugging Face hub, its cache, and the token's reach."""
 
 import asyncio
 import errno
@@ -199,7 +198,7 @@ async def test_sizes_are_asked_of_files_where_the_listing_lacks_them(hub: HubSer
 
 
 async def test_what_the_cache_holds_of_a_commit_is_read_from_there(hub: HubServer, tmp_path: Path) -> None:
-    """Its store names files as the hub does, so that a fetch may end with what it did not begin with."""
+    """The cache names files as the hub does, so a fetch may end with files it did not begin with."""
     hub.fill_cache(tmp_path / "cache", "org/set", ["config.json", "model-00001-of-00002.safetensors"])
     source = HubSource("hf:org/set", options(hub, tmp_path / "cache"))
     snapshot = await source.resolve()
@@ -349,7 +348,7 @@ print(fill_cache(source, asyncio.run(source.resolve()), lambda _: None) / "one.Q
 
 
 def test_the_environment_says_where_the_hub_and_its_cache_are(tmp_path: Path) -> None:
-    """As huggingface_hub reads it, once, when it is loaded: in a process of its own."""
+    """huggingface_hub reads it at import: hence a separate process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
 
     def resolved(**env: str) -> Path:
@@ -367,12 +366,12 @@ def test_the_environment_says_where_the_hub_and_its_cache_are(tmp_path: Path) ->
 
 
 class TwoHosts(Connections):
-    """The hub, which sends the reader on to `location`."""
+    """A hub that redirects to `location`."""
 
     def __init__(self, location: str) -> None:
         super().__init__(Limits(connect_s=1.0, stall_s=1.0, buffer_bytes=1))
         self.location = location
-        self.asked: list[tuple[str, str]] = []  # hosts, and what was shown to them
+        self.asked: list[tuple[str, str]] = []  # hosts and credentials
 
     @asynccontextmanager
     async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:

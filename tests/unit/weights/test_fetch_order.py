@@ -1,4 +1,4 @@
-"""Weights that come in the order in which an engine reads them, and stages that fetch what they read."""
+"""Fetching weights in the engine's reading order."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ NAMES = [
 
 
 def safetensors() -> bytes:
-    """Laid out against the order in which it is read."""
+    """Laid out against the reading order."""
     spans = {name: [i * TENSOR_BYTES, (i + 1) * TENSOR_BYTES] for i, name in enumerate(NAMES)}
     entries = {name: {"dtype": "U8", "shape": [TENSOR_BYTES], "data_offsets": span} for name, span in spans.items()}
     head = json.dumps(entries).encode()
@@ -112,12 +112,12 @@ async def test_stages_of_weights_without_layers_bring_their_bytes(tmp_path: Path
     source = open_source(ref.uri)
     fetch = Fetch(ref, region, source, LinkMeter("x"), whatever, first_byte=50_000, stage=1, num_stages=2)
     assert await fetch.run() is None
-    assert region.read_meta()["landed"] == [[0, 4096], [49_152, 100_000]]  # the head was looked at
+    assert region.read_meta()["landed"] == [[0, 4096], [49_152, 100_000]]  # the head was read
     assert region.read_state(stage=1, num_stages=2).state is RegionState.COMPLETE
 
 
 async def test_a_stage_of_a_directory_without_layers_brings_all_of_it(tmp_path: Path) -> None:
-    """vLLM opens every file of such a directory: half of their bytes would have been read as zeros."""
+    """vLLM opens every file: half the bytes would be zeros."""
     folder = tmp_path / "w"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -158,7 +158,7 @@ def test_parts_go_out_in_order_and_as_long_as_the_holders_rate_says() -> None:
     assert first and fast and slow
     assert [(p.first, p.last) for p in (first, fast, slow)] == [(500, 520), (520, 570), (570, 580)]
     parts.moved(first, 515, 1.0)
-    parts.end(first)  # it failed within a piece: that one is handed out again, before anything later
+    parts.end(first)  # within a piece, which is handed out first
     again = parts.take("b", 1e9, None, 1.0)
     assert again and (again.first, again.last) == (510, 520)
 
@@ -177,17 +177,17 @@ def test_the_end_of_a_slow_part_is_taken_over_and_all_of_a_stalled_one() -> None
     layout = Layout(piece_bytes=10, num_bytes=1000, files=())
     parts = Parts(layout, [(0, 200)], part_bytes=200)
     slow = parts.take("slow", 1e9, None, 0.0)
-    assert slow and parts.take_over("fast", 100.0, None, 0.5) is None  # it has only just begun
+    assert slow and parts.take_over("fast", 100.0, None, 0.5) is None  # only just begun
     parts.moved(slow, 20, 1.0)
     taken = parts.take_over("fast", 100.0, None, 1.0)
-    assert taken and (slow.last, taken.first, taken.last) == (60, 60, 200)  # 20 a second beside 100
-    assert parts.take_over("slow", 20.0, None, 1.0) is None  # from the faster one: no
+    assert taken and (slow.last, taken.first, taken.last) == (60, 60, 200)  # 20 a second against 100
+    assert parts.take_over("slow", 20.0, None, 1.0) is None  # never from the faster one
     stalled = parts.take_over("fast", 100.0, None, 4.0)
     assert stalled and (stalled.first, stalled.last, slow.num_bytes_left) == (20, 60, 0)
     for part in (taken, stalled):
         parts.moved(part, part.last, 5.0)
         parts.end(part)
-    assert parts.is_done  # whatever becomes of the slow one
+    assert parts.is_done
 
 
 # the link
@@ -206,7 +206,7 @@ def test_ranks_are_those_of_the_prefetchers_controller() -> None:
 
 
 async def test_a_cold_start_gets_the_link_beside_a_prefetch_that_runs() -> None:
-    """No rate is declared, so nothing but the rank decides."""
+    """Without a declared rate only rank decides."""
     link, moved = LinkMeter("n/nic"), {0: 0, COLD_START: 0, SERVING: 0}
 
     async def transfer(priority: int, num_chunks: int) -> None:
@@ -220,7 +220,7 @@ async def test_a_cold_start_gets_the_link_beside_a_prefetch_that_runs() -> None:
     before = moved[0]
     assert before > 0 and moved[SERVING] <= 1
     await transfer(COLD_START, 30)
-    assert moved[COLD_START] == 30 and moved[0] <= before + 1  # the chunk that was under way
+    assert moved[COLD_START] == 30 and moved[0] <= before + 1  # the chunk in flight
     prefetch.cancel()
     serving.cancel()
     await asyncio.gather(prefetch, serving, return_exceptions=True)
@@ -230,16 +230,16 @@ def test_the_rate_is_that_of_a_busy_link() -> None:
     rate, now_s = RateEstimate(), 100.0
     for _ in range(20):  # 20 MB/s, in chunks of 1 MB
         rate.moved(1_000_000, now_s := now_s + 0.05)
-    assert rate.bytes_per_s == 0.0  # one second says too little
+    assert rate.bytes_per_s == 0.0  # one second is too short
     for _ in range(40):
         rate.moved(1_000_000, now_s := now_s + 0.05)
     assert rate.bytes_per_s == pytest.approx(20e6)
-    for _ in range(5):  # a transfer that is slower now and then, and pauses
+    for _ in range(5):  # with pauses
         now_s += 10.0
         for _ in range(10):
             rate.moved(100_000, now_s := now_s + 0.1)
     assert rate.bytes_per_s == pytest.approx(20e6)
-    for _ in range(1000):  # for good
+    for _ in range(1000):  # permanently
         rate.moved(100_000, now_s := now_s + 0.1)
     assert rate.bytes_per_s == pytest.approx(1e6)
 

@@ -1,4 +1,4 @@
-"""Fetching from several nodes at once: who holds what, who is left out, and that nothing wrong stays."""
+"""Fetching from several nodes, some of them wrong or slow."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ from tests.weight_servers import PeerServer, WeightServer
 DATA = random.Random(7).randbytes(1_200_001)
 SHA = hashlib.sha256(DATA).hexdigest()
 LAYOUT = Layout.of([("", len(DATA))])
-SLOW = 0.015  # seconds of a server for 64 KiB
+SLOW = 0.015  # a server's seconds for 64 KiB
 
 
 async def whatever(_: int) -> int:
@@ -132,7 +132,7 @@ async def test_a_registry_that_dies_midway_leaves_the_rest_to_peers(tmp_path: Pa
         {"token": "x"},
         {"cut_after": 40_000},
         {"wrong_pieces": frozenset({3, 20, 30})},
-        {"step_s": 0.3},  # slower than its reader waits
+        {"step_s": 0.3},  # beyond its reader's patience
         {"data": DATA[:-1]},
         {"data": b""},
     ],
@@ -144,7 +144,7 @@ async def test_a_peer_that_is_no_good_costs_nothing_but_its_part(tmp_path: Path,
         await fetch.run()
         assert_whole(fetch)
         of_origin = len(DATA) - fetch.tally.by_holder.get(peer.url, 0)
-        await until(lambda: origin.bytes_sent >= of_origin)  # it counts what it has written
+        await until(lambda: origin.bytes_sent >= of_origin)
 
 
 async def test_a_wrong_piece_never_lands_and_is_brought_from_another(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_a_wrong_piece_never_lands_and_is_brought_from_another(tmp_path: P
         await running
         assert_whole(fetch)
         assert fetch.region.read_state().generation == generation, "what was read meanwhile counts"
-        assert fetch.tally.num_wrong_pieces <= 2  # of its two readers: nothing is asked of it after that
+        assert fetch.tally.num_wrong_pieces <= 2  # one per reader, then it is excluded
 
 
 async def test_a_peer_of_an_earlier_version_is_checked_by_its_own_checksums(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_a_peer_of_an_earlier_version_is_checked_by_its_own_checksums(tmp_
 
 
 async def test_a_peer_that_lies_is_found_out_by_the_whole(tmp_path: Path) -> None:
-    """Its checksums fit its wrong bytes, so they land; a reader of that time is warned by the generation."""
+    """Its checksums fit its wrong bytes, so they land; the generation warns readers."""
     with WeightServer(DATA, step_s=0.2) as origin:
         with PeerServer(DATA, sha256=SHA, wrong_pieces=frozenset(range(5, 30)), lies=True, step_s=0.2) as peer:
             fetch = fetch_of(WeightsRef(uri=origin.url, sha256=SHA), tmp_path, peer)
@@ -253,7 +253,6 @@ async def test_a_peer_that_is_filling_gives_what_it_has_so_far(tmp_path: Path) -
 
 
 async def test_a_slow_source_is_relieved_of_what_it_began(tmp_path: Path) -> None:
-    """The last parts are not waited for where another holder is free."""
     with ExitStack() as servers:
         origin = servers.enter_context(WeightServer(DATA, step_s=0.2))
         peers = [servers.enter_context(PeerServer(DATA, sha256=SHA)) for _ in range(2)]

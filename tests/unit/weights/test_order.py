@@ -1,4 +1,4 @@
-"""The order in which an engine reads weights, and what each stage of a pipeline reads of them."""
+"""The reading order of weights, and each stage's share."""
 
 import json
 import struct
@@ -96,7 +96,7 @@ def test_files_then_embeddings_then_the_head_then_layers() -> None:
         (NAMES, {}, False),
         (NAMES, {"tie_word_embeddings": True}, True),
         (NAMES, {"text_config": {"tie_word_embeddings": True}}, True),
-        (NAMES[1:], {}, True),  # no head of its own
+        (NAMES[1:], {}, True),
     ],
 )
 def test_embeddings_that_are_the_head_go_to_both_ends(
@@ -158,7 +158,7 @@ def test_weights_without_a_structure_come_by_offset() -> None:
     layout = Layout.of([("b.bin", 500), ("a.bin", 300), ("config.json", 9)])
     order = offset_order(layout)
     assert [(r.first, r.kind) for r in order.ranges] == [(800, Kind.FILES), (0, Kind.REST)]
-    assert stage_ranges(order, 1, 2) == order.ranges  # a stage finds all of it
+    assert stage_ranges(order, 1, 2) == order.ranges
     assert has_header("a/b.safetensors")
     assert not has_header("a.bin")
 
@@ -182,7 +182,6 @@ def test_the_largest_tower_is_the_one_that_is_cut() -> None:
 def order_with(
     num_layers: int, embeddings: int = 0, final: int = 0, *, is_tied: bool = False, layer: int = 10
 ) -> Order:
-    """Layers of so many bytes each, between embeddings and head."""
     sizes = [(Kind.EMBEDDING, -1, embeddings), *((Kind.LAYER, n, layer) for n in range(num_layers))]
     ranges, first = list[Range](), 0
     for kind, number, num_bytes in (*sizes, (Kind.FINAL, -1, final)):
@@ -196,11 +195,11 @@ def order_with(
     [
         (order_with(30), 1, [30]),
         (order_with(30), 2, [15, 15]),
-        (order_with(30, 80, is_tied=True), 2, [15, 15]),  # the last stage has the embeddings too
+        (order_with(30, 80, is_tied=True), 2, [15, 15]),  # the last stage has embeddings too
         (order_with(30, 80), 2, [11, 19]),
         (order_with(30, 80, is_tied=True), 4, [4, 11, 11, 4]),  # as SmolLM2-135M
         (order_with(30, 40, 40), 4, [6, 9, 9, 6]),
-        (order_with(30, 10_000, is_tied=True), 4, [3, 12, 12, 3]),  # not more than half as many again as 7.5
+        (order_with(30, 10_000, is_tied=True), 4, [3, 12, 12, 3]),  # at most half as many again as 7.5
         (order_with(5), 4, [1, 1, 1, 2]),
         (order_with(4, 1000, 1000), 4, [1, 1, 1, 1]),
     ],

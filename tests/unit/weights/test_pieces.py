@@ -1,4 +1,4 @@
-"""A region that is read while it fills: pieces, generations, and what a reader may believe."""
+"""A region read while it fills."""
 
 import asyncio
 import hashlib
@@ -80,12 +80,12 @@ def test_the_layout_is_there_before_any_byte(region: Region) -> None:
 
 def test_a_piece_counts_once_its_last_byte_has_landed(region: Region) -> None:
     writer, at = writer_of(region), region.directory
-    land(writer, 8192, 16_383)  # across the end of the first file, and a byte short
+    land(writer, 8192, 16_383)  # past the first file's end, and a byte short
     assert not has_landed(at, 8192, 8193)
     land(writer, 16_383, 16_384)
     assert has_landed(at, 8192, 16_384)
     assert not has_landed(at, 8191, 8193)
-    assert has_landed(at, 5, 5)  # no byte is asked for
+    assert has_landed(at, 5, 5)
     land(writer, 294_912, 300_001)  # the last piece is shorter
     assert has_landed(at, 300_000, 300_001)
     writer.close()
@@ -111,15 +111,15 @@ def test_a_killed_fetch_goes_on_in_the_same_generation(region: Region) -> None:
     land(writer, 0, 100_000)
     before = read_layout(region.directory)
     reader = Landing(region.files)
-    writer.close()  # meta.json says less than what has landed: 8 MiB are between two of its writes
+    writer.close()  # meta.json lags: written every 8 MiB
     again = writer_of(region)
-    assert again.landed.as_list() == [(0, 98_304)]  # what is whole; a part of a piece is brought again
+    assert again.landed.as_list() == [(0, 98_304)]  # whole pieces only
     assert read_layout(region.directory) == before
     assert has_landed(region.directory, 0, 98_304)
     assert not has_landed(region.directory, 98_304, 98_305)
     later = threading.Timer(0.02, land, (again, 98_304, 106_496))
     later.start()
-    reader.wait(106_496, 5.0)  # by the new `landed`
+    reader.wait(106_496, 5.0)
     later.join()
     again.close()
 
@@ -204,7 +204,7 @@ def test_checksums_of_an_earlier_version_are_read_and_handed_on_as_they_are(regi
 async def test_each_piece_has_a_checksum_of_its_own(region: Region) -> None:
     writer = writer_of(region)
     land(writer, 0, len(DATA))
-    writer.checked_pieces[3] = "ab" * 16  # as an earlier version has made it: not written beside this one's
+    writer.checked_pieces[3] = "ab" * 16  # as from an earlier version
     digester = Digester(writer, step_bytes=50_000)
     await digester.run()
     layout = writer.layout

@@ -1,5 +1,4 @@
-"""The file contract between prefetcher and engines, from both sides; the link that bytes take; files that are no
-files."""
+"""The file contract of prefetcher and engines; the link's rate; irregular files."""
 
 import asyncio
 import hashlib
@@ -118,7 +117,7 @@ def test_half_written_files_are_no_completion(region: Region, junk: bytes) -> No
 
 def test_uses_and_models_are_remembered(tmp_path: Path, region: Region) -> None:
     region.touch(5.0)
-    region.add_model_key("early")  # no region yet: nothing to remember it in
+    region.add_model_key("early")  # no region yet
     completed(region)
     region.touch(1234.5)
     for key in ("b", "a", "", "a"):
@@ -249,14 +248,14 @@ async def test_the_urgent_go_first_when_the_rate_binds() -> None:
         await link.take(1000, priority)
         order.append(name)
 
-    await link.take(1000)  # the first is free: it leaves the bucket in debt
+    await link.take(1000)  # the first is free: the bucket goes into debt
     names = [("later", 0), ("sooner", 0), ("urgent", 5)]
     await asyncio.gather(*(transfer(name, priority) for name, priority in names))
     assert order == ["urgent", "later", "sooner"]
 
 
 async def test_fetches_share_the_rate_evenly_whatever_their_parts() -> None:
-    """HydraServe section 4.2: B / N for each of N fetches. Four parallel parts are no more than one."""
+    """HydraServe section 4.2: B / N for each of N fetches."""
     link = LinkMeter("n/nic", bytes_per_s=1_000_000, burst_s=0.0)
     passed = dict.fromkeys(("wide", "narrow"), 0)
     half: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A GGUF in several parts is one file, byte for byte the one it was split from, wherever its parts come from."""
+"""A split GGUF equals the original byte for byte."""
 
 import itertools
 import random
@@ -27,7 +27,7 @@ def _text(value: str) -> bytes:
 
 
 def _whole(num_tensors: int = 7, vocabulary: int = 30_000) -> bytes:
-    """A GGUF whose vocabulary is longer than the first reading of a head, and tensors of odd sizes."""
+    """With a vocabulary beyond the first read of the head."""
     words = b"".join(_text(f"word{number}") for number in range(vocabulary))
     values = _text("general.architecture") + struct.pack("<I", 8) + _text("llama")
     values += _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, vocabulary) + words

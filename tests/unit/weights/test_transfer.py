@@ -1,4 +1,4 @@
-"""One transfer between its holders: what is cut off, taken over and put off."""
+"""Cuts, takeovers and deferrals in one transfer."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ class CheckedWriter(RegionWriter):
 
 
 class Scene:
-    """A source that stalls once, after 300 KiB of its part, until a peer has taken that over."""
+    """Its source stalls once, after 300 KiB, until a peer takes over."""
 
     def __init__(self) -> None:
         self.now_s, self.has_stalled = 0.0, False
@@ -76,7 +76,7 @@ class FastPeer:
         if self.has_read:
             scene.taken_over.set()
             for _ in range(20):
-                await asyncio.sleep(0)  # the source goes on meanwhile
+                await asyncio.sleep(0)  # the source continues
         await scene.stalled.wait()
         self.has_read = True
         scene.now_s += 0.1
@@ -94,7 +94,7 @@ async def joined(holder: Holder) -> Holder:
 
 
 async def test_what_was_taken_over_before_what_has_come_is_cut_off(tmp_path: Path) -> None:
-    """The cut falls on the piece's beginning, and so behind the last byte that the stalled source has sent."""
+    """At the piece's start, thus behind the stalled source's last byte."""
     scene, region = Scene(), Region.at(tmp_path, "n", "ab" * 32)
     writer = CheckedWriter(region, WeightsRef(uri="s3://x"), SourceInfo(files=FILES, ranges=True), 1 << 30)
     writer.open()

@@ -1,4 +1,4 @@
-"""How much a download has on its way at once, on connections of this machine's loopback. Lane: fast."""
+"""A download's bytes in flight over loopback. Lane: fast."""
 
 import contextlib
 import socket
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A sender that keeps little for itself, and a receiver; segments are as long as those of a network."""
+    """A small-buffered sender and a receiver, with network-sized segments."""
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as receiver:
         for end in (listening, receiver):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)
@@ -36,7 +36,7 @@ def clamp_bytes(receiver: socket.socket) -> int:
 
 
 def on_its_way(sender: socket.socket) -> int:
-    """Bytes that are sent before the receiver has to read some."""
+    """Bytes sent before the receiver must read."""
     num_bytes = 0
     with contextlib.suppress(BlockingIOError):
         while num_bytes < 64 * MIB:
@@ -52,7 +52,7 @@ def drain(receiver: socket.socket) -> None:
 
 @pytest.fixture
 def long_segments() -> Iterator[socket.socket]:
-    """A receiver whose segments are as long as those of the loopback."""
+    """With loopback-sized segments."""
     listening = socket.create_server(("127.0.0.1", 0))
     with listening, socket.create_connection(listening.getsockname()) as receiver:
         yield receiver
@@ -61,7 +61,7 @@ def long_segments() -> Iterator[socket.socket]:
 def test_a_connection_has_no_more_on_its_way_than_is_wanted(pair: tuple[socket.socket, socket.socket]) -> None:
     sender, receiver = pair
     Window(receiver, lambda rtt_s: 2 * LEAST_BYTES).follow()
-    on_its_way(sender)  # what was offered before
+    on_its_way(sender)
     drain(receiver)
     assert LEAST_BYTES // 2 <= on_its_way(sender) <= 6 * LEAST_BYTES
 
@@ -97,7 +97,7 @@ def test_a_window_that_was_set_is_lifted_where_the_kernel_decides(
     given = buffer_bytes(receiver)
     assert window.num_bytes == 0 and given >= small and clamp_bytes(receiver) >= MIB
     assert receiver.getsockopt(socket.SOL_SOCKET, 72) == 0, "the kernel may not grow it"
-    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 3 * LEAST_BYTES)  # as if the kernel had
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 3 * LEAST_BYTES)
     window.follow()
     window.follow()
     assert buffer_bytes(receiver) == 6 * LEAST_BYTES, "it is set again, though nothing changed"
@@ -120,7 +120,7 @@ def test_without_a_rate_the_kernel_decides(pair: tuple[socket.socket, socket.soc
 
 def test_a_rate_that_was_measured_limits_no_window() -> None:
     link = LinkMeter("n/nic")
-    link.rate.rates.extend([300e3] * link.rate.num_least)  # of a slow source; the next one may be fast
+    link.rate.rates.extend([300e3] * link.rate.num_least)  # a slow source
     assert link.rate.bytes_per_s == 300e3 and link.window(0.1) == 0
 
 

@@ -1,4 +1,4 @@
-"""Each check of a cluster, both ways, on objects as kubectl prints them; and kubectl itself, played by a script."""
+"""Checks of a cluster on kubectl's objects, and kubectl as a script."""
 
 import json
 import stat
@@ -93,7 +93,6 @@ def having(kind: str, *items: Mapping[str, Any], **changes: Any) -> ClusterFacts
 
 
 def without_servers(**told: str) -> ClusterFacts:
-    """No NATS and no Valkey, and a router that is told of these addresses."""
     router = a_workload("router")
     router["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": k, "value": v} for k, v in told.items()]
     others = [w for w in ITEMS["deployments"] if w["metadata"]["name"] != "router"]

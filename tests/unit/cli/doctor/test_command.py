@@ -1,4 +1,4 @@
-"""What the doctor prints, what it never prints, and the values it works out of answers."""
+"""The doctor's output and derived values."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Each check of a running fleet, both ways: its services, its bus and store, its rows."""
+"""Checks of a running fleet."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each check of a machine, both ways: what is well is ok, what is broken is named with what to do."""
+"""Checks of a machine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from glowplug.runtime.supervisor.settings import FleetSettings
 
 
 def settings(**fields: Any) -> FleetSettings:
-    """As `glowplug up` would have them, whatever this environment says."""
+    """As under `glowplug up`, whatever the environment."""
     return FleetSettings.model_construct(state_dir=Path("/somewhere/.glowplug"), **fields)
 
 
@@ -135,4 +135,4 @@ def test_programs_are_asked_with_an_end() -> None:
 
 def test_loopback_is_tried_with_a_byte() -> None:
     assert machine.loopback_problem() == ""
-    assert machine.loopback_problem("192.0.2.1") != ""  # TEST-NET: never an address of this machine
+    assert machine.loopback_problem("192.0.2.1") != ""  # TEST-NET

@@ -1,4 +1,4 @@
-"""The agent's controller: each transition, commands that come twice, late, stale or in the wrong order, and groups."""
+"""The agent's controller: transitions, groups, and repeated, late or misordered commands."""
 
 from dataclasses import replace
 from typing import Any
@@ -58,7 +58,7 @@ def test_ready_tells_url_phases_and_trace() -> None:
 
 
 def test_slots_kv_tokens_and_steps_are_what_the_engine_says_and_else_what_the_model_declares() -> None:
-    """Memory allows llama.cpp fewer slots than max_concurrency: more would wait inside it, where nobody sees them."""
+    """Memory allows llama.cpp fewer slots than max_concurrency; more requests would wait inside it, unseen."""
     agent = make()
     for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",), "step_s": 0.02}, {})):
         instance_id, at = f"i-{n + 1}", 10.0 + 10 * n
@@ -86,7 +86,6 @@ def test_each_write_raises_the_revision() -> None:
 
 
 def test_phases_carry_what_the_command_expected_on_whatever_node_they_are() -> None:
-    """A node that never started the model knows as much as any other: the figures come with the command."""
     agent = make()
     command = replace(start(), data=replace(start().data, predicted={"fetch": 1.5, "load": 0.8}, predicted_s=3.0))
     agent.handle(command, 10.0)
@@ -363,9 +362,6 @@ def test_stopping_node_drains_all_and_starts_none() -> None:
     assert agent.num_living == 0
 
 
-# tensor groups and abilities
-
-
 @pytest.mark.parametrize(("groups_lack", "falls_asleep"), [((), True), (("swap",), False)])
 def test_an_instance_over_several_gpus_may_lack_what_others_of_its_engine_have(
     groups_lack: tuple[str, ...], falls_asleep: bool
@@ -444,7 +440,7 @@ def test_a_group_keeps_its_grants_over_a_restart() -> None:
 
 
 def test_rows_of_a_memory_without_shares_are_granted_by_their_workers() -> None:
-    """What an agent of an earlier version wrote down knows no shares."""
+    """An earlier agent wrote them."""
     effects = make().handle(start(), 10.0)
     memory = of(msg.Remember, effects)[0].memory
     old = replace(memory, holdings=tuple(replace(h, shares={}) for h in memory.holdings))

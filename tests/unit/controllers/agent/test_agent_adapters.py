@@ -1,4 +1,4 @@
-"""Adapters that ride on the engine of their base: no process and no bytes of their own, and never longer than it."""
+"""Adapters on the engine of their base: no process or bytes of their own, and no longer life."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Engines that hold weights and do not serve: replicas and what grows from them (WarmServe section 4)."""
+"""Engines that hold weights but do not serve: replicas and instances grown from them (WarmServe section 4)."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_section_4_a_replica_holds_weights_alone_and_makes_its_gpu_universal() -
 
 @pytest.mark.parametrize(("holds_layers", "mib"), [(True, 20), (False, 60)])
 def test_a_replica_of_the_first_layers_is_granted_what_its_engine_holds(holds_layers: bool, mib: int) -> None:
-    """WarmServe section 4. An engine that holds all of its weights is granted all, whatever was ordered."""
+    """WarmServe section 4."""
     agent = make(abilities=ALL, holds_layers=holds_layers)
     effects = agent.handle(start_of("r-1", replica=True, workers=workers("r-1", 0, mib=20)), 10.0)
     assert agent.owned() == {("r-1", "prewarm"): mib} and agent.instance("r-1").workers[0].num_bytes == mib * MIB
@@ -55,7 +55,7 @@ def test_several_replicas_share_a_gpu() -> None:
 
 
 def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_turn() -> None:
-    """WarmServe section 4.2: the other models' pages are unmapped, the hit's slot takes all the rest as KV cache."""
+    """WarmServe section 4.2."""
     agent = make(abilities=ALL).replica("r-1").replica("r-2", model=a_model("other", weights_bytes=200 * MIB))
     effects = agent.handle(start_of("i-1", source="r-1", drops=("r-2",)), 20.0)
     assert of(msg.ActivateEngine, effects) == [msg.ActivateEngine("i-1", "r-1", MODEL, agent.instance().workers)]
@@ -101,7 +101,7 @@ def test_all_or_nothing_when_it_does_not_fit() -> None:
 
 
 def test_section_4_1_a_source_that_is_still_loading_streams_on() -> None:
-    """WarmServe section 4.1: partially prewarmed weights are immediately operational."""
+    """WarmServe section 4.1."""
     agent = make(abilities=ALL).loading("r-1", replica=True)
     effects = agent.handle(start_of("i-1", source="r-1"), 12.0)
     assert of(msg.ActivateEngine, effects) and agent.state("i-1") == "loading"
@@ -146,7 +146,7 @@ def test_a_start_whose_source_is_gone_begins_from_scratch(why: str) -> None:
     effects = agent.handle(start_of("i-1", source="r-1", workers=workers("i-1", gpu)), 20.0)
     assert of(msg.LaunchEngine, effects) and of(msg.AwaitWeights, effects) and facts(effects) == ["instance.starting"]
     assert agent.instance().source == "" and not of(msg.ActivateEngine, effects)
-    if why == "unknown":  # its start comes late: it was given away already
+    if why == "unknown":  # its start comes late: already given away
         assert facts(agent.handle(start_of("r-1", replica=True), 21.0)) == ["instance.stopped"]
     elif why != "dropped":
         assert agent.state("r-1") == "prewarmed"
@@ -166,7 +166,7 @@ def test_only_replicas_give_way() -> None:
 
 
 def test_a_replica_is_dropped_at_once_and_its_process_follows() -> None:
-    """WarmServe section 4.2: its pages are free as they are unmapped."""
+    """WarmServe section 4.2."""
     agent = make(abilities=ALL).replica("r-1")
     effects = agent.handle(stop("r-1", grace_s=0), 20.0)
     assert facts(effects) == ["instance.stopped"] and of(msg.StopEngine, effects) and agent.used() == 0
@@ -208,14 +208,13 @@ def test_engine_of_a_forgotten_source_is_not_forgotten_before_the_one_that_grew_
 
 
 def test_ready_of_another_engine_is_as_it_was() -> None:
-    """A replica's load never makes it serve."""
     agent = make(abilities=ALL).loading("r-1", replica=True)
     assert not facts(agent.handle(msg.EngineReady("r-1", "u"), 12.0))
     assert make().ready().instance().state is InstanceState.READY
 
 
 def test_a_start_from_a_source_begins_from_scratch_after_a_restart() -> None:
-    """Nobody knows how far the engine had come, nor under which id it is known."""
+    """The engine's progress and its id are lost."""
     agent = make(abilities=ALL).replica("r-1")
     agent.handle(start_of("i-1", source="r-1"), 20.0)
     reborn, effects = agent.restarted({"r-1"}, abilities=ALL)

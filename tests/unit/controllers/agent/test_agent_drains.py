@@ -1,5 +1,4 @@
-"""What a drained engine becomes, and a draining KV cache that gives way (WarmServe section 4.1, SwapServeLLM section
-3.5)."""
+"""Drain outcomes, and KV caches that give way (WarmServe section 4.1, SwapServeLLM section 3.5)."""
 
 from dataclasses import replace
 
@@ -25,11 +24,9 @@ from tests.agent_steps import (
 )
 from tests.fleet_builder import MIB, a_model
 
-# what a drained engine becomes
-
 
 def test_section_4_1_a_drained_engine_keeps_its_weights_as_a_replica() -> None:
-    """WarmServe section 4.2: the GPU holds the prewarm slots of the new models and of the one that ran before."""
+    """WarmServe section 4.2."""
     agent = make(abilities=ALL).serving()
     assert of(msg.SleepEngine, agent.drained("prewarmed")) == [msg.SleepEngine("i-1", "prewarmed")]
     assert agent.used() == 240 and agent.state("i-1") == "draining"
@@ -41,7 +38,7 @@ def test_section_4_1_a_drained_engine_keeps_its_weights_as_a_replica() -> None:
 
 
 def test_a_swapped_out_engine_holds_no_gpu_bytes_and_wakes_on_any_gpu() -> None:
-    """SwapServeLLM section 3.5: a snapshot holds nothing of the GPU."""
+    """SwapServeLLM section 3.5."""
     agent = make(abilities=ALL, gpus=2).serving()
     assert of(msg.SleepEngine, agent.drained("swapped_out")) == [msg.SleepEngine("i-1", "swapped_out")]
     assert facts(agent.handle(msg.EngineAsleep("i-1"), 22.0)) == ["instance.swapped_out"]
@@ -52,7 +49,6 @@ def test_a_swapped_out_engine_holds_no_gpu_bytes_and_wakes_on_any_gpu() -> None:
 
 
 def test_an_engine_that_refuses_is_asked_to_sleep_at_once() -> None:
-    """No quiet time, no count and no tick: what a late router sends is refused, and sent elsewhere."""
     agent = make(abilities=ALL, refuses=True).serving()
     effects = agent.handle(stop(becomes="swapped_out"), 20.0)
     assert of(msg.SleepEngine, effects) == [msg.SleepEngine("i-1", "swapped_out", if_idle=True)]
@@ -76,7 +72,7 @@ def test_an_engine_that_refuses_and_is_busy_drains_for_its_grace() -> None:
     assert not agent.handle(msg.InFlight("i-1", 2), 20.06)
     asked = of(msg.SleepEngine, agent.handle(msg.InFlight("i-1", 0), 21.0))
     assert asked == [msg.SleepEngine("i-1", "swapped_out", if_idle=True)]
-    agent.handle(msg.EngineBusy("i-1", 1), 21.02)  # one more had come
+    agent.handle(msg.EngineBusy("i-1", 1), 21.02)
     asked = of(msg.SleepEngine, agent.handle(Tick(), 28.0))
     assert asked == [msg.SleepEngine("i-1", "swapped_out")], "its grace is over: what still runs ends"
     assert not agent.handle(msg.EngineBusy("i-1", 1), 28.02), "it was not asked whether it is busy"
@@ -126,7 +122,7 @@ def test_a_sleeper_that_wakes_takes_its_rest_along() -> None:
     ],
 )
 def test_an_engine_that_keeps_more_than_it_may_is_stopped_with_the_reason(becomes: str, kept: int, state: str) -> None:
-    """30 MiB, and its weights of 60 MiB where they stay."""
+    """Limit: 30 MiB, plus 60 MiB of weights where they stay."""
     agent = make(abilities=ALL, asleep_mib=30).serving()
     agent.drained(becomes)
     effects = agent.handle(msg.EngineAsleep("i-1", kept * MIB), 22.0)
@@ -152,11 +148,11 @@ def test_without_the_ability_a_drain_ends_in_a_stop(becomes: str, abilities: tup
 
 
 def test_over_the_budget_of_host_memory_an_engine_simply_stops() -> None:
-    params = replace(PARAMS, swap_host_bytes=100 * MIB)  # one snapshot of 84 MiB
+    params = replace(PARAMS, swap_host_bytes=100 * MIB)  # room for one snapshot of 84 MiB
     agent = make(abilities=ALL, gpus=2, params=params).serving()
     agent.serving("i-2", 12.0, workers=workers("i-2", 1))
     agent.handle(stop("i-2", becomes="swapped_out"), 14.0)
-    assert of(msg.StopEngine, agent.drained("swapped_out"))  # promised to i-2, though that still drains
+    assert of(msg.StopEngine, agent.drained("swapped_out"))  # promised to i-2, which still drains
     why = "84 MiB beside 84 MiB is more than the 100 MiB that engines asleep may take"
     assert agent.instance().reason.startswith("idle; it stops instead of sleeping") and why in agent.instance().reason
     agent.handle(msg.EngineGone("i-1"), 22.0)
@@ -207,7 +203,6 @@ def test_an_engine_that_dies_while_it_falls_asleep_has_failed() -> None:
 @pytest.mark.parametrize("lies", ["prewarmed", "swapped_out"])
 @pytest.mark.parametrize("how", ["it fails", "it dies", "it hangs"])
 def test_a_wake_that_fails_returns_the_bytes_and_the_next_start_is_from_scratch(lies: str, how: str) -> None:
-    """It says so, or its process ends, or nothing comes of it: requests wait for a wake no longer than for a wake."""
     agent = make(abilities=ALL).serving().asleep(lies)
     agent.handle(start_of("i-2", source="i-1"), 30.0)
     assert not of(msg.StopEngine, agent.handle(Tick(), 59.0)) and agent.state("i-2") == "loading"
@@ -321,7 +316,7 @@ def test_a_sleeper_that_fails_keeps_nothing_of_its_gpu() -> None:
     assert of(msg.StopEngine, agent.handle(msg.EngineExited("i-1", "killed"), 30.0)) and agent.owned() == {}
 
 
-# a draining engine's KV cache gives way to replicas: WarmServe section 4.1, Eq. 1
+# WarmServe section 4.1, Eq. 1
 
 
 @pytest.mark.parametrize(
@@ -341,7 +336,7 @@ def test_eq_1_keeps_a_buffer_above_what_is_used() -> None:
     agent = make(abilities=ALL, params=EQ1).draining()
     agent.handle(msg.InFlight("i-1", 2, 10 * MIB), 21.0)
     assert agent.owned()[("i-1", "kv")] == 15  # max(160 x 2/32, 10 + 160/32)
-    assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 2, 13 * MIB), 21.1))  # the buffer is for that
+    assert not of(msg.LimitKv, agent.handle(msg.InFlight("i-1", 2, 13 * MIB), 21.1))  # covered by the buffer
 
 
 def test_section_4_1_a_cache_that_became_too_small_evicts_the_recently_loaded_weights() -> None:
@@ -350,7 +345,7 @@ def test_section_4_1_a_cache_that_became_too_small_evicts_the_recently_loaded_we
     for n in range(2):
         agent.replica(f"r-{n}", 22.0 + n, model=a_model(f"m{n}", weights_bytes=70 * MIB))
     assert agent.used() == 215
-    effects = agent.handle(msg.InFlight("i-1", 2, 14 * MIB), 25.0)  # 5 MiB are free, and 19 wanted
+    effects = agent.handle(msg.InFlight("i-1", 2, 14 * MIB), 25.0)  # 5 MiB free, 19 wanted
     assert of(msg.LimitKv, effects) == [msg.LimitKv("i-1", 19 * MIB)] and not facts(effects)
     effects = agent.handle(msg.InFlight("i-1", 2, 18 * MIB), 26.0)
     assert facts(effects) == ["instance.stopped"]
@@ -387,7 +382,7 @@ def test_eq_1_shrinks_each_gpu_of_a_group_evenly() -> None:
 
 
 def test_a_replica_is_prewarmed_beside_a_draining_engine_and_outlives_it() -> None:
-    """WarmServe Fig. 5(b): dedicated in its grace -> universal, without another load."""
+    """WarmServe Fig. 5(b): dedicated in its grace -> universal."""
     agent = make(abilities=ALL, params=EQ1, mib=220).draining()
     other = a_model("other", weights_bytes=90 * MIB, kv_bytes=100 * MIB)
     assert code(agent.handle(start_of("r-0", replica=True, model=other), 20.9)) == "out_of_memory"

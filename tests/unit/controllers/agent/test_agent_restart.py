@@ -1,4 +1,4 @@
-"""The agent's controller after a restart, against a store that is behind, ahead or wrong, and a clock that jumps."""
+"""Restarted agents: wrong stores and jumping clocks."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ def test_store_that_is_ahead_is_overtaken() -> None:
 
 
 def test_node_given_up_too_early_is_taken_back() -> None:
-    """A placer that missed the beats of a restarting agent has failed its instances, at the revision just published."""
+    """The placer missed beats and failed its instances, at the revision just published."""
     agent, _ = make().ready().restarted({"i-1"})
     failed = replace(agent.instance(), state=InstanceState.FAILED, reason="its node has left")
     effects = agent.restore("instances", {"i-1": failed}, 51.0)
@@ -146,7 +146,7 @@ def test_instance_given_to_this_node_later_is_ours() -> None:
 
 @pytest.mark.parametrize(("created_at", "node_id"), [(5.0, "node-0"), (10.0, "node-0"), (15.0, "node-2")])
 def test_what_has_ended_here_yields_to_what_lives_on_another_node(created_at: float, node_id: str) -> None:
-    """Else the two nodes would write the row in turn for as long as they remember it."""
+    """Otherwise both nodes would rewrite the row in turn."""
     agent = make().ready()
     agent.stopped()
     theirs = an_instance("i-1", gpu_id=f"{node_id}/0", created_at=created_at, revision=1)

@@ -1,4 +1,4 @@
-"""Weights that instances of one GPU read in the same pages: granted once, after they were seen."""
+"""Weight pages shared on one GPU: granted once, after sharing was seen."""
 
 from dataclasses import replace
 
@@ -10,12 +10,12 @@ from glowplug.domain.instance import InstanceState
 from tests.agent_steps import ALL, MODEL, PARAMS, CheckedAgent, facts, make, of, start_of, workers
 from tests.fleet_builder import MIB, a_model
 
-SMALL = replace(MODEL, kv_bytes=70 * MIB)  # 60 MiB of weights: two on 300 MiB without sharing, three with it
+SMALL = replace(MODEL, kv_bytes=70 * MIB)  # 60 MiB of weights: 300 MiB hold two unshared, three shared
 ABLE = (*ALL, "share")
 
 
 def sharing(num: int, *, shared: int = 60, mib: int = 300) -> CheckedAgent:
-    """So many instances of one model, that read `shared` MiB of their weights in the same pages."""
+    """`num` instances of one model that share `shared` MiB of weights."""
     agent = make(abilities=ABLE, mib=mib)
     for n in range(1, num + 1):
         agent.serving(f"i-{n}", model=SMALL, shared=shared)
@@ -35,7 +35,6 @@ def test_a_gpu_that_holds_two_instances_holds_three_where_their_weights_are_shar
 
 
 def test_the_first_start_is_granted_all_and_what_is_shared_counts_once_it_was_seen() -> None:
-    """Nothing is believed: two that start at once take two copies, until both have reported."""
     agent = make(abilities=ABLE)
     agent.loading("i-1", model=SMALL).loading("i-2", model=SMALL)
     assert agent.used() == 260 and not agent.shared()
@@ -47,7 +46,6 @@ def test_the_first_start_is_granted_all_and_what_is_shared_counts_once_it_was_se
 
 
 def test_two_starts_at_once_take_one_copy_where_earlier_engines_were_seen_to_share() -> None:
-    """Nobody of the model runs: the two count on what the last engine of it has shown on this node."""
     agent = sharing(1, shared=40)
     agent.stopped("i-1")
     agent.loading("i-2", model=SMALL).loading("i-3", model=SMALL)
@@ -75,7 +73,7 @@ def test_one_of_two_that_land_and_shares_nothing_takes_all_of_its_weights_or_fai
 
 
 def test_what_an_engine_has_for_itself_is_granted_to_it_alone() -> None:
-    """llama.cpp repacks some kinds of weights: 20 of 60 MiB here."""
+    """llama.cpp repacks some weights: 20 of 60 MiB here."""
     agent = sharing(3, shared=40, mib=400)
     assert agent.used() == 40 + 3 * (20 + 70) and agent.shared() == {40: ("i-1", "i-2", "i-3")}
 
@@ -105,8 +103,7 @@ def test_a_start_that_reads_less_in_place_than_the_others_takes_bytes_of_its_own
 
 @pytest.mark.parametrize(("becomes", "mib"), [("prewarmed", 60), ("swapped_out", 0)])
 def test_one_that_shares_sleeps_beside_the_others_and_wakes(becomes: str, mib: int) -> None:
-    """A replica goes on reading the same pages; a sleeper has given them back. Host memory is asked for what it has for
-    itself alone: nothing here."""
+    """A replica still reads the shared pages; a sleeper gives them back."""
     agent = make(abilities=ABLE, params=replace(PARAMS, swap_host_bytes=1)).serving(model=SMALL, shared=60)
     agent.asleep(becomes)
     assert agent.state("i-1") == becomes and agent.used() == mib

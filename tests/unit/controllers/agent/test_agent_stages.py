@@ -37,7 +37,7 @@ def first_start(**fields: Any) -> Event:
 
 
 def first(agent: CheckedAgent, **fields: Any) -> CheckedAgent:
-    """The first of two stages, with its own part loaded at 12.0."""
+    """The first of two stages, its part loaded at 12.0."""
     agent.handle(first_start(**fields), 10.0)
     agent.halves("i-1", 11.0)
     phases = (Phase(name=PhaseName.LOAD, started_at=11.0, ended_at=12.0),)
@@ -46,7 +46,7 @@ def first(agent: CheckedAgent, **fields: Any) -> CheckedAgent:
 
 
 def later(agent: CheckedAgent, instance_id: str = "i-9.1") -> CheckedAgent:
-    """A second stage of some other pipeline, READY."""
+    """A stage of another pipeline, READY."""
     given = {"model": MODEL, "workers": workers(instance_id, 0, mib=100), "num_stages": 2, "stage": 1}
     agent.handle(start(instance_id, part_of="i-9", **given), 10.0)
     agent.halves(instance_id, 11.0)
@@ -62,14 +62,14 @@ def serving(agent: CheckedAgent) -> CheckedAgent:
 
 
 def consolidating() -> CheckedAgent:
-    """i-1 becomes whole since 20.0."""
+    """i-1 consolidates from 20.0 on."""
     agent = serving(make(abilities=STAGES))
     agent.handle(consolidate(), 20.0)
     return agent
 
 
 def given_up() -> tuple[CheckedAgent, float]:
-    """A consolidation that has just taken too long, and the time."""
+    """A consolidation that just timed out, and the time."""
     agent, now_s = consolidating(), 20.0 + PARAMS.consolidate_deadline_s
     agent.handle(Tick(), now_s)
     return agent, now_s
@@ -83,7 +83,7 @@ def test_one_that_becomes_whole_in_another_process_answers_there() -> None:
 
 
 def finishing() -> tuple[CheckedAgent, msg.FinishStages]:
-    """i-1 is whole in another process since 25.0, and what its agent was asked for then."""
+    """i-1, whole in another process since 25.0, and the request to its agent."""
     agent = consolidating()
     (asked,) = of(msg.FinishStages, agent.handle(msg.EngineConsolidated("i-1", 1200, "http://whole", "key-2"), 25.0))
     return agent, asked
@@ -91,7 +91,6 @@ def finishing() -> tuple[CheckedAgent, msg.FinishStages]:
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_the_stages_of_one_that_is_whole_elsewhere_end_what_they_began(cut: bool) -> None:
-    """New requests go to the whole engine meanwhile: its row has that address."""
     agent, asked = finishing()
     assert asked.deadline_at == 25.0 + PARAMS.consolidate_deadline_s
     row = agent.instance("i-1")
@@ -155,7 +154,7 @@ def test_two_stages_of_one_pipeline_may_share_a_node() -> None:
 
 
 def drained_by_its_node() -> CheckedAgent:
-    """A later stage whose node is asked to end at 20.0, for 30 s at most."""
+    """A later stage on a node that drains from 20.0 for at most 30 s."""
     agent = later(make(abilities=STAGES))
     agent.handle(msg.NodeStopping("the agent was asked to stop", 30.0), 20.0)
     return agent
@@ -204,7 +203,7 @@ def test_section_4_the_first_stage_serves_once_it_is_joined() -> None:
     assert agent.instance().state is InstanceState.LOADING and "others are not" in agent.instance().reason
     effects = agent.handle(join(), 12.5)
     assert of(msg.ServeStages, effects) == [msg.ServeStages("i-1", LATER)] and not facts(effects)
-    assert not of(msg.ServeStages, agent.handle(join(), 12.6))  # repeated until it is READY
+    assert not of(msg.ServeStages, agent.handle(join(), 12.6))  # repeated until READY
     warmup = (Phase(name=PhaseName.WARMUP, started_at=12.5, ended_at=13.0),)
     effects = agent.handle(msg.EngineReady("i-1", "", warmup, 900), 13.0)
     row = agent.instance()
@@ -236,7 +235,7 @@ def test_a_join_of_what_is_no_pipeline_changes_nothing() -> None:
 
 @pytest.mark.parametrize("given_bytes", [100, 200])
 def test_section_6_scale_down_makes_the_first_stage_whole(given_bytes: int) -> None:
-    """Both of Algorithm 1's worker sizes: its part of the memory, and all of it from the start."""
+    """Both of Algorithm 1's worker sizes: part of the memory, or all from the start."""
     agent = make(abilities=STAGES)
     first(agent, workers=(*workers("i-1", 0, mib=given_bytes), FAR)).handle(join(), 12.5)
     agent.handle(msg.EngineReady("i-1", "http://e"), 13.0)
@@ -244,7 +243,7 @@ def test_section_6_scale_down_makes_the_first_stage_whole(given_bytes: int) -> N
     assert of(msg.ConsolidateEngine, effects) == [msg.ConsolidateEngine("i-1", MODEL)]
     assert facts(effects) == ["instance.ready"]
     assert agent.owned() == {("i-1", "weights"): 120, ("i-1", "kv"): 80}
-    assert agent.instance().num_stages == 2  # still a pipeline to its routers
+    assert agent.instance().num_stages == 2  # routers still see a pipeline
     assert not of(msg.ConsolidateEngine, agent.handle(consolidate(), 20.1))
     effects = agent.handle(msg.EngineConsolidated("i-1", 1200), 25.0)
     row = agent.instance()
@@ -306,7 +305,6 @@ def test_an_engine_that_fails_to_become_whole_serves_on_as_a_stage_and_is_asked_
 
 
 def test_a_stage_whose_weights_prove_to_be_wrong_serves_no_more() -> None:
-    """Its own part had no checksum, and that of the whole does not hold."""
     agent = consolidating()
     effects = agent.handle(msg.ConsolidationFailed("i-1", "sha256 is a, expected b", "weights_corrupt"), 21.0)
     assert code(effects) == "weights_corrupt" and of(msg.StopEngine, effects)

@@ -1,4 +1,4 @@
-"""A start whose engine loads its weights while they arrive (HydraServe section 5.1): READY after both ends of it."""
+"""Engines that load weights as they arrive (HydraServe section 5.1)."""
 
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ ARRIVING = msg.WeightsArriving("i-1", "/w")
 
 
 def streaming(**fields: Any) -> CheckedAgent:
-    """i-1, whose engine loads while its weights arrive."""
+    """i-1 loads while its weights arrive."""
     agent = make(abilities=STREAMS)
     agent.handle(start_of(**fields), 10.0)
     agent.handle(msg.EngineLaunched("i-1"), 10.5)
@@ -36,7 +36,7 @@ def streaming(**fields: Any) -> CheckedAgent:
 
 
 def unchecked(**fields: Any) -> CheckedAgent:
-    """i-1, whose engine is loaded before its weights are checked."""
+    """i-1 loads before its weights are checked."""
     agent = streaming(**fields)
     agent.handle(msg.EnginePrewarmed("i-1") if fields.get("replica") else READY, 14.0)
     return agent
@@ -51,7 +51,6 @@ def asked(effects: list[Effect], kind: type[T]) -> T:
 
 
 def published(effects: list[Effect]) -> Instance:
-    """The instance as the last fact has it."""
     found: Instance = [e.payload.instance for e in of(Publish, effects) if e.payload.TYPE.startswith("instance.")][-1]
     return found
 
@@ -244,7 +243,7 @@ SMALL = replace(MODEL, kv_bytes=70 * MIB)  # 60 MiB of weights
 
 
 def shares(agent: CheckedAgent, name: str, *, loaded_first: bool, **fields: Any) -> list[Effect]:
-    """A start whose engine reads 60 MiB of its weights in pages that others read too."""
+    """The engine shares 60 MiB of weight pages."""
     agent.handle(start_of(name, model=SMALL, **fields), 10.0)
     agent.handle(msg.EngineLaunched(name), 10.5)
     agent.handle(msg.WeightsArriving(name, "/w"), 11.0)

@@ -1,4 +1,4 @@
-"""Each invariant of the agent's controller fires: records, bytes and moves that contradict themselves, made by hand."""
+"""Hand-made contradictions fire each invariant of the agent's controller."""
 
 from dataclasses import replace
 from typing import Any
@@ -157,7 +157,7 @@ def test_a_remembered_record_that_contradicts_itself_is_failed_and_its_process_s
 
 
 def test_a_start_that_was_taken_over_belongs_to_its_taker_alone_after_a_restart() -> None:
-    """The shell knows the process by the id of the one that began: to both it is said to live."""
+    """The shell reports the one process alive to both."""
     agent = make(abilities=ALL)
     agent.handle(start("r-1", replica=True), 10.0)
     agent.handle(msg.EngineLaunched("r-1"), 11.0)

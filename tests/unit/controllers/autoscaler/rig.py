@@ -1,4 +1,4 @@
-"""What an autoscaler is given in these tests, and what it publishes."""
+"""Rig for autoscaler tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 def autoscaler(
     *models: Model, scale: Callable[..., Any] = reactive, policy: str = "reactive", **params: Any
 ) -> AutoscalerController:
-    """An autoscaler of epoch 7 with those models deployed at 0."""
+    """An autoscaler of epoch 7, its models deployed at 0."""
     controller = AutoscalerController(scale, policy, 7, AutoscalerParams(**params))
     for model in models:
         controller.handle(operator.Deploy(model=model), 0.0)
@@ -30,7 +30,7 @@ def autoscaler(
 def holds(
     num: int = 1, *, since: float = 1.0, router_id: str = "router-1", deadline_at: float = 60.0
 ) -> RequestWaiting:
-    """So many requests of model m wait at a router."""
+    """Requests of m wait at a router."""
     return RequestWaiting(
         model_key="m", request_id="r-1", router_id=router_id, num_waiting=num, waiting_since=since,
         deadline_at=deadline_at,
@@ -42,7 +42,7 @@ def waiting(num: int = 1, since: float = 1.0) -> Event:
 
 
 def is_ready(controller: AutoscalerController, now_s: float, *instances: Instance) -> list[Effect]:
-    """Agents say that those are READY, or what their rows say."""
+    """Agents report these READY, or as in their rows."""
     return [e for row in instances for e in controller.handle(an_event(InstanceReady(instance=row)), now_s)]
 
 

@@ -1,4 +1,4 @@
-"""The autoscaler: one owner of models and of how many instances each has."""
+"""The autoscaler: sole owner of models and instance counts."""
 
 from dataclasses import replace
 
@@ -45,7 +45,6 @@ def test_a_queue_that_is_gathered_first_starts_nothing_until_it_is_so_old():
 
 
 def test_an_operator_waits_for_a_start_that_he_asks_for():
-    """A request that was given up before is no cause of it."""
     (loaded,) = published(autoscaler(a_model()).handle(operator.Load("m"), 2.0), PlaceInstance)
     assert loaded.is_awaited
     controller = autoscaler(a_model())
@@ -112,9 +111,9 @@ def test_a_start_is_not_cancelled_before_its_router_has_reported_again():
     controller.handle(said(report, 1.9), 1.9)
     (command,) = published(controller.handle(said(holds(), 2.0), 2.0), PlaceInstance)
     assert published(controller.handle(Tick(), 2.1), CancelPlacement) == []
-    controller.handle(said(report, 1.95), 2.2)  # sent before the request came, received after its fact
+    controller.handle(said(report, 1.95), 2.2)  # sent before the request, received after its fact
     assert published(controller.handle(Tick(), 2.2), CancelPlacement) == []
-    controller.handle(said(load_report("router-2", m=ModelLoad()).data, 2.3), 2.3)  # another router's word
+    controller.handle(said(load_report("router-2", m=ModelLoad()).data, 2.3), 2.3)
     assert published(controller.handle(Tick(), 2.4), CancelPlacement) == []
     controller.handle(said(report, 2.5), 2.5)
     (cancel,) = published(controller.handle(Tick(), 2.6), CancelPlacement)
@@ -143,7 +142,7 @@ def test_a_fact_that_comes_after_a_newer_report_of_its_router_starts_nothing():
 
 
 def test_a_fact_that_a_report_has_overtaken_starts_at_once_and_is_the_cause_while_its_request_waits():
-    """The bus stores a fact before it is read; a report is not stored, and may be sent later and come sooner."""
+    """The bus stores facts before they are read; an unstored report may overtake them."""
     controller = autoscaler(a_model())
     assert controller.handle(said(load_report(m=ModelLoad(num_waiting=1)).data, 2.5), 2.5) == []
     late = said(holds(), 2.0)
@@ -195,7 +194,6 @@ def test_failed_starts_back_off_and_an_operator_may_try_at_once():
 
 @pytest.mark.parametrize("of", [{"part_of": "i-1"}, {"replica": True}], ids=["stage", "replica"])
 def test_a_stage_or_replica_that_fails_is_no_failed_start(of):
-    """The pipeline's own failure is: it must not count twice."""
     controller = autoscaler(a_model())
     failed = an_instance("i-2", state=InstanceState.FAILED, reason="no such file", **of)
     controller.handle(an_event(InstanceFailed(instance=failed)), 10.0)
@@ -400,7 +398,6 @@ def test_nothing_is_kept_of_a_model_that_was_undeployed():
 
 
 def successor_of(earlier: AutoscalerController, rows, now_s):
-    """What a standby is made anew from at each reading of the tables."""
     successor = AutoscalerController(scale, "reactive", epoch=9)
     successor.inherit(earlier, now_s)
     return successor, successor.restore("models", rows, now_s)

@@ -1,4 +1,4 @@
-"""Tenants and keys of the autoscaler: rows that change where they were made, are not lost, and stay removed."""
+"""Tenants and keys of the autoscaler."""
 
 from dataclasses import replace
 
@@ -25,7 +25,6 @@ def done(rows: AccessRows, request: object, now_s: float = NOW) -> list[object]:
 
 @pytest.fixture
 def rows() -> AccessRows:
-    """Tenant acme with one key."""
     made = AccessRows()
     done(made, PutTenant(Tenant(name="acme")))
     done(made, PutKey(a_key()))
@@ -127,7 +126,7 @@ def test_what_another_leader_removed_is_forgotten_unless_it_is_younger(rows: Acc
 
 def test_a_successor_takes_what_is_known_but_not_what_the_store_has_lacked_for_long(rows: AccessRows) -> None:
     done(rows, PutTenant(Tenant(name="other")))
-    rows.restore(TENANTS, {"other": rows.tenants["other"]}, NOW)  # acme's row is missing, and others are there
+    rows.restore(TENANTS, {"other": rows.tenants["other"]}, NOW)  # acme's row is missing
     for wait_s, expected in ((5.0, {"acme", "other"}), (31.0, {"other"})):
         successor = AccessRows()
         successor.inherit(rows, NOW + wait_s, absent_s=30.0)

@@ -1,4 +1,4 @@
-"""How many instances a base and its adapters get, and which deployments are refused."""
+"""A base and its adapters: instance counts and refused deployments."""
 
 from dataclasses import replace
 

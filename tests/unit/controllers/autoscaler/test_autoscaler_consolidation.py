@@ -1,4 +1,4 @@
-"""HydraServe section 6.1: a pipeline that serves becomes one instance, or one of each of its stages."""
+"""HydraServe section 6.1: a pipeline becomes one instance, or one per stage."""
 
 from dataclasses import replace
 
@@ -92,7 +92,7 @@ def test_a_group_whose_model_needs_them_all_scales_up_its_head_last():
 
 
 def test_a_stage_that_is_whole_does_not_go_before_its_pipeline_is_whole_and_over():
-    """The first stage still runs the layers of the others, whatever their own load is."""
+    """The first stage still runs the others' layers."""
     first, *later = a_pipeline()
     controller = autoscaler(MANY, *later, first)
     own = [replace(row, num_stages=1, part_of="", max_concurrency=8, revision=2) for row in later]
@@ -123,7 +123,6 @@ def test_a_decision_stands_while_the_load_changes():
 
 
 def test_a_pipeline_is_not_drained_for_what_it_could_become():
-    """Its stages are worth four instances until it is one: nothing of it is spare while one is needed."""
     first, *later = a_pipeline()
     controller = autoscaler(FEW, *later, first)
     effects = controller.handle(Tick(), 100.0)

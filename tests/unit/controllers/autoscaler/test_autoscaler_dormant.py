@@ -1,4 +1,4 @@
-"""The autoscaler and what does not serve: replicas, sleepers, later stages; forecasts; starts laid out as a group."""
+"""The autoscaler with dormant copies, forecasts and grouped starts."""
 
 from dataclasses import replace
 
@@ -91,7 +91,6 @@ def test_what_ran_on_an_instance_that_sleeps_is_no_demand():
 
 
 def test_who_was_told_to_go_is_not_chosen_again_while_the_word_is_on_its_way():
-    """Of three spare instances of four the three that were told go, whoever runs least a moment later."""
     controller = autoscaler(a_model(max_instances=4, max_concurrency=8), scale=lean)
     for n in range(4):
         ready = an_instance(f"i-{n}", ready_at=1.0, max_concurrency=8)
@@ -119,7 +118,7 @@ def test_who_was_told_to_come_back_counts_before_it_is_heard():
 
 
 def test_a_policy_that_cannot_make_up_its_mind_is_not_followed_at_every_event():
-    """It drains while one runs and wants one while it drains: without a pause commands would alternate for ever."""
+    """It drains at one and wants one while draining: commands would alternate without a pause."""
 
     def torn(view, state):
         return settle(view, 0 if view.num_running else 1, "torn", keep_alive_s=0.0), None
@@ -137,7 +136,6 @@ def test_a_policy_that_cannot_make_up_its_mind_is_not_followed_at_every_event():
 
 
 def lean(view, state):
-    """As many as demand takes, at once."""
     return settle(view, view.needed, "lean"), None
 
 
@@ -153,7 +151,7 @@ def wants(num, group_size=1):
 
 
 def test_one_start_may_be_laid_out_for_several_and_the_pending_count_as_many():
-    """HydraServe section 6.1: a group no smaller than the workers required; several groups when one is not enough."""
+    """HydraServe section 6.1."""
     policy, seen = wants(6, group_size=4)
     controller = autoscaler(a_model(max_instances=8), scale=policy)
     controller.handle(Tick(), 1.0)

@@ -1,4 +1,4 @@
-"""How long clients ask for a model to be kept, as the autoscaler does it."""
+"""Client-requested keep-alive in the autoscaler."""
 
 import pytest
 
@@ -14,13 +14,12 @@ from tests.unit.controllers.autoscaler.rig import autoscaler, is_ready, publishe
 
 
 def asks(controller: AutoscalerController, keep_alive_s: float, now_s: float) -> None:
-    """A client's request is over that has asked for it."""
+    """A request that asked for it has ended."""
     fact = ModelKeepAliveAsked(model_key="m", keep_alive_s=keep_alive_s)
     assert controller.handle(an_event(fact), now_s) == []
 
 
 def stopped(controller: AutoscalerController, now_s: float) -> list[str]:
-    """Which instances are stopped at a tick, while nothing runs."""
     controller.handle(load_report(m=ModelLoad()), now_s)
     return [command.instance_id for command in published(controller.handle(Tick(), now_s), StopInstance)]
 

@@ -1,4 +1,4 @@
-"""Copies below READY: what is deployed or pinned asleep is started once, put away, and made again when it is lost."""
+"""Copies kept asleep: started once, put away, and made again when lost."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def fact(controller: AutoscalerController, state: S, now_s: float, instance_id: 
 
 
 def deployed(**fields: object) -> tuple[AutoscalerController, str]:
-    """An autoscaler of a model that is deployed asleep, and the instance that it asks for."""
+    """An autoscaler with a model deployed asleep, and the instance it asks for."""
     controller = autoscaler()
     effects = controller.handle(operator.Deploy(model=a_model(**({"asleep": True} | fields))), 1.0)
     (place,) = published(effects, PlaceInstance)
@@ -36,7 +36,6 @@ def deployed(**fields: object) -> tuple[AutoscalerController, str]:
 
 
 def put_away(controller: AutoscalerController, instance_id: str, now_s: float) -> list[Effect]:
-    """It becomes READY while a router says that nothing is asked of it."""
     fact(controller, S.STARTING, now_s, instance_id)
     controller.handle(load_report(m=ModelLoad()), now_s + 0.1)
     return fact(controller, S.READY, now_s + 0.2, instance_id, ready_at=now_s + 0.2)
@@ -212,7 +211,6 @@ def test_an_operator_unloads_what_stands_on_one_rung():
 
 
 def test_a_start_that_waits_is_no_reason_for_others_to_leave():
-    """Neither the models that serve are asked to give up what is spare, nor is it sent without its mark again."""
     seen: list[int] = []
 
     def scale(view, state, **_):

@@ -1,4 +1,4 @@
-"""What the union's plan has learned of a model stays in the store: the next autoscaler that leads goes on from it."""
+"""The union's learned plan outlives its autoscaler."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ ROW = LearnedRow(key="m", format="union/1", revision=4, figures={"m": 0.3, "rais
 
 
 class Learner:
-    """The union's policy, whose plans turn out to be off by `m`. `seen` is the state that it was last given."""
+    """The union's policy, its plans off by `m`; `seen` is its last given state."""
 
     def __init__(self) -> None:
         self.m, self.seen = 0.0, UnionState()
@@ -37,7 +37,7 @@ class Learner:
 
 
 def started_with(*rows: LearnedRow, now_s: float = 100.0, models: Any = None) -> tuple[AutoscalerController, Learner]:
-    """An autoscaler that has just read such a store, and looked at its models."""
+    """An autoscaler that has just read this store."""
     learner = Learner()
     controller = AutoscalerController(learner.policy(), "union", 8)
     controller.restore("models", models or {"m": a_model("m")}, now_s)

@@ -1,4 +1,4 @@
-"""An answer of the scaling policy that stands is not asked for again, and that changes nothing."""
+"""Standing answers of the scaling policy."""
 
 import random
 from dataclasses import replace
@@ -24,7 +24,7 @@ IDLE = ModelLoad(last_active_at=1.0)
 
 
 def quiet(stands_until: float = 1e9) -> tuple[AutoscalerController, list[float]]:
-    """One READY instance of m, which a policy keeps whose answer stands; and when it was asked about m."""
+    """One READY instance of m whose policy's answer stands, and the times of its questions."""
     asked_at: list[float] = []
 
     def keep(view: ScalingView, state: None) -> tuple[ScaleDecision, None]:
@@ -89,14 +89,13 @@ def test_no_answer_stands_beyond_a_window_of_the_forecast_nor_while_another_mode
     for now_s in (2.0, 2.5, 3.0, 3.5):
         controller.handle(Tick(), now_s)
     assert asked_at == [2.0, 3.0]
-    controller.handle(operator.Deploy(model=a_model("other")), 3.6)  # the placer is asked, and does not answer
+    controller.handle(operator.Deploy(model=a_model("other")), 3.6)  # the placer does not answer
     for now_s in (4.0, 4.5, 5.0):
         controller.handle(Tick(), now_s)
     assert asked_at == [2.0, 3.0, 5.0]
 
 
 def test_who_lacks_gpus_is_known_as_of_now() -> None:
-    """What is kept of one moment is broken by everything that may change it."""
     records = ModelRecords()
     for name in "abc":
         records.deploy(a_model(name), create=True, now_s=0.0)
@@ -117,7 +116,7 @@ def test_who_lacks_gpus_is_known_as_of_now() -> None:
 
 
 class Agents:
-    """An autoscaler under the union, and agents that carry out at once what it says."""
+    """An autoscaler under the union, and agents that obey at once."""
 
     def __init__(self, *, may_stand: bool) -> None:
         self.states, self.heard = dict[tuple[str, float], Any](), list[Effect]()

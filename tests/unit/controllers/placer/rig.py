@@ -1,4 +1,4 @@
-"""What a placer is given in these tests, and what it publishes."""
+"""Rig for placer tests."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def a_placer(
     priors: dict[str, Any] | None = None,
     **params: Any,
 ) -> PlacerController:
-    """A placer of epoch 3 under those policies and params, which has read the tables and ticked at 0."""
+    """A placer of epoch 3 that has read the tables and ticked at 0."""
     names = {"placement": place if isinstance(place, str) else place.__name__, "eviction": evict, "prewarming": prewarm}
     controller = PlacerController(
         choose("placement", place) if isinstance(place, str) else place,
@@ -54,7 +54,7 @@ def asked(
 
 
 def finished(model_key: str = "m", **fields: Any) -> RequestFinished:
-    """A warm request: 1 s of prefill after 1 s in the queue, 100 steps of 0.1 s."""
+    """A warm request: 1 s queued, 1 s of prefill, 100 steps of 0.1 s."""
     given: dict[str, Any] = {
         "request_id": "r", "router_id": "router-1", "instance_id": "i-1", "status": 200, "arrived_at": 0.0,
         "finished_at": 12.0, "queue_s": 1.0, "ttft_s": 2.0, "e2e_s": 12.0, "prompt_tokens": 5,
@@ -64,7 +64,6 @@ def finished(model_key: str = "m", **fields: Any) -> RequestFinished:
 
 
 def told(*requests: RequestFinished) -> Event:
-    """A router's report that these have ended."""
     return an_event(RouterRequestsFinished(router_id="router-1", requests=requests))
 
 

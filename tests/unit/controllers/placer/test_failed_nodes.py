@@ -1,4 +1,4 @@
-"""Starts whose weights cannot be had on one node, and the nodes where they are tried next."""
+"""Starts whose weights one node cannot get."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def placer(num_nodes: int = 3, **params: Any) -> PlacerController:
 
 
 def started(controller: PlacerController, name: str, now_s: float) -> tuple[str, int, str]:
-    """The node that a start goes to, on how many others it may be tried, and the reason."""
+    """A start's node, the number of others it may try, and the reason."""
     effects = controller.handle(asked(MODEL, name, wanted_at=now_s), now_s)
     (start,) = payloads(effects, StartInstance)
     reason = next(e.decision.reason for e in effects if isinstance(e, Record) and e.decision.kind == "place")

@@ -1,4 +1,4 @@
-"""Which nodes a fetch is told to read from beside the source, and the rate that a link was seen to have."""
+"""Peers that a fetch reads from, and the observed link rate."""
 
 import pytest
 
@@ -23,12 +23,12 @@ def busy(node_id: str, num_transfers: int) -> tuple[Link, ...]:
 def a_fleet() -> Fleet:
     fleet = Fleet({}, 1, PlacerParams())
     for node_id, cached, num_transfers, url in (
-        ("node-1", (HERE,), 0, "http://1"),  # it asks
+        ("node-1", (HERE,), 0, "http://1"),  # the asking node
         ("node-2", (HERE,), 2, "http://2"),
         ("node-3", (HERE,), 0, "http://3"),
         ("node-4", (), 0, "http://4"),  # a stage of the model starts there
         ("node-5", (), 0, "http://5"),
-        ("node-6", (HERE,), 0, ""),  # an older agent, which does not say where its prefetcher is
+        ("node-6", (HERE,), 0, ""),  # an older agent: no prefetcher address
     ):
         fleet.node(a_node(node_id, cached=cached, links=busy(node_id, num_transfers), prefetcher_url=url), 1.0)
     fleet.row(an_instance("i-1", state=InstanceState.LOADING, gpu_id="node-4/0"), 1.0)

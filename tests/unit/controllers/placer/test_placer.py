@@ -1,4 +1,4 @@
-"""The placer: where an instance goes, and who leaves for it."""
+"""The placer: where an instance goes, and which others leave for it."""
 
 from dataclasses import replace
 
@@ -29,7 +29,6 @@ from tests.unit.controllers.placer.rig import asked, beat, payloads
 
 
 def ticks(controller, since_s, until_s):
-    """Half a second apart; the first is half a second after `since_s`."""
     return [e for n in range(int(since_s * 2) + 1, int(until_s * 2) + 1) for e in controller.handle(Tick(), n / 2)]
 
 
@@ -89,7 +88,7 @@ def test_a_start_of_which_nothing_is_heard_is_sent_again_then_placed_anew():
 
 
 def full_fleet(**fields):
-    """One GPU of 200 MiB, held by i-1 (model a) since long ago."""
+    """One GPU of 200 MiB, long held by i-1 (model a)."""
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5)
     controller = placer(node, models=[a_model("a", mib=150, **fields)])
     controller.handle(an_event(InstanceReady(instance=an_instance("i-1", "a", mib=150, ready_at=1.0))), 2.0)
@@ -312,7 +311,7 @@ def test_a_cordon_that_the_store_lost_is_written_again():
 
 
 def test_whatever_is_on_a_drained_node_is_told_to_go_until_it_does():
-    """The first stop may be lost, and an instance may come up there late."""
+    """The first stop may be lost, and an instance may appear late."""
     controller = placer(a_node())
     controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 1.0)
     assert len(payloads(controller.handle(Cordon("node-1", True), 2.0), StopInstance)) == 1
@@ -333,7 +332,6 @@ def test_whatever_is_on_a_drained_node_is_told_to_go_until_it_does():
 
 
 def test_the_successor_of_a_placer_keeps_its_cordons_and_gives_every_node_a_whole_lease():
-    """As after a pause of the standby, with a store that has lost its rows: nobody is taken as left."""
     earlier = placer(a_node())
     earlier.restore("cordons", {}, 1.0)
     earlier.handle(Cordon("node-1", True), 2.0)
@@ -349,7 +347,6 @@ def test_the_successor_of_a_placer_keeps_its_cordons_and_gives_every_node_a_whol
 
 @pytest.mark.parametrize("issuer", ["autoscaler-1", "autoscaler-2"], ids=["restarted", "a standby"])
 def test_placements_of_an_autoscaler_that_was_replaced_make_way_whoever_it_was(issuer):
-    """What takes over has a higher epoch, and may have another service id; it asks for an instance of its own."""
     controller = placer(a_node(gpus_mib=(100,), grants={0: [("x", 100)]}))
     controller.handle(asked(a_model(), "i-old", epoch=5), 1.0)
     controller.handle(replace(asked(a_model(), "i-new", epoch=6), issuer=issuer), 2.0)

@@ -1,4 +1,4 @@
-"""Which engine of its base takes an adapter, and which adapter leaves for it."""
+"""Which base engine takes an adapter, and which adapter leaves."""
 
 from dataclasses import replace
 
@@ -88,7 +88,6 @@ def test_the_idle_adapter_of_least_worth_gives_up_its_slot_and_the_base_stays():
 
 
 def test_the_last_slot_taken_is_freed_at_once_where_cold_adapters_come_often():
-    """So that the next one waits for its own bytes alone."""
     controller = placer(
         a_host(adapter_slots=4), a_rider("r-1", "b"), a_rider("r-2", "c"), models=[an_adapter(key) for key in "bcd"]
     )

@@ -1,4 +1,4 @@
-"""The class of requests: what leaves for batch, and what batch leaves for (docs/adr/0025)."""
+"""Request classes: victims for batch, and batch as victim (docs/adr/0025)."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ from tests.unit.controllers.placer.rig import a_placer, asked, beat, payloads
 FULL = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5)
 BATCH = ModelLoad(
     num_waiting=3, last_active_at=20.0, by_class={"batch": ClassLoad(num_waiting=3, alone_s=20.0)}
-)  # what waits for the model b
+)  # waits for model b
 
 
 def holder(load: ModelLoad, now_s: float = 20.0, **params):
-    """A placer of one full GPU, whose instance i-1 of model a is ready and has that load."""
+    """A placer of one full GPU, whose READY instance i-1 of model a has this load."""
     models = [a_model("a", mib=150), a_model("b", mib=150)]
     controller = a_placer(FULL, models=models, **params)
     controller.handle(an_event(InstanceReady(instance=an_instance("i-1", "a", mib=150, ready_at=2.0))), 2.0)

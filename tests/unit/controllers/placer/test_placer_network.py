@@ -1,4 +1,4 @@
-"""Links and stages as the placer keeps them (HydraServe sections 4.1 and 4.2)."""
+"""Links and stages in the placer (HydraServe sections 4.1 and 4.2)."""
 
 from dataclasses import replace
 
@@ -29,12 +29,11 @@ def placed(instance_id="x", *, fetch_bytes=0, source="", model=MODEL):
 
 
 def network(**fields):
-    """Without priors: what is not learned or set takes no time."""
+    """Without priors: times neither learned nor set are 0."""
     return Network(PlacerParams(**fields), priors={})
 
 
 def started(instance_id, model_key="m", *, at=1.0, **seconds):
-    """An instance whose phases came one after the other."""
     phases, now = [], at
     for name, took in seconds.items():
         phases.append(Phase(name=PhaseName(name), started_at=now, ended_at=now + took))
@@ -51,19 +50,19 @@ def test_a_start_is_a_fetch_on_its_nodes_link_due_by_the_objective():
     net.ordered(placed(fetch_bytes=4000), {"node-1": NODE}, 10.0)
     (fetch,) = net.links["node-1"].fetches
     assert (fetch.left_bytes, net.links["node-1"].bytes_per_s) == (4000, 1000.0)
-    load_s = MODEL.weights_bytes / 32e9  # of an engine that does not stream, it follows the fetch
+    load_s = MODEL.weights_bytes / 32e9  # not streamed: it follows the fetch
     assert fetch.deadline_at == pytest.approx(15.0 - load_s)
 
 
 def test_a_card_that_is_given_no_limit_has_the_rate_of_one_that_tells_none():
-    """What prefetchers say of a live node: 0 bytes a second, no limit."""
+    """A live node's prefetcher reports 0 bytes a second: no limit."""
     net = network(network_bytes_per_s=500.0)
     net.ordered(placed(), {"node-1": a_node(links=(Link(link_id="node-1/nic", bytes_per_s=0.0),))}, 10.0)
     assert net.links["node-1"].bytes_per_s == 500.0
 
 
 def test_a_fetch_is_due_before_the_objective_by_what_follows_it():
-    """Erratum E17: one worker has 0.5 s of prefill after it, two low-memory stages 2 x 0.5 s and a hop of 0.1 s."""
+    """Erratum E17: 0.5 s of prefill after one worker; 2 x 0.5 s and a 0.1 s hop after two low-memory stages."""
     net = network(start_stages=replace(STAGES, hop_s=0.1))
     node = replace(NODE, abilities=("emulated:stream",))
     net.ordered(placed("one"), {"node-1": node}, 10.0)
@@ -85,7 +84,7 @@ def test_the_rest_of_a_stages_model_moves_on_what_others_leave():
     net, row = network(), an_instance("x", "m", state=InstanceState.READY, num_stages=2, consolidating=True)
     net.rest(row, MODEL, NODE, 10.0)
     net.ordered(placed("y", fetch_bytes=2000), {"node-1": NODE}, 10.0)
-    net.rest(row, MODEL, NODE, 11.0)  # asked for again, it is the same
+    net.rest(row, MODEL, NODE, 11.0)  # asking again changes nothing
     net.fetched("node-1", ["other"], 11.0)
     assert net.links["node-1"].share() == 500.0, "one other that requests wait for"
     net.saw(an_instance("y", "m", state=InstanceState.LOADING), MODEL, 12.0)
@@ -97,7 +96,6 @@ def test_the_rest_of_a_stages_model_moves_on_what_others_leave():
 
 
 def test_a_start_that_an_earlier_placer_ordered_takes_its_share():
-    """Of the two that fetch, one knows how much is left from its node's link. What is not fetched takes none."""
     net, decided = network(), (Phase(name=PhaseName.DECIDE, started_at=9.0, ended_at=10.0),)
     row = an_instance("x", "m", state=InstanceState.STARTING, num_stages=2, phases=decided, created_at=10.0)
     moving = replace(
@@ -109,7 +107,7 @@ def test_a_start_that_an_earlier_placer_ordered_takes_its_share():
     net.found(replace(row, instance_id="y"), MODEL, NODE, 13.0)
     assert left(net) == {"x": 700, "y": 4000}
     net.fetched("node-1", ["x", "y"], 14.0)
-    net.found(row, MODEL, moving, 14.0)  # it has ended, and its row does not say so yet
+    net.found(row, MODEL, moving, 14.0)  # ended, but not yet in its row
     for other in ({"source": "r"}, {"state": InstanceState.LOADING}):
         net.found(replace(row, instance_id="z", **other), MODEL, NODE, 14.0)
     there = (CachedWeights(digest=MODEL.weights.digest, num_bytes=1, model_keys=("m",)),)
@@ -149,7 +147,7 @@ def test_what_is_not_fetched_takes_no_share(node, source, uri):
 
 
 def test_warm_up_follows_the_fetch_and_hides_behind_nothing():
-    """It was counted as context, which runs beside the fetch: each cold start was predicted too short by it."""
+    """Fault: counted as context, beside the fetch, it made predictions too short."""
     net = network()
     net.saw(started("x", launch=8.0, load=1.0, warmup=3.0), MODEL, 12.0)
     net.ordered(placed(), {"node-1": NODE}, 10.0)
@@ -173,7 +171,7 @@ def test_a_start_that_is_not_to_be_frees_its_share():
 
 
 def test_a_warm_request_teaches_prefill_and_decode_and_starts_the_rest():
-    """Section 4.1: t_p and t_d come from history, beside t_cc, t_cu and t_l."""
+    """Section 4.1."""
     net = network(start_stages=STAGES)
     net.served(finished(cold=True, ttft_s=99.0), an_instance("x"))
     net.served(finished(status=499, error_code="client_left"), an_instance("x"))
@@ -193,7 +191,7 @@ def test_the_first_token_of_who_waited_is_counted_from_ready():
 
 
 def test_a_fetch_ends_with_what_its_own_node_says():
-    """An instance that two nodes were given may serve on the other one."""
+    """An instance given to two nodes may serve on the other."""
     net = network()
     net.ordered(placed(), {"node-1": NODE}, 10.0)
     net.fetched("node-2", ["x"], 11.0)

@@ -1,4 +1,4 @@
-"""The placer predicts what it orders, tells everybody who waits, learns from what came, and keeps it."""
+"""The placer's predictions, and learning from outcomes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ def ask(controller: PlacerController, instance_id: str, now_s: float) -> tuple[S
 
 
 def came(controller: PlacerController, start: StartInstance, now_s: float) -> list[Any]:
-    """It is READY after 1 s of launch, 2 s of load and 3 s of warm-up."""
+    """READY after 1 s of launch, 2 s of load and 3 s of warm-up."""
     at, phases = now_s - 6.0, []
     for name, seconds in (("launch", 1.0), ("load", 2.0), ("warmup", 3.0)):
         phases.append(Phase(name=PhaseName(name), started_at=at, ended_at=at + seconds))
@@ -94,7 +94,7 @@ def test_of_a_model_that_is_gone_nothing_is_kept() -> None:
 
 
 def halves(num_free: int, revision: int) -> list[Node]:
-    """Two nodes of one GPU each, with so many MiB of 300 free, that serve stages."""
+    """Two one-GPU nodes for stages, each with `num_free` of 300 MiB."""
     held = {0: [("other", 300 - num_free)]}
     return [
         a_node(node_id, revision=revision, grants=held, abilities=("emulated:stages",))
@@ -110,7 +110,6 @@ def halves(num_free: int, revision: int) -> list[Node]:
 def test_a_model_that_would_be_late_is_no_answer_for_one_that_would_not(
     slow_s: float, fast_s: float, asked_at: tuple[float, float]
 ) -> None:
-    """Two stages of 75 MiB fit; what was measured of one model rules them out, of the other it does not."""
     controller = a_placer(*halves(0, 1), place=hydraserve.place)
     for name, launch_s, now_s in (("slow", slow_s, asked_at[0]), ("fast", fast_s, asked_at[1])):
         model = a_model(name, mib=150, slo=Slo(ttft_s=5.0))
@@ -131,8 +130,6 @@ def test_requests_teach_only_a_placement_that_reads_seconds(place: Callable[...,
 
 
 def test_stages_are_predicted_by_what_a_node_has_seen_of_the_layers() -> None:
-    """A node that has had the weights says how they are cut; its beat is remembered when they have left it, and by the
-    placer that follows."""
     model = replace(MODEL, slo=Slo(ttft_s=1.15))
     whole = model.fetch_bytes
     link = Link(link_id="/nic", bytes_per_s=whole / 1.5)

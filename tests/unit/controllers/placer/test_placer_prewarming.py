@@ -1,4 +1,4 @@
-"""The placer as it prewarms: forecasts in, replicas ordered, grown from and dropped (WarmServe sections 4 and 5)."""
+"""Prewarming in the placer (WarmServe sections 4 and 5)."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ MODEL = a_model("a", mib=300, weights_bytes=100 * MIB, kv_bytes=200 * MIB)
 
 
 def placer(*nodes, models=(MODEL,), placement="warmserve", prewarming="warmserve", eviction="lru", **params):
-    """Without priors: what is not seen is bytes over the rates."""
+    """Without priors: unseen times are bytes over the rates."""
     given = {"place": placement, "evict": eviction, "prewarm": prewarming, "models": models, "priors": {}}
     return a_placer(*nodes, settle_s=0.0, node_lease_s=900.0, **given, **params)
 
@@ -176,7 +176,7 @@ def test_replicas_are_dropped_for_a_newcomer_before_anybody_is_evicted():
 
 
 def test_a_victim_is_swapped_out_and_wakes_where_it_sleeps():
-    """SwapServeLLM section 4: the shortest queue goes; a start of what sleeps is a swap in, not a cold start."""
+    """SwapServeLLM section 4."""
     node = a_node(abilities=CAN, grants={0: [("i-1", 300)]}, gpus_mib=(300,))
     controller = placer(
         node,
@@ -256,7 +256,7 @@ def test_a_replica_heard_of_after_it_was_taken_stays_taken():
 
 
 def test_with_first_layers_a_replica_is_ordered_by_its_profile_and_a_start_from_it_takes_all_bytes():
-    """Section 4, erratum E7: T_c is 100 MiB over 100 MiB/s, the quickest prefill half of that: 17 of 32 layers."""
+    """Section 4, erratum E7: T_c is 100 MiB at 100 MiB/s, the quickest prefill half of that: 17 of 32 layers."""
     controller = placer(a_node(abilities=CAN), prewarming="warmserve:first_layers=true", pcie_bytes_per_s=100.0 * MIB)
     assert controller.reads_ends
     controller.handle(an_event(InstanceReady(instance=an_instance("i-0", "a", gpu_id="node-2/0"))), 1.0)

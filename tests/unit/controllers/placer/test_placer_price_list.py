@@ -1,4 +1,4 @@
-"""The price list of a GPU: who lies there, how probably each is asked for, what it saves, who goes next."""
+"""The price list of a GPU."""
 
 from dataclasses import replace
 
@@ -19,7 +19,6 @@ GRANTS = [("i-busy", 100), ("i-idle", 100), ("i-copied", 60), ("i-rare", 60)]
 
 
 def a_full_gpu(**params):
-    """Two instances, of which one is at work, and two copies, of which one was used long ago."""
     node = a_node(gpus_mib=(400,), grants={0: GRANTS}, cached=(CACHED,))
     models = [a_model(name, mib=100) for name in NAMES]
     controller = a_placer(node, models=models, evict="union", victims="least_worth", **params)
@@ -55,7 +54,6 @@ def test_each_holder_has_its_probability_its_seconds_and_its_worth_a_byte():
 
 
 def test_weights_that_several_read_in_the_same_pages_are_held_by_each_and_said_to_be_shared():
-    """Granted once: a copy that shares all but 2 MiB of its 94 holds what `glowplug ps` says that it does."""
     node = a_node(gpus_mib=(400,), grants={0: [("i-copied", 2), ("i-busy", 102), ("i-idle", 100)]}, cached=(CACHED,))
     shared = SharedWeights(key="k", num_bytes=92 << 20, holders=("i-copied", "i-busy"))
     alone = SharedWeights(key="l", num_bytes=90 << 20, holders=("i-idle",))
@@ -100,7 +98,7 @@ def test_a_forecast_raises_what_it_names():
 
 
 def test_a_replica_is_asked_for_behind_as_many_requests_as_the_engine_runs():
-    """Four at once: of 8 declared slots memory allows 2, so that the replica behind the instance is needed."""
+    """Of 8 declared slots memory allows 2, so four requests need the replica too."""
     asked = {}
     for slots in (8, 2):
         grants = [("i-run", 100), ("i-copy", 60)]

@@ -1,4 +1,4 @@
-"""Weights that instances share: what a further copy of them needs, and what comes free when one of them leaves."""
+"""Shared weights in the placer."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ TWO = (("i-1", A), ("i-2", A))
 
 
 def holding(total_mib, *held, shares=True, replica=False):
-    """A node of one GPU where these instances (id, model) are."""
+    """A one-GPU node that holds these instances (id, model)."""
     ledger = ByteLedger([Gpu(gpu_id="node-1/0", total_bytes=total_mib * MIB)])
     for holder, model in held:
         share = {GrantOwner.WEIGHTS: model.weights_bytes, GrantOwner.KV: model.kv_bytes}
@@ -41,14 +41,13 @@ def placer(node, *held, evict="swapserve", place="union", **fields):
 
 
 def placed(controller, model, instance_id="i-new", now_s=60.0):
-    """Starts and stops that follow at once."""
     effects = controller.handle(asked(model, instance_id), now_s) + controller.handle(Tick(), now_s)
     starts, stops = payloads(effects, StartInstance), payloads(effects, StopInstance)
     return [start.instance_id for start in starts], sorted(stop.instance_id for stop in stops)
 
 
 def test_a_further_copy_needs_what_it_does_not_share():
-    """240 MiB hold one instance of 140 and a second where the 100 of weights are shared; a third, too."""
+    """240 MiB hold one instance of 140, and two more where its 100 of weights are shared."""
     for place in ("first_fit", "union", "hydraserve", "serverlessllm"):
         controller = placer(holding(220, ("i-1", A)), ("i-1", A), place=place)
         assert placed(controller, A, "i-2") == (["i-2"], []), place
@@ -59,7 +58,6 @@ def test_a_further_copy_needs_what_it_does_not_share():
 
 
 def test_the_start_names_all_that_the_instance_holds():
-    """Its agent knows what is shared."""
     controller = placer(holding(220, ("i-1", A)), ("i-1", A))
     (start,) = payloads(controller.handle(asked(A), 60.0), StartInstance)
     assert [worker.num_bytes for worker in start.workers] == [140 * MIB]
@@ -87,7 +85,6 @@ def test_nobody_leaves_for_weights_that_a_busy_instance_reads():
 
 
 def test_replicas_that_share_give_way_together():
-    """Of two models with the same weights: each alone frees nothing."""
     also = replace(A, name="c", key="c")
     both = (("r-1", A), ("r-2", also))
     controller = placer(holding(120, *both, replica=True), *both, replica=True)
@@ -103,7 +100,7 @@ def test_an_instance_that_grows_takes_what_its_replica_holds_and_no_second_copy(
 
 
 def test_a_row_without_the_field_shares_nothing():
-    """Of an agent of an earlier version."""
+    """An older agent wrote it."""
     grants = (Grant(holder="i-1", owner=GrantOwner.WEIGHTS, num_bytes=140 * MIB),)
     node = replace(
         a_node(gpus_mib=(220,), revision=5), gpus=(Gpu(gpu_id="node-1/0", total_bytes=220 * MIB, grants=grants),)

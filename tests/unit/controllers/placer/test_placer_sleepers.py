@@ -1,4 +1,4 @@
-"""A start waits where its engine sleeps, as long as the wake is expected to save, and no longer."""
+"""A start waits where its engine sleeps, no longer than the wake is expected to save."""
 
 from dataclasses import replace
 
@@ -19,8 +19,9 @@ IDLE = load_report(a=ModelLoad(last_active_at=9.0))
 
 
 def placer(*, spare=True, holder=A, patience=1.0):
-    """B sleeps on node-1, where an instance of A serves; node-2 is free, or an idle one of C serves there. A start of B
-    takes 2.56 s there, a wake 0.06 s."""
+    """B sleeps on node-1 beside a serving A; node-2 is free or has an idle C. A start of B takes 2.56 s there, a wake
+    0.06 s.
+    """
     here = a_node(abilities=CAN, gpus_mib=(300,), grants={0: [("x", 300)]})
     there = a_node("node-2", abilities=CAN, gpus_mib=(300,), grants={} if spare else {0: [("z", 300)]})
     given = {"sleeper_patience": patience, "evict_becomes": "swapped_out", "settle_s": 0.0, "node_lease_s": 900.0}
@@ -61,7 +62,6 @@ def test_it_waits_no_longer_than_the_wake_would_save(spare):
 
 @pytest.mark.parametrize(("max_wait_s", "waits_until"), [(3.5, 9.9), (2.0, 9.0)])
 def test_it_waits_no_longer_than_its_requests_may(max_wait_s, waits_until):
-    """A start elsewhere, which takes 2.56 s, is still in time for them, or made at once where nothing is."""
     controller = placer()
     controller.handle(BUSY, 9.0)
     early = controller.handle(asked(replace(B, max_wait_s=max_wait_s), "b-2", wanted_at=9.0), 9.0)
@@ -82,7 +82,6 @@ def test_it_does_not_wait_for_who_will_not_leave(given):
 
 
 def test_a_start_that_is_quicker_elsewhere_is_made_there_at_once():
-    """What drains here takes longer than what starts there, as it was seen to."""
     controller = placer()
     controller.fleet.network._left["a", "swapped_out"] = (30.0,)
     controller.handle(IDLE, 9.0)
@@ -99,7 +98,7 @@ def test_a_stop_carries_what_the_quickest_of_the_last_took():
 
 
 def test_bytes_that_a_row_shows_free_are_used_at_once():
-    """The row may be read before the beat is handled, which says nothing new then."""
+    """The row may be read before its beat, which then brings no news."""
     controller = placer()
     controller.handle(IDLE, 9.0)
     assert payloads(controller.handle(asked(B, "b-2"), 9.0), StopInstance)

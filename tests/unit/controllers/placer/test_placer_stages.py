@@ -1,4 +1,4 @@
-"""Pipelines as the placer sees to them (HydraServe sections 4 and 6)."""
+"""Pipelines in the placer (HydraServe sections 4 and 6)."""
 
 from dataclasses import replace
 
@@ -29,7 +29,6 @@ PART = {"node_id": "node-1", "model_key": "m", "digest": "d", "num_bytes": 1, "s
 
 
 def two_stages(request, view):
-    """Half of the model on each node, where both have room."""
     if any(view.fleet.reserved.get(f"{n.node_id}/0", 0) + n.gpus[0].used_bytes > 250 * MIB for n in view.nodes):
         return PlaceDecision(reason="no room")
     half = request.model.weights.num_bytes // 2
@@ -55,7 +54,6 @@ def place(controller, now_s=1.0):
 
 
 def rows(command):
-    """The rows its agents write for the two starts."""
     return {
         start.instance_id: replace(
             an_instance(start.instance_id, state=InstanceState.STARTING),
@@ -189,7 +187,6 @@ def test_a_stage_that_becomes_whole_gets_the_rest_of_its_weights_until_they_are_
 
 
 def test_a_late_fact_of_a_stage_that_has_ended_fetches_nothing():
-    """The store's row that says it is gone was read before the fact that it becomes whole arrived."""
     model, controller = a_model(mib=100), placer(follows_parts=True)
     controller.restore("models", {model.key: model}, 0.5)
     made = heard(controller)
@@ -234,7 +231,7 @@ def test_later_stages_end_with_the_first_and_when_it_serves_alone():
 
 
 def test_a_later_stage_that_grows_whole_itself_is_spared():
-    """Section 6.2, scale up: each stage becomes an instance of its own."""
+    """Section 6.2, scale up."""
     controller = placer()
     made = heard(controller)
     growing = replace(as_state(made["x.1"], InstanceState.READY), consolidating=True)
@@ -296,7 +293,7 @@ def test_a_node_with_a_later_stage_is_drained_by_its_first_one_or_once_that_is_w
 
 
 def test_a_drain_waits_for_the_pipeline_that_needs_a_stage_which_serves_for_itself():
-    """Section 6.2, scale up: it runs its layers of that pipeline's steps as well."""
+    """Section 6.2, scale up."""
 
     def drained(**changes):
         controller = placer(evict_grace_s=30.0)
@@ -315,7 +312,6 @@ def test_a_drain_waits_for_the_pipeline_that_needs_a_stage_which_serves_for_itse
 
 
 def test_what_an_earlier_placer_has_begun_by_half_ends_and_is_asked_for_anew():
-    """It was killed before it had sent the other start."""
     made = heard(placer())
     first, later = (replace(row, created_at=1.0) for row in made.values())
     controller = placer(give_up_s=8.0)

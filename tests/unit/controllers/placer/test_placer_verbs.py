@@ -1,4 +1,4 @@
-"""What operators ask beside placements: starts that wait, weights in host memory, and what a verb would cost."""
+"""Operator verbs beside placement."""
 
 import itertools
 from dataclasses import replace
@@ -29,7 +29,7 @@ def waits(model: Model = M, instance_id: str = "i-new", node_id: str = "", is_pa
 
 
 def serving(controller: PlacerController, now_s: float, row: Instance | None = None) -> None:
-    """Another model's instance holds the GPU, and runs nothing."""
+    """Another model's idle instance holds the GPU."""
     row = row or an_instance("i-1", "other", mib=150, ready_at=2.0)
     beat(controller, now_s, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=round(now_s * 10)))
     controller.handle(instance_event(row), now_s)
@@ -41,9 +41,6 @@ def a_full_one(**params: object) -> PlacerController:
     serving(controller, 2.0)
     serving(controller, 9.0)
     return controller
-
-
-# starts that wait
 
 
 def test_nobody_who_serves_leaves_for_a_start_that_waits_and_somebody_does_once_a_request_waits():
@@ -95,9 +92,6 @@ def test_what_is_placed_anew_takes_no_bytes_that_are_promised():
         beat(controller, at, *(a_node(name, revision=round(at * 10)) for name in (taken, silent)))
         effects = controller.handle(Tick(), at)
     assert taken != silent and payloads(effects, StartInstance) == [], f"{taken} has 100 MiB left of 300"
-
-
-# host memory
 
 
 def with_prefetchers(*nodes: Node, models: tuple[Model, ...] = (M,)) -> PlacerController:
@@ -188,9 +182,6 @@ def test_what_is_pinned_in_host_memory_is_fetched_where_it_lies_nowhere_and_late
             controller.handle(an_event(fact), now_s)
     gaps = [b - a for a, b in itertools.pairwise(tries)]
     assert len(gaps) >= 3 and gaps == sorted(gaps) and gaps[-1] > 3 * gaps[0]
-
-
-# what a verb costs
 
 
 def started(instance_id: str, at: float, load_s: float, kind: str, **fields: object) -> Instance:

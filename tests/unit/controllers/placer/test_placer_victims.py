@@ -1,4 +1,4 @@
-"""Who leaves for a placement and when: whose bytes come free, and whose turn it is (policies/eviction/turns.py)."""
+"""Who leaves for a placement and when (policies/eviction/turns.py)."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def placer(node, turns) -> PlacerController:
 
 
 def balanced(load, *, arrived):
-    """Who is told to go when another model's two requests wait for the GPU of a busy engine started in a second."""
+    """Who leaves when two requests of another model wait for the GPU of a busy engine (1 s to start)."""
     controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5), "balanced")
     fact = InstanceReady(instance=an_instance("i-1", "a", mib=150, created_at=1.0, ready_at=2.0))
     controller.handle(an_event(fact), 2.0)
@@ -82,7 +82,6 @@ def test_a_model_that_is_far_behind_another_that_waits_goes_before_a_longer_queu
 
 @pytest.mark.parametrize(("ahead", "num_b", "starts"), [(5, 5, True), (6, 5, False), (6, 0, True)])
 def test_bytes_that_come_free_are_left_by_who_is_far_ahead_of_another_that_waits(ahead, num_b, starts):
-    """b needs the whole GPU and waits for it; c has just left and would fit again beside what is there."""
     controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]}, revision=5), "balanced")
     for instance_id, key in (("i-1", "a"), ("i-2", "c")):
         row = an_instance(instance_id, key, mib=100, created_at=1.0, ready_at=9.4)
@@ -160,7 +159,7 @@ def test_a_busy_instance_has_its_turn_before_it_makes_room_for_one_that_waited_l
 
 
 def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_gives_way():
-    """SwapServeLLM: the shortest queue, then the oldest access. LRU asks for the latter alone."""
+    """SwapServeLLM; LRU asks only for the oldest access."""
     node = a_node(gpus_mib=(200, 200), grants={0: [("i-1", 200)], 1: [("i-2", 200)]})
     queue, use = "shortest_queue", "oldest_use"
     for victims, queues, gone in (
@@ -191,7 +190,7 @@ def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_give
 
 
 def test_where_the_least_worth_leaves_an_engine_that_takes_long_to_come_back_stays():
-    """The union's rule, and nobody else's: four times the weights take four times as long to wake."""
+    """The union's rule only."""
     node = a_node(gpus_mib=(200, 200, 200), grants={0: [("i-1", 200)], 1: [("i-1", 200)], 2: [("i-2", 200)]})
     wide, small = an_instance("i-1", "a", mib=200, ready_at=1.0), an_instance("i-2", "c", mib=200, gpu_id="node-1/2")
     both = (*wide.workers, replace(wide.workers[0], worker_id="i-1-1", gpu_id="node-1/1", rank=1))
@@ -203,7 +202,7 @@ def test_where_the_least_worth_leaves_an_engine_that_takes_long_to_come_back_sta
 
 
 def test_where_nobody_may_leave_the_nodes_unused_for_longest_the_others_are_looked_at():
-    """65 nodes: a pinned instance on each, but for the one that came last."""
+    """65 nodes, with a pinned instance on each except the last."""
     nodes = [a_node(f"n-{at:02}", gpus_mib=(200,), grants={0: [(f"i-{at}", 150)]}, revision=5) for at in range(65)]
     models = [a_model("pinned", mib=150, pinned=True, max_instances=99), a_model("a", mib=150), a_model("b", mib=150)]
     controller = a_placer(*nodes, models=models, evict="union", victims="least_worth")
@@ -217,7 +216,7 @@ def test_where_nobody_may_leave_the_nodes_unused_for_longest_the_others_are_look
 
 
 def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
-    """WarmServe Fig. 5: a dedicated worker shares its GPU with nobody, though bytes were free."""
+    """WarmServe Fig. 5: a dedicated worker never shares its GPU."""
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 40), ("i-2", 40)]})
     rows = [an_instance(instance_id, instance_id, mib=40, ready_at=1.0) for instance_id in ("i-1", "i-2")]
     for busy in ({}, {"i-2": ModelLoad(num_in_flight=1, in_flight_by_instance={"i-2": 1})}):
@@ -237,7 +236,6 @@ def test_who_has_an_instance_of_its_own_there_does_not_answer_for_another_model_
 
 
 def test_a_copy_that_waits_for_free_memory_keeps_no_count_of_what_others_were_given():
-    """Ten minutes of a busy model beside it are forgotten: nobody lacked memory meanwhile."""
     controller = full_of("busy")
     command = replace(asked(a_model("kept", mib=150), "i-kept").data, waits=True)
     for step in range(600):
@@ -251,7 +249,6 @@ def test_a_copy_that_waits_for_free_memory_keeps_no_count_of_what_others_were_gi
 
 
 def test_a_stage_that_is_whole_is_no_victim_before_its_pipeline_is_whole_and_over():
-    """The first stage still runs its layers, however idle it is itself."""
     grants = {0: [("x.1", 150)]}
     controller = placer(a_node(gpus_mib=(200,), grants=grants, revision=5), "fair")
     first = an_instance("x", "a", mib=150, gpu_id="node-2/0", num_stages=2, ready_at=1.0)
@@ -275,7 +272,7 @@ def test_a_stage_that_is_whole_is_no_victim_before_its_pipeline_is_whole_and_ove
 
 @pytest.mark.parametrize(("num_ahead", "gone"), [(0.5, []), (40.0, ["i-1"])])
 def test_a_start_that_nobody_waits_for_takes_memory_only_where_it_saves_more(num_ahead, gone):
-    """Both are planned for, so that they would take the memory from each other in turns."""
+    """Both are planned, and would otherwise take the memory from each other in turns."""
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]})
     models = [a_model("a", mib=150, max_concurrency=4), a_model("b", mib=150, max_concurrency=4)]
     idle = an_instance("i-1", "a", mib=150, created_at=1.0, ready_at=1.5)

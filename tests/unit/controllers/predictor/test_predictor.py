@@ -1,5 +1,6 @@
-"""The predictor's past (WarmServe section 5.1: average is time-weighted, peak is the maximum of a window), forecasts at
-each window's close, how far off they were, and mu (PreServe section 4.1, Algorithm 1)."""
+"""The predictor: past windows (WarmServe section 5.1: time-weighted average, peak as maximum), forecasts at each
+close, their errors, and mu (PreServe section 4.1, Algorithm 1).
+"""
 
 from dataclasses import replace
 
@@ -153,9 +154,6 @@ def test_a_successor_has_the_past_of_the_one_before():
     assert successor.windows("m")[0].num_requests == 1
 
 
-# forecasts
-
-
 def test_a_forecast_is_published_when_a_window_closes_and_only_then():
     controller = predictor()
     controller.handle(busy(4), 0.0)
@@ -237,7 +235,7 @@ def one_window(controller, *requests):
 
 
 def serving(controller, num=40, *, at_s=0.0, **row):
-    """Three minutes of an instance that is busy: answers of 21 tokens, 0.1 s each, where a step takes 0.05 s alone."""
+    """Three minutes of a busy instance: answers of 21 tokens, 0.1 s each, where a step alone takes 0.05 s."""
     known = a_row(**row)
     controller.restore("instances", {"i-1": known}, at_s + 60.0)
     for number in range(3 * num):
@@ -251,7 +249,6 @@ def serving(controller, num=40, *, at_s=0.0, **row):
 
 @pytest.mark.parametrize(("drains", "source"), [(False, "measured"), (True, "")])
 def test_what_an_instance_is_comes_by_facts_too_and_the_last_minutes_are_read_with_later_requests(drains, source):
-    """As long as requests end, no tick is waited for; an instance that drains has gone when its minutes are read."""
     controller = predictor(model=PLAIN)
     controller.handle(an_event(InstanceReady(instance=a_row())), 10.0)
     for number in range(60 * 6):
@@ -272,7 +269,7 @@ PLAIN = a_model(max_concurrency=64)
 
 
 def test_mu_comes_from_what_an_instance_served_and_what_its_engine_says_of_itself():
-    """Section 4.1: steps of 0.1 s use three quarters of the three times 0.05 s that they may take."""
+    """Section 4.1: steps of 0.1 s use three quarters of the allowed 3 x 0.05 s."""
     controller = predictor(model=PLAIN)
     found = serving(controller)
     assert found.rates_from == "measured"
@@ -283,7 +280,7 @@ def test_mu_comes_from_what_an_instance_served_and_what_its_engine_says_of_itsel
 
 
 def test_slots_that_the_engine_has_bound_what_it_takes():
-    """Of 64 declared slots memory allows 2: two requests and a half at a time are more than it is to run."""
+    """Of 64 declared slots memory allows 2, so 2.5 requests at a time are too many."""
     wide, narrow = serving(predictor(model=PLAIN)), serving(predictor(model=PLAIN), max_concurrency=2)
     assert narrow.prompt_per_s == pytest.approx(
         wide.prompt_per_s * 0.75 / (0.5 + 0.5 * min(1.0, 2.5 * 40 / 60 / 2) / 0.8), rel=0.03
@@ -329,15 +326,15 @@ LATE, LEFT = {"ttft_s": 1.1}, {"error_code": "client_left", "ttft_s": 9.0}
 @pytest.mark.parametrize(
     ("model", "requests", "ratio"),
     [
-        (PATIENT, [{}] * 39 + [LATE], 0.5),  # one of 40 where two may
-        (PATIENT, [{}, {"status": 503, "error_code": "wait_timeout"}], 0.5),  # the first window is the best so far
+        (PATIENT, [{}] * 39 + [LATE], 0.5),  # one of 40; two may
+        (PATIENT, [{}, {"status": 503, "error_code": "wait_timeout"}], 0.5),  # the best window so far
         (PATIENT, [LATE | {"cold": True}, LEFT, {}], 0.0),
         (PLAIN, [{"e2e_s": 21 * 0.1}, {"e2e_s": 21 * 0.5}, {"e2e_s": 99.0, "cold": True}], 0.5),
         (PATIENT, [], 0.0),
     ],
 )
 def test_forecasts_say_how_much_of_its_objective_the_last_window_took(model, requests, ratio):
-    """The share that missed an objective over the 5 % that may, or seconds a token over the 0.2 of section 5.1."""
+    """The missed share over the allowed 5 %, or seconds a token over section 5.1's 0.2."""
     controller = predictor(model=model)
     controller.handle(busy(), 0.0)
     for fields in requests:
@@ -348,7 +345,6 @@ def test_forecasts_say_how_much_of_its_objective_the_last_window_took(model, req
 
 
 def test_a_window_is_held_against_the_best_ones_where_those_take_more_than_half_of_the_objective():
-    """A token a second is five times of 0.2 s: slow, but not for lack of instances."""
     controller = predictor(model=PLAIN)
     controller.handle(busy(), 0.0)
     found = []
@@ -359,7 +355,7 @@ def test_a_window_is_held_against_the_best_ones_where_those_take_more_than_half_
 
 
 def test_after_a_window_that_missed_nothing_a_model_that_has_become_slow_is_known_again():
-    """From 0.01 on by 1 % a window: 0.5, from which windows are held against it, after 394 of them."""
+    """From 0.01, 1 % a window reaches 0.5 after 394 windows."""
     forecasts = ModelForecasts(forecaster=LastWindow(60.0), next_number=0, num_kept=1)
     clean, slow = (Window(started_at=0.0, num_judged=100, objective_sum=100 * ratio) for ratio in (0.0, 3.0))
     assert forecasts._held_against_the_least(clean) == 0.0
@@ -406,9 +402,6 @@ def test_who_leads_next_forecasts_on():
     assert len(second.past_forecasts("m")) == 1
 
 
-# how far ahead
-
-
 class FollowsStarts(LastWindow):
     FOLLOWS_STARTS = True
 
@@ -428,7 +421,7 @@ def started(instance_id, took_s, kind="cold"):
     ],
 )
 def test_forecasts_reach_as_far_as_starts_from_nothing_take(starts, horizon_s, num_ahead):
-    """Median of the last three of each model; one counted twice counts once."""
+    """Median of each model's last three; duplicates count once."""
     controller = predictor(FollowsStarts)
     for start in starts:
         controller.handle(an_event(InstanceReady(instance=started(*start))), 0.0)

@@ -1,4 +1,4 @@
-"""The disk tier: which copies are written, which leave, what a fetch does with them, what a failing disk means."""
+"""The disk tier, healthy and failing."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,12 +22,12 @@ SLOW_S, READ_S = 10.0, 1.0
 
 
 def with_disk(disk_bytes: int = 100, **params: Any) -> PrefetcherController:
-    """Host memory for two sets of weights of 50 bytes, and a disk on which each is written in a second."""
+    """Host memory for two 50-byte weights, and a disk that writes each in a second."""
     return controller(**{"disk_bytes": disk_bytes, "copy_after_s": 0.0, "disk_retry_s": 60.0, **params})
 
 
 def bring(prefetcher: PrefetcherController, ref: WeightsRef, now_s: float, *user: str, **how: Any) -> list[Any]:
-    """A whole fetch of 50 bytes, slow unless `how` says otherwise; all that was asked for meanwhile."""
+    """A whole 50-byte fetch, slow unless `how` says otherwise."""
     effects = sized(prefetcher, ref, 50, now_s, *user)
     given = {"whole": True, "seconds": SLOW_S, "source": "http"} | how
     return [*effects, *ended(prefetcher, ref, now_s, 50, **given)]
@@ -39,7 +39,6 @@ def written(prefetcher: PrefetcherController, ref: WeightsRef, now_s: float, sec
 
 
 def copies(prefetcher: PrefetcherController) -> set[str]:
-    """Names of the references whose copies are whole."""
     names = {region_digest(ref): name for name, ref in zip("abcd", (A, B, C, D), strict=True)}
     return {names[digest] for digest in prefetcher.disk.copies if prefetcher.disk.has(digest)}
 
@@ -108,7 +107,6 @@ def test_a_lost_copy_is_dropped_and_the_fetch_goes_on() -> None:
 
 @pytest.mark.parametrize("caching", ["lru", "lfu"])
 def test_disk_takes_what_leaves_host_memory_next_and_keeps_what_has_left(caching: str) -> None:
-    """Room for one copy: it goes to the weights that are next to leave, not to those that were used last."""
     prefetcher = with_disk(50, caching=caching)
     bring(prefetcher, A, 1.0)
     prefetcher.handle(Tick(), 1.5)
@@ -123,7 +121,7 @@ def test_disk_takes_what_leaves_host_memory_next_and_keeps_what_has_left(caching
 
 
 def test_mcache_keeps_the_more_important_on_disk() -> None:
-    """a has left host memory and is asked for often; b is next to leave and is asked for hardly ever."""
+    """a has left host memory and is wanted often; b leaves next and hardly is."""
     prefetcher = with_disk(50, caching="mcache", capacity_bytes=50)
     for name, ref in (("a", A), ("b", B)):
         prefetcher.handle(an_event(ModelDeployed(model=a_model(name, weights=ref))), 0.0)
@@ -139,7 +137,7 @@ def test_mcache_keeps_the_more_important_on_disk() -> None:
 
 
 def test_weights_on_disk_leave_host_memory_before_those_that_would_be_fetched() -> None:
-    """mCache Eq. 1 over both tiers: the penalty of a miss is what the nearest tier below takes."""
+    """mCache Eq. 1 over both tiers."""
     prefetcher = with_disk(caching="mcache", disk_gain=0.95)
     bring(prefetcher, A, 1.0, seconds=40.0)
     prefetcher.handle(Tick(), 1.5)

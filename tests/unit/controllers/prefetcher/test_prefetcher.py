@@ -1,4 +1,4 @@
-"""The prefetcher: one fetch per digest, host memory by policy, what is in use stays."""
+"""The prefetcher: one fetch per digest, host memory by policy."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,20 +48,17 @@ def drop(ref: WeightsRef, reason: str = "r") -> Event:
 
 
 def sized(prefetcher: PrefetcherController, ref: WeightsRef, num_bytes: int, now_s: float, *user: str) -> list[Any]:
-    """A fetch is asked for, and knows its size."""
     prefetcher.handle(fetch(ref, *user), now_s)
     return prefetcher.handle(msg.FetchSized(region_digest(ref), num_bytes), now_s)
 
 
 def ended(prefetcher: PrefetcherController, ref: WeightsRef, now_s: float, num_bytes: int = 0, **how: Any) -> list[Any]:
-    """A fetch ends: whole, or with a code."""
     return prefetcher.handle(msg.FetchEnded(digest=region_digest(ref), num_bytes=num_bytes, **how), now_s)
 
 
 def bring(
     prefetcher: PrefetcherController, ref: WeightsRef, num_bytes: int, now_s: float, *user: str, seconds: float = 1.0
 ) -> list[Any]:
-    """A whole fetch, from command to end; what was asked for when its size was known."""
     effects = sized(prefetcher, ref, num_bytes, now_s, *user)
     ended(prefetcher, ref, now_s, num_bytes, whole=True, seconds=seconds, source="file")
     return effects
@@ -266,7 +263,6 @@ def test_a_stages_part_is_answered_by_a_fact_of_its_own() -> None:
 
 
 def test_what_a_stage_lacks_comes_after_whatever_a_request_waits_for() -> None:
-    """And is asked for again and again by who consolidates, as one wish."""
     prefetcher = controller(max_fetches=1)
     prefetcher.handle(fetch(B, "i-2"), 1.0)
     for again in range(3):
@@ -307,7 +303,6 @@ def test_a_drop_spares_what_is_in_use() -> None:
 
 
 def test_weights_that_an_operator_has_pinned_stay_when_others_need_the_memory() -> None:
-    """Of three that do not fit together the pinned one stays, though it was used longest ago."""
     prefetcher = controller()
     pinned = a_model("pinned", weights=A, kept_at=KeptAt.HOST)
     prefetcher.handle(an_event(ModelDeployed(model=pinned)), 0.5)
@@ -419,7 +414,7 @@ def test_an_unknown_order_is_named() -> None:
 
 
 def test_mcache_keeps_what_was_slow_to_come() -> None:
-    """mCache Eq. 1: of two asked for as often, the one whose measured miss costs more stays; LRU takes the older."""
+    """mCache Eq. 1; LRU takes the older."""
     for caching, loser in (("mcache", B), ("lru", A)):
         prefetcher = controller(caching=caching)
         bring(prefetcher, A, 50, 1.0, seconds=9.0)
@@ -446,7 +441,7 @@ def test_what_an_earlier_process_left_is_in_the_order() -> None:
     assert only(bring(prefetcher, C, 50, 11.0), msg.DropRegion).digest == "old"
 
 
-# whose weights stay, and what a miss costs: mCache Eq. 1's P on a node
+# mCache Eq. 1's P on a node
 
 
 @pytest.mark.parametrize(
@@ -454,8 +449,9 @@ def test_what_an_earlier_process_left_is_in_the_order() -> None:
     [(InstanceState.LOADING, InstanceState.PREWARMED), (InstanceState.READY, InstanceState.SWAPPED_OUT)],
 )
 def test_a_replica_and_an_engine_asleep_need_no_cached_weights(awake: InstanceState, dormant: InstanceState) -> None:
-    """They lie on its GPUs, or in host memory of its own (`snapshot_ratio`): held here as well, many of them would
-    leave no memory for a start."""
+    """Theirs are on its GPUs or in host memory of its own (`snapshot_ratio`); a second copy would leave no room for a
+    start.
+    """
     holds = Holds("node-1", lambda weights: "digest", 120.0)
     holds.set_model(a_model("m"))
     holds.hold("i-1", "digest", 0.0)
@@ -486,7 +482,6 @@ def test_one_that_shares_its_weights_maps_them_asleep_too(dormant: InstanceState
 
 
 def test_a_replica_on_a_gpu_is_a_copy_once_it_is_whole() -> None:
-    """The union's worth of weights in host memory counts it; one on its way is none, nor one gone."""
     holds = Holds("node-1", lambda weights: "digest", 120.0)
     seen = {}
     states = (InstanceState.LOADING, InstanceState.PREWARMED, InstanceState.STOPPED)
@@ -543,7 +538,7 @@ def test_a_replica_that_gives_way_is_no_copy_unless_it_stays_after_all() -> None
 
 
 def test_weights_whose_replica_gives_way_leave_after_those_whose_replica_stays() -> None:
-    """Two copies of the same model do not leave for one start, each because the other is there."""
+    """Otherwise both copies could leave for one start, each because of the other."""
     prefetcher = controller(caching="union", hold_s=5.0)
     for name, model_key, ref in (("r-a", "m", A), ("r-b", "n", B)):
         prefetcher.handle(fetch(ref, model_key=model_key), 1.0)

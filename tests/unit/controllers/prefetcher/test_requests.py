@@ -1,4 +1,4 @@
-"""The rate of requests on its way from routers' reports into the order of the cache."""
+"""The rate of requests in the cache order."""
 
 import pytest
 
@@ -63,7 +63,6 @@ def test_a_router_that_is_silent_for_long_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("caching", "victim"), [("mcache", "b"), ("mcache:counts=uses", "a"), ("lru", "a")])
 def test_weights_with_requests_stay_though_they_were_started_once(caching: str, victim: str) -> None:
-    """a was started once and has answered a hundred requests since; b has been started three times, later."""
     params = PrefetcherParams(capacity_bytes=100, caching=caching)
     prefetcher = PrefetcherController("node-1", params, digest_of=region_digest)
     for name, ref in (("a", A), ("b", B), ("c", C)):

@@ -36,7 +36,7 @@ def view(*rows: Row, at: float = NOW, kind: Kind = Kind.MODEL, **more: Any) -> F
 
 
 class Driven:
-    """A controller at a clock, with the API server's part played: what is written is seen again."""
+    """A controller with a clock and the API server's part: writes are seen again."""
 
     def __init__(self, *resources: Resource, seen: FleetView | None = None) -> None:
         self.controller, self.now_s = ResourcesController(), NOW
@@ -48,12 +48,10 @@ class Driven:
         return self.controller.handle(stimulus, self.now_s)
 
     def later(self, seconds: float, *rows: Row, **more: Any) -> list[Any]:
-        """A look at the fleet, some seconds later."""
         self.now_s += seconds
         return self.say(msg.Looked(view(*rows, at=self.now_s, **more)))
 
     def write(self, effects: list[Any]) -> dict[str, Any]:
-        """The status that the one effect writes, seen again."""
         (effect,) = [one for one in effects if isinstance(one, msg.WriteStatus)]
         kept = replace(self.controller.resources[effect.resource.uid], status=dict(effect.status))
         assert not [one for one in self.say(msg.Seen(kept)) if isinstance(one, msg.WriteStatus)], "written again"

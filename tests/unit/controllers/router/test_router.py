@@ -208,8 +208,6 @@ def test_eta_is_what_the_last_starts_took_less_what_has_passed() -> None:
 
 
 def test_a_retry_after_is_what_the_placer_predicts() -> None:
-    """Of a model never started the engine's prior; of a start under way what its command carried; of a sleeper what a
-    wake took on whatever node, as the placer's table has it."""
     declared = model(engine="emulated", weights=WeightsRef(uri=""), weights_bytes=20 * 10**9, on_cold=OnCold.REFUSE)
     run = Run(declared, default_start_s=70.0)
     refused = next(e for e in run.arrive() if isinstance(e, msg.Reject))
@@ -368,9 +366,6 @@ def test_a_bus_that_stores_again_in_time_costs_nobody_an_answer() -> None:
     run.handle(msg.BusRefuses(""), 4.0)
     effects = run.handle(Tick(), 2.0)
     assert not rejected(effects) and published(effects, facts.RequestWaiting)
-
-
-# -- streams whose instance is lost --------------------------------------------------------------------------------
 
 
 def test_a_broken_stream_goes_to_another_instance_at_once() -> None:

@@ -1,4 +1,4 @@
-"""A base and its adapters at a router: one engine, one count of slots, one order of those who wait."""
+"""A base and its adapters share one engine, slot count and queue."""
 
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.router.messages import RequestEnded
@@ -9,7 +9,7 @@ from tests.router_steps import Run, dispatched, model, rejected
 
 
 def shared(**params) -> Run:
-    """A base with i-1, whose engine runs two requests at once, and two adapters in it."""
+    """A base with i-1, which runs two requests at once, and two adapters in it."""
     run = Run(model("m"), model("a", base="m"), model("b", base="m"), **params)
     run.instance("i-1")
     for key in ("a", "b"):

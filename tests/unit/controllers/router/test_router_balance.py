@@ -1,5 +1,4 @@
-"""The router and its balancers: which instance may be chosen, what they learn of tokens, what a load report says of
-what is ahead, and what becomes of requests whose engine is put to sleep."""
+"""The router and its balancers, their token learning and load reports."""
 
 from collections import deque
 from typing import Any
@@ -22,15 +21,13 @@ from tests.router_steps import Run, dispatched
 
 
 class Ahead(Run):
-    """A router that looks ahead, with one model."""
-
     def __init__(self, policy: str = "preserve_load_aware", **fields: Any) -> None:
         balancer = BalancerParams(tpot_s=1.0, hold_overloaded=True)
         super().__init__(a_model(**({"max_concurrency": 256} | fields)), policy=policy, balancer=balancer)
         self.revision = 1
 
     def instance(self, *given: Any, **fields: Any) -> list[Any]:
-        """Each state is newer than the one before."""
+        """Each state is newer than the last."""
         self.revision += 1
         return super().instance(
             *given, **({"max_concurrency": 256, "kv_tokens": 1000, "revision": self.revision} | fields)
@@ -46,7 +43,7 @@ def went(effects: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize("over", [{"replica": True}, {"part_of": "i-0"}])
 def test_replicas_and_later_stages_are_no_targets(over: dict[str, Any]) -> None:
-    """WarmServe section 5, HydraServe section 4: neither is an engine a client reaches."""
+    """WarmServe section 5, HydraServe section 4."""
     run = Ahead()
     run.instance(**over)
     assert isinstance(run.ask()[0], msg.Hold)
@@ -79,7 +76,7 @@ def test_what_a_pipeline_runs_is_called_back_when_a_node_of_it_leaves() -> None:
 
 
 def test_a_consolidated_instance_needs_no_other_node() -> None:
-    """HydraServe section 6: once one worker runs all of it, the others may go."""
+    """HydraServe section 6."""
     run = Ahead()
     run.instance("i-1", num_stages=2)
     run.ask()
@@ -99,7 +96,7 @@ def test_a_consolidated_instance_takes_no_more_than_it_says() -> None:
 
 
 def test_a_load_report_says_what_is_ahead() -> None:
-    """PreServe section 4.3.2: the scaler asks the anticipators of the instances."""
+    """PreServe section 4.3.2."""
     run = Ahead()
     run.instance("i-1")
     run.instance("i-2")
@@ -122,7 +119,7 @@ def test_a_policy_that_only_counts_reports_nothing_ahead() -> None:
 
 
 def test_the_overloaded_hold_and_go_on_in_order() -> None:
-    """PreServe section 4.3.3: queued while all are overloaded, aborted when the queue is full."""
+    """PreServe section 4.3.3."""
     run = Ahead(max_queue=2)
     run.instance()
     assert went(run.ask(900, 300))
@@ -155,11 +152,11 @@ def ahead(run: Ahead) -> int:
 
 def test_a_text_is_needed_first_where_a_request_has_a_choice_or_waits() -> None:
     run = Ahead(max_concurrency=1)
-    assert run.controller.chooses("m")  # none runs: it is held, and several may start
+    assert run.controller.chooses("m")  # none runs: held, and several may start
     run.instance(max_concurrency=1)
     assert not run.controller.chooses("m")
     run.ask()
-    run.ask()  # the one slot is taken: this one waits
+    run.ask()  # waits: the one slot is taken
     assert run.controller.chooses("m")
     run.handle(msg.RequestEnded(1))
     assert not run.controller.chooses("m")
@@ -171,12 +168,12 @@ def test_a_text_read_later_changes_what_is_ahead_of_its_instance() -> None:
     run = Ahead()
     run.instance()
     run.ask(expected=0, most=300)
-    assert ahead(run) == 200  # of a model that has answered nothing yet
+    assert ahead(run) == 200  # of a model without answers yet
     run.handle(msg.TextRead(1, 40, teaches=True))
     assert ahead(run) == 40
     run.handle(msg.TextRead(1, 900, teaches=True))
     assert ahead(run) == 300  # the client bounds it
-    run.handle(msg.TextRead(2, 40, teaches=True))  # one that is here no more
+    run.handle(msg.TextRead(2, 40, teaches=True))  # no longer here
     assert ahead(run) == 300
 
 
@@ -239,7 +236,7 @@ def test_another_routers_tokens_turn_a_request_elsewhere() -> None:
 
 
 def test_the_peak_is_held_against_the_cache_that_the_engine_says_it_has() -> None:
-    """PreServe's M of smol-chat is 6,144 tokens; max_concurrency * context_tokens would be 8,192."""
+    """PreServe's M of smol-chat is 6,144 tokens, not max_concurrency * context_tokens = 8,192."""
     run = Ahead(max_concurrency=4, context_tokens=2048)
     run.instance(max_concurrency=3, kv_tokens=6144)
     run.ask(prompt=3072, expected=1)
@@ -266,13 +263,13 @@ def test_an_engine_that_drains_keeps_what_it_has() -> None:
     assert run.instance("i-1", InstanceState.DRAINING) == []
 
 
-# Two routers at one engine: together they fill it once, and neither keeps the other waiting for ever.
+# Two routers at one engine fill it once, and neither starves the other.
 
 STEP_S, REPORT_S, SERVICE_S = 0.05, 0.2, 0.5
 
 
 class Pair:
-    """Routers in virtual time with one engine that takes `room` at once; reports every REPORT_S, late by that much."""
+    """Routers in virtual time at one engine that takes `room` requests; reports every REPORT_S, delayed by as much."""
 
     def __init__(self, room: int, num: int = 2) -> None:
         self.now, self.room, self.tickets = 0.0, room, 0
@@ -316,7 +313,7 @@ def test_a_backlog_everywhere_fills_the_engine_once_and_is_shared(num: int) -> N
         for _ in range(400):
             pair.arrive(k)
     for _ in range(40):
-        pair.step()  # who came first gives way to the others' shares
+        pair.step()  # the first to come yields to the others' shares
     most = 0
     for _ in range(100):
         pair.step()

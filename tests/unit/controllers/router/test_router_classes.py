@@ -1,4 +1,4 @@
-"""The class of requests in load reports, and batch requests that give way."""
+"""Request classes in load reports, and batch requests that give way."""
 
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.router import messages as msg

@@ -1,4 +1,4 @@
-"""Streams that leave an instance before its drain ends them: which, when, for where, and what they count as."""
+"""Streams that leave an instance before its drain ends them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ S = InstanceState
 
 
 def running(*tickets: int, **params: Any) -> Run:
-    """So many requests of model m have run on i-1 for 2 s, and i-2 has two free slots."""
+    """Requests of model m have run on i-1 for 2 s, and i-2 has two free slots."""
     run = Run(model(max_concurrency=2), **({"move_within_s": 5.0} | params))
     run.instance("i-1")
     for _ in tickets:
@@ -64,7 +64,6 @@ def test_what_answers_take_is_what_one_is_expected_to() -> None:
 
 
 def test_while_models_wait_for_memory_only_what_ends_soon_stays() -> None:
-    """The drained instance may be leaving for one of them."""
     run = Run(model(), model("b"), move_within_s=5.0)
     run.instance("i-1")
     run.arrive()
@@ -156,7 +155,6 @@ def test_one_that_stays_learns_what_became_of_its_instance_meanwhile(state: Inst
 
 
 def test_who_is_recalled_from_an_address_that_is_no_more_is_asked_to_leave_once() -> None:
-    """One row may bring both: a stage that became whole, and drains."""
     run = running(1)
     recalled = run.instance("i-1", S.DRAINING, revision=2, url="http://other:1", drain_ends_at=run.now_s)
     assert recalled == [msg.Recall(1, "the instance has another address", moved=True)]

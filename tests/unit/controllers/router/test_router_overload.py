@@ -1,4 +1,4 @@
-"""A request whose wait cannot end in time is refused at once, and told truly when to ask again."""
+"""Early refusal of requests that cannot be served in time."""
 
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.router import messages as msg
@@ -9,7 +9,7 @@ LATE = 429, "wait_too_long"
 
 
 def measured(*models, took_s=4.0, **params) -> Run:
-    """A router that has seen five answers of `m`, each of `took_s`; its one instance takes two at once."""
+    """A router that saw five answers of `m`, `took_s` each; its one instance takes two at once."""
     run = Run(*(models or (model(max_queue=1000),)), late_ratio=1.0, **params)
     run.instance()
     for _ in range(5):
@@ -23,7 +23,7 @@ def fill(run, num, name="m"):
 
 
 def test_who_could_not_be_sent_on_within_the_longest_wait_is_refused_at_arrival():
-    """Two at once, 4 s each: five wait for 10 s, which is as long as they may; the sixth would wait longer."""
+    """Two at once, 4 s each: five wait for 10 s, the limit."""
     run = measured()
     effects = fill(run, 2 + 6)
     assert rejected(effects) == [] and len([e for e in effects if isinstance(e, msg.Hold)]) == 6
@@ -62,7 +62,7 @@ def test_those_who_wait_are_looked_at_again_and_the_last_go_first():
     run = measured(model(max_queue=1000, max_wait_s=60.0), took_s=1.0)
     fill(run, 2 + 40)
     for ticket in (6, 7):
-        assert rejected(run.handle(msg.RequestEnded(ticket, 100.0))) == []  # answers take longer from now on
+        assert rejected(run.handle(msg.RequestEnded(ticket, 100.0))) == []  # answers slow down from here
     late = rejected(run.handle(Tick(), 0.25))
     assert late and {(status, code) for _, status, code in late} == {LATE}
     tickets = [ticket for ticket, _, _ in late]
@@ -84,7 +84,7 @@ def test_a_stream_is_asked_for_once_more_before_its_head_and_not_after():
 
 
 def short_of_memory(num_other=40, **params) -> Run:
-    """`a` has an instance, and `b` waits for memory; five answers of each were seen."""
+    """`a` has an instance, `b` waits for memory; five answers of each were seen."""
     models = [model(key, max_queue=1000, max_wait_s=60.0) for key in "ab"]
     run = Run(*models, late_ratio=1.0, **params)
     for key in "ab":
@@ -145,7 +145,7 @@ def test_a_queue_that_falls_short_ends_refusing():
 
 
 def test_a_stream_at_its_last_chance_has_to_have_some_reserve_while_memory_is_short():
-    """A third less than what is refused otherwise: of the 60 s, 40."""
+    """A third below the usual limit: 40 of 60 s."""
     run = short_of_memory(num_other=10)
     overload, b = run.controller.overload, run.controller.fleet.models["b"]
     assert [overload.is_late(b, num, 0.0, run.now_s, last_chance=True) for num in (10, 11)] == [False, True]

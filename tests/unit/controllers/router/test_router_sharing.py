@@ -1,4 +1,4 @@
-"""Several tenants at one model: who is dispatched next, and who is refused."""
+"""Several tenants of one model: dispatch order and refusals."""
 
 import random
 import re
@@ -14,7 +14,6 @@ from tests.router_steps import Run, dispatched, model, rejected, warm
 
 
 def shared(slots: int = 8, **params: Any) -> Run:
-    """A run whose one instance has so many slots, and a queue of eight."""
     run = Run(model(max_concurrency=slots, max_queue=8, max_wait_s=60.0), **params)
     run.instance(max_concurrency=slots)
     return run
@@ -147,7 +146,7 @@ def test_a_stopped_models_queue_is_emptied_whoever_waits() -> None:
 
 
 def _life(run: Run, seed: int, tenants: list[str], *, faults: bool = True) -> list[str]:
-    """A random life of a router; the tenant and class of a request come from a stream of their own."""
+    """A random life of a router; tenants and classes have a random stream of their own."""
     chance, names = random.Random(seed), random.Random(seed + 1)
     log: list[str] = []
     open_: set[int] = set()

@@ -1,4 +1,4 @@
-"""GPU-seconds of requests: shares of each moment, starts that were for them, and what is not known."""
+"""GPU-seconds of requests."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The emulated engine's routes over real sockets, its clock a thousand times too fast."""
+"""The emulated engine's routes over real sockets."""
 
 import asyncio
 import base64
@@ -46,7 +46,6 @@ async def serving(*, time_scale: float = 1000.0, **changes: Any) -> AsyncIterato
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    """Of an engine with nothing out of the ordinary."""
     async with serving() as (_, made):
         yield made
 
@@ -227,7 +226,7 @@ WHOLE_S, HALF_S, PREFILL_S = (13 << 30) / 10e9, (13 << 29) / 10e9, 0.0177  # 13 
             13 << 29,
             ["/wake_up", "/wake_up"],
             pytest.approx([HALF_S - PREFILL_S], abs=1e-3),
-        ),  # which runs beside the last of them
+        ),  # beside the last one
         (-1, ["/sleep?level=1", "/sleep?level=1", "/wake_up"], pytest.approx([WHOLE_S, WHOLE_S])),
     ],
     ids=["WarmServe section 4: the rest of a replica, once", "SwapServeLLM section 4: both ways"],

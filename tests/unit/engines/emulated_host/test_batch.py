@@ -1,5 +1,4 @@
-"""The emulated engine below its routes: continuous batching, step costs, faults, text that depends on its input
-alone."""
+"""The emulated engine below its routes."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A pipeline of emulated engines over real sockets, their clocks too fast: HydraServe sections 4 and 6."""
+"""A pipeline of emulated engines over real sockets: HydraServe sections 4 and 6."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ WHOLE = {"kv_bytes": 8 * GIB, "max_running": 4}
 
 
 class Stage:
-    """One engine of `num`, listening; `steps` ends when it can step no more."""
+    """`steps` ends when it can no longer step."""
 
     def __init__(self, stage: int, num: int, **changes: Any) -> None:
         fields: dict[str, Any] = {"time_scale": 40.0, "stage_timeout_s": 5.0, "kv_bytes": 4 * GIB}
@@ -101,12 +101,10 @@ async def text(stage: Stage, num_tokens: int = 8) -> str:
 
 
 def told(num_tokens: int) -> str:
-    """What one engine alone answers."""
     return "".join(itertools.islice(answer_tokens("a " * 200, 0), num_tokens))
 
 
 async def test_a_pipeline_answers_as_one_engine_does() -> None:
-    """Every step passes through every stage, in an even part of its time each, and each keeps its part of the KV."""
     async with pipeline(3) as stages:
         answering = asyncio.create_task(text(stages[0], 200))
         await until(lambda: stages[2].engine.carried.kv_tokens > 100, "the prompt has passed through all of them")
@@ -176,8 +174,6 @@ async def test_what_is_no_step_is_refused() -> None:
 
 
 async def test_it_becomes_whole_under_a_request_that_runs() -> None:
-    """The rest of the weights comes first, then the other stage's part of the KV cache; no token is lost or late, and
-    later steps ask nobody."""
     async with pipeline() as (first, later):
         answering = asyncio.create_task(text(first, 400))
         await until(lambda: later.engine.carried.kv_tokens, "a step passes through the later stage")
@@ -196,7 +192,7 @@ async def test_it_becomes_whole_under_a_request_that_runs() -> None:
 
 
 async def test_a_later_stage_becomes_whole_and_carries_the_pipeline_on() -> None:
-    """Section 6.2, scale up: it answers its own requests then, beside the steps of the pipeline."""
+    """Section 6.2, scale up: it serves its own requests meanwhile."""
     async with pipeline() as (first, later):
         assert (await later.ask("/stage/consolidate", WHOLE)).status_code == 200
         both = await asyncio.gather(text(first, 40), text(later, 40))
@@ -206,7 +202,7 @@ async def test_a_later_stage_becomes_whole_and_carries_the_pipeline_on() -> None
 
 
 async def test_a_consolidation_is_given_up_and_asked_for_again() -> None:
-    async with pipeline(time_scale=1.0, load_bytes_per_s=1e9) as (first, _):  # 7 s, which nobody waits for
+    async with pipeline(time_scale=1.0, load_bytes_per_s=1e9) as (first, _):  # 7 s
         asked = asyncio.create_task(first.ask("/stage/consolidate", WHOLE))
         await asyncio.sleep(0.05)
         assert (await first.ask("/stage/abandon")).json() == {"is_whole": False, "kv_tokens": 0}
@@ -219,7 +215,7 @@ async def test_a_consolidation_is_given_up_and_asked_for_again() -> None:
 
 @pytest.mark.parametrize("how", ["gone", "hangs"])
 async def test_without_a_stage_the_engine_ends(how: str) -> None:
-    """As vLLM does: its requests have lost a part of their KV cache."""
+    """As in vLLM: its requests lose KV cache."""
     async with pipeline(stage_timeout_s=1.0) as (first, later):
         answering = asyncio.create_task(first.ask("/v1/completions", completion(1000)))
         await until(lambda: later.engine.carried.kv_tokens, "a step passes through the later stage")
@@ -231,11 +227,11 @@ async def test_without_a_stage_the_engine_ends(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["gone", "hangs"])
 async def test_with_all_of_the_weights_it_goes_on_alone(how: str) -> None:
-    """The KV cache of the stage that is lost is computed again, and no token differs."""
+    """It recomputes the lost stage's KV cache."""
     async with pipeline(stage_timeout_s=1.0) as (first, later):
         answering = asyncio.create_task(text(first, 400))
         await until(lambda: later.engine.carried.kv_tokens > 150, "steps pass through the later stage")
-        first.engine.whole = Whole(8 * GIB, 4)  # the rest of the weights has come
+        first.engine.whole = Whole(8 * GIB, 4)
         harm(later, how)
         await until(lambda: first.engine.num_stages == 1, "it goes on alone")
         assert (await first.ask("/stage/consolidate", WHOLE)).status_code == 200
@@ -244,7 +240,6 @@ async def test_with_all_of_the_weights_it_goes_on_alone(how: str) -> None:
 
 
 def harm(stage: Stage, how: str) -> None:
-    """It is gone, or hangs."""
     if how == "hangs":
         stage.engine.set_faults(Faults(hang=True))
     else:

@@ -1,4 +1,4 @@
-"""Who leaves first, by each algorithm, on sequences worked by hand."""
+"""Eviction orders on hand-worked sequences."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_utility_is_penalty_per_byte_and_rate():
 
 
 def test_the_rate_is_that_of_requests_where_they_are_counted():
-    """Section 4.3.2: the invocation history. Uses count until the first request: what is new is worth one."""
+    """Section 4.3.2: uses count until the first request."""
     params = ImportanceParams(half_life_s=100.0, spread=1.0, counts="requests")
     memory = Importance(lambda name, size: 1.0, params)
     per_request = math.log(2) / 100
@@ -68,11 +68,11 @@ def test_the_rate_is_that_of_requests_where_they_are_counted():
 
 
 def test_three_half_lives_keep_who_is_asked_for_now_and_who_is_asked_for_always():
-    """Erratum E25: the rate is the mean of a short, a middle and a long memory."""
+    """Erratum E25: the mean of a short, a middle and a long memory."""
 
     def memory(half_life_s, spread):
         made = Importance(lambda name, size: 1.0, ImportanceParams(half_life_s=half_life_s, spread=spread))
-        for at in range(100):  # every 100 s for ever
+        for at in range(100):  # every 100 s forever
             made.used("always", 10, at * 100.0, hit=True)
         made.used("now", 10, 9_990.0, hit=False)
         for at in range(40):  # a burst, long ago

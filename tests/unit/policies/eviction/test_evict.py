@@ -1,4 +1,4 @@
-"""Who leaves: LRU, mCache's evaluation baseline, and SwapServeLLM's demand-aware preemption (section 3.5)."""
+"""Eviction: LRU, mCache's baseline, and SwapServeLLM's demand-aware preemption (section 3.5)."""
 
 import pytest
 

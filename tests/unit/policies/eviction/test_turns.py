@@ -1,5 +1,4 @@
-"""Time slices on a GPU, served to the end of a burst and left once more wait elsewhere than would come for the engine
-there; and what models are given while memory is short, counted by hand."""
+"""Time slices on a GPU, and models' shares while memory is short, counted by hand."""
 
 import pytest
 
@@ -27,7 +26,7 @@ def test_fair_turns_last_their_time_whatever_the_queues_are():
 
 @pytest.mark.parametrize(("arriving_per_s", "stays"), [(0.0, False), (0.1, False), (0.15, True), (2.0, True)])
 def test_a_balanced_turn_ends_when_more_wait_than_would_come_in_a_round(arriving_per_s, stays):
-    """A round is two starts of 8 s and a turn of 5 s; three wait, so the balance is at one request in 7 s."""
+    """A round is two starts of 8 s and a turn of 5 s; three wait, so the balance is one request in 7 s."""
     assert bool(goes_on(turn(arriving_per_s=arriving_per_s), BALANCED)) is stays
 
 
@@ -64,8 +63,6 @@ def test_an_engine_with_a_queue_stays_until_it_is_a_quantum_ahead_and_not_longer
     assert goes_on(turn(ahead=60, arriving_per_s=9.0), BALANCED), "a burst is served to its end"
     assert not goes_on(turn(ahead=5, **busy), TurnParams(rule="balanced", fair_requests=0))
 
-
-# shares
 
 FORGET_S = 30.0
 

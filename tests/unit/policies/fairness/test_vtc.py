@@ -1,4 +1,4 @@
-"""Virtual token counters: who is dispatched next, who leaves a slot free, and who is refused first."""
+"""Virtual token counters: dispatch order, slots left free, and refusals."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ PLENTY = (100, 100)  # slots, free ones
 
 
 class Line:
-    """A discipline with a clock and numbered requests, each of 10 tokens of prompt and 10 of answer: 30 weighted."""
+    """A discipline with a clock and requests of 10 prompt and 10 answer tokens: 30 weighted."""
 
     def __init__(self, **params: float) -> None:
         self.vtc = Vtc(FairnessParams(**params))  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ class Line:
         return self.vtc.next(num_slots, num_free, self.now_s)
 
     def take(self, num: int = 1) -> str:
-        """Dispatch so many requests. Return the initials of their tenants."""
+        """Dispatch `num` requests; return their tenants' initials."""
         taken = ""
         for _ in range(num):
             ticket = self.next()
@@ -54,7 +54,7 @@ class Line:
 
 
 def test_tenants_take_turns_however_many_requests_each_has() -> None:
-    """Section 4.1: the smallest counter goes next."""
+    """Section 4.1."""
     line = Line()
     line.hold("flood", 6)
     line.hold("light", 2)
@@ -62,9 +62,9 @@ def test_tenants_take_turns_however_many_requests_each_has() -> None:
 
 
 def test_a_tenant_with_long_requests_has_fewer_of_them() -> None:
-    """Section 4.1: the counter is of tokens, 1 for each of a prompt and 2 for each of an answer."""
+    """Section 4.1."""
     line = Line()
-    line.hold("long", 4, prompt=70)  # 90 weighted tokens, of which three short ones are 90
+    line.hold("long", 4, prompt=70)  # 90 weighted tokens, as three short ones
     line.hold("short", 9)
     assert line.take(12).count("l") == 3
 
@@ -78,7 +78,7 @@ def test_a_weight_of_two_has_twice_the_tokens() -> None:
 
 
 def test_absence_earns_no_credit() -> None:
-    """Algorithm 2, lines 7 to 13: the counter is lifted to the least of those that wait."""
+    """Algorithm 2, lines 7 to 13: lifted to the least counter of those that wait."""
     line = Line()
     flood = line.hold("flood", 40)
     line.take(10)
@@ -101,7 +101,7 @@ def test_a_longer_answer_than_expected_is_charged_at_its_end() -> None:
     line.hold("a", 10)
     line.hold("b", 10)
     assert line.take(2) == "ab"
-    line.vtc.left(1, 100, line.now_s, comes_back=False)  # 210 weighted tokens in place of 30
+    line.vtc.left(1, 100, line.now_s, comes_back=False)  # 210 weighted tokens instead of 30
     line.vtc.left(11, 10, line.now_s, comes_back=False)
     assert line.take(7) == "bbbbbba"
 
@@ -140,7 +140,7 @@ def test_batch_goes_only_where_nothing_more_urgent_waits() -> None:
 
 @pytest.mark.parametrize("priority", [Priority.INTERACTIVE, Priority.STANDARD])
 def test_batch_that_has_waited_long_enough_goes_whatever_the_others_send(priority: Priority) -> None:
-    """The bound of the docstring: one request of each, where its tenant was served nothing meanwhile."""
+    """The docstring's bound: one request of each, where its tenant was served nothing meanwhile."""
     line = Line(patience_s=30.0)
     line.hold("batch", 1, priority=Priority.BATCH)
     line.hold("flood", 200, priority=priority)
@@ -205,7 +205,7 @@ def test_long_prompts_leave_slots_for_those_that_were_served_less_even_below_the
         line.vtc.sent(line.claims[ticket], line.now_s)
         line.vtc.read(ticket, line.now_s)
     assert line.next(8, 2) == long and line.next(8, 1) is None, "one is for those with less"
-    for more in line.hold("light", 1, expected=20_000):  # now the light tenant has more than the long one
+    for more in line.hold("light", 1, expected=20_000):  # now above the long one
         line.vtc.sent(line.claims[more], line.now_s)
         line.vtc.read(more, line.now_s)
     assert line.next(8, 1) == long
@@ -265,7 +265,6 @@ def _full(line: Line, tenant: str, num: int = 8, **of: Any) -> list[int]:
 
 
 def _leave(line: Line, ticket: int) -> None:
-    """Let a recalled request leave its instance and wait again."""
     line.vtc.left(ticket, 0, line.now_s, comes_back=True)
     line.vtc.hold(line.claims[ticket], line.now_s)
 
@@ -312,8 +311,9 @@ def test_a_request_gives_way_a_limited_number_of_times_and_then_another_one_does
 
 @pytest.mark.parametrize(("prompt", "read_s", "each_s"), [(10, 0.0, 2.0), (200, 1.0, 30.0)])
 def test_what_runs_for_long_gives_way_again(prompt: int, read_s: float, each_s: float) -> None:
-    """A light tenant does not wait for the end of long answers. In the second case 200 tokens take a second to
-    read, so that a prompt of 200 and an answer of 400 take three of each of two slots: it gives way once in thirty."""
+    """In the second case 200 tokens take a second to read, so that a prompt of 200 and an answer of 400 take three of
+    each of two slots: it gives way once in thirty.
+    """
     line = Line(most_recalls=1)
     stays, flood = _full(line, "flood", 2, prompt=prompt, expected=400 if read_s else 10)
     line.vtc.stays(stays)

@@ -1,4 +1,4 @@
-"""A few routers with one limit, under a virtual clock: late reports, clocks that are apart, a bus that is away."""
+"""Routers with one limit under a virtual clock: late reports, clock skew, an absent bus."""
 
 import heapq
 import itertools
@@ -30,7 +30,7 @@ def expect_refused(answer: Reservation | Refusal | None) -> Refusal:
 
 @dataclass
 class Routers:
-    """Routers by index. `clock_s`: how far each one's clock is off."""
+    """Routers by index; `clock_s` is each one's clock offset."""
 
     num: int
     asked: tuple[Scope, ...]
@@ -38,16 +38,16 @@ class Routers:
     clock_s: tuple[float, ...] = (0.0, 2.0, -2.0)
     now_s: float = START_S
     is_bus_away: bool = False
-    is_hurrying: bool = True  # what is urgent is reported soon
+    is_hurrying: bool = True  # urgent news is reported soon
     dead: set[int] = field(default_factory=set)
-    admitted: list[tuple[float, int]] = field(default_factory=list)  # when, at which router
+    admitted: list[tuple[float, int]] = field(default_factory=list)  # time, router
     refused: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.limiters = [Limiter(f"r-{n}") for n in range(self.num)]
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._hurried: set[int] = set()  # routers that are about to report what is urgent
+        self._hurried: set[int] = set()  # about to report urgent news
         for n in range(self.num):
             self._at(self.now_s + REPORT_EVERY_S * n / self.num, lambda n=n: self._report(n))  # type: ignore[misc]
 
@@ -55,8 +55,9 @@ class Routers:
         return self.now_s + self.clock_s[n]
 
     def run(self, seconds: float, rates: Callable[[float], list[float]], tokens: int = 0) -> None:
-        """Send each router its rate of requests per second (by the seconds since the call) for so long. Each ends at
-        once with the tokens that were reserved."""
+        """Send each router its rate (by the seconds since the call); each request ends at once with its reserved
+        tokens.
+        """
         began_s, step_s = self.now_s, 0.01
         owed = [0.0] * self.num
         for step in range(round(seconds / step_s)):
@@ -85,7 +86,6 @@ class Routers:
             self._send(n, *self.limiters[n].report_urgent(self.clock(n)))
 
     def per_minute(self, seconds: float) -> float:
-        """Requests admitted in the last seconds, as of a minute."""
         return sum(at > self.now_s - seconds for at, _ in self.admitted) * 60 / seconds
 
     def refused_within(self, seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""One router's limiter: what it admits, what it refuses and for how long, and what outlives its router."""
+"""One router's limiter: admissions, refusals and lasting state."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_what_was_reserved_too_little_makes_the_next_wait_longer() -> None:
     limiter.end(expect_admitted(limiter.admit(asked, 100, START_S)), 1200, START_S)
     why = expect_refused(limiter.admit(asked, 100, START_S))
     assert why.limit is Limit.TOKENS
-    assert why.wait_s == pytest.approx(70.0)  # 600 below zero, and 100 to be had, at 10 a second
+    assert why.wait_s == pytest.approx(70.0)  # 600 below zero, and 100 more, at 10 a second
 
 
 def test_a_request_ends_once() -> None:
@@ -91,7 +91,7 @@ def test_requests_at_once_and_held() -> None:
     first, second = (expect_admitted(limiter.admit(asked, 0, START_S)) for _ in range(2))
     assert expect_refused(limiter.admit(asked, 0, START_S)).limit is Limit.CONCURRENT
     assert limiter.hold(first) is None
-    assert limiter.hold(first) is None  # the same request, held again
+    assert limiter.hold(first) is None  # held again
     assert expect_refused(limiter.hold(second)).limit is Limit.QUEUED
     limiter.release(first)
     assert limiter.hold(second) is None
@@ -133,7 +133,6 @@ def test_the_windows_are_those_of_utc() -> None:
 
 
 def test_windows_of_all_routers_count_and_survive_them() -> None:
-    """r-2 dies and r-1 is started anew from its copy: what both counted still stands, and goes on to a third one."""
     asked, now_s = scopes(tokens_per_day=1000), MIDNIGHT_S
     first, second = Limiter("r-1"), Limiter("r-2")
     for limiter, tokens in ((first, 300), (second, 600)):
@@ -144,7 +143,7 @@ def test_windows_of_all_routers_count_and_survive_them() -> None:
     again.restore(first.peers.others(), kept_of(first, now_s), now_s, now_s + 60)
     assert expect_refused(again.admit(asked, 101, now_s + 60)).limit is Limit.DAY
     third = Limiter("r-3")
-    for second_s in range(60, 90):  # until r-2 is taken to be gone
+    for second_s in range(60, 90):  # until r-2 counts as gone
         report = again.report(now_s + second_s)
         again.take("r-1", *report, now_s + second_s)
         third.take("r-1", *report, now_s + second_s)
@@ -239,7 +238,7 @@ def test_a_router_without_others_names_no_scope_and_one_that_joins_hears_of_each
     for half in range(20):
         limiter.end(expect_admitted(limiter.admit(asked, 10, START_S + half / 2)), 10, START_S + half / 2)
         number, rows = limiter.report(START_S + half / 2)
-        assert bool(rows) == (half <= 5)  # another one may not have been heard yet
+        assert bool(rows) == (half <= 5)  # another may not have been heard yet
         limiter.take("r-1", number, rows, START_S + half / 2)
     limiter.take("r-2", 1, {}, START_S + 10)
     row = limiter.report(START_S + 10)[1]["tenant/acme"]
@@ -272,12 +271,12 @@ def test_a_burst_and_a_share_of_requests_at_once_are_reported_soon() -> None:
     limiter.on_urgent = lambda: calls.append(None)
     asked = scopes(requests_per_minute=60, concurrent=6)
     expect_admitted(limiter.admit(asked, 1, START_S))
-    assert not calls  # nobody else has to know
+    assert not calls
     limiter.take("r-2", 1, {}, START_S)
     limiter.report(START_S)
     expect_admitted(limiter.admit(asked, 1, START_S))
     assert not calls
-    last = expect_admitted(limiter.admit(asked, 1, START_S))  # the third at once, of six at two routers
+    last = expect_admitted(limiter.admit(asked, 1, START_S))  # third at once, of six at two routers
     assert len(calls) == 1 and limiter.report_urgent(START_S)[1]["tenant/acme"].num_running == 3
     assert limiter.report_urgent(START_S)[1] == {}
     limiter.end(last, 1, START_S)

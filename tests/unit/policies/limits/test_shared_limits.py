@@ -1,4 +1,4 @@
-"""Several routers keep one limit: within 5 % of it, and nothing refused below 90 % of it, however the traffic falls."""
+"""Routers share one limit: within 5 % of it, and no refusal below 90 %."""
 
 import math
 from collections.abc import Callable
@@ -92,7 +92,6 @@ def test_nothing_is_refused_below_nine_tenths_while_a_router_dies() -> None:
 
 
 def test_a_router_that_starts_anew_does_not_bring_a_new_minute() -> None:
-    """It learns from the first reports what is left; what it admits before is paid back by all."""
     routers = Routers(3, scopes(requests_per_minute=LIMIT))
     routers.run(60, split("equal", 3, 2.5 * PER_S))
     routers.limiters[2] = type(routers.limiters[2])("r-2")
@@ -106,7 +105,7 @@ def test_a_router_that_starts_anew_does_not_bring_a_new_minute() -> None:
 
 
 def test_routers_that_are_hit_at_once_from_idle_admit_little_more_than_a_minute() -> None:
-    """Each router gets 600 requests within 0.4 s; reports take 5 ms. What is urgent is reported soon."""
+    """Each router gets 600 requests within 0.4 s; reports take 5 ms."""
     admitted = []
     for is_hurrying in (True, False):
         routers = Routers(3, scopes(requests_per_minute=LIMIT), delay_s=0.005, is_hurrying=is_hurrying)

@@ -1,4 +1,4 @@
-"""What a placement expects of a start: whatever the policy, from what the fleet has learned."""
+"""A placement's expectation of a start."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ def node(**fields: Any) -> Any:
 
 
 def times(kind: str = "cold", **seconds: float) -> StartTimes:
-    """One start seen, on another node."""
+    """One start, seen on another node."""
     found, phases, now = StartTimes(), [], 100.0
     for name, took in seconds.items():
         phases.append(Phase(name=PhaseName(name), started_at=now, ended_at=now + took))
@@ -61,7 +61,7 @@ def test_a_first_start_has_its_engines_prior() -> None:
 
 
 def test_weights_that_another_model_brought_are_not_fetched_again() -> None:
-    """Models of the same weights share a copy; their start was predicted as if it fetched one of its own."""
+    """Fault: they share a copy, yet the start was predicted with its own fetch."""
     known = times("cold", fetch=6.0, launch=2.0, load=1.0, warmup=0.5)
     assert expected(node(), times=known).start_s == pytest.approx(7.5)
     cached = expected(node(cached=(HERE,)), times=known)
@@ -69,7 +69,6 @@ def test_weights_that_another_model_brought_are_not_fetched_again() -> None:
 
 
 def test_weights_on_the_nodes_disk_come_at_its_rate_and_load_no_link() -> None:
-    """Whoever fetches over the card, and as fast as other nodes' starts from disk were where nothing was measured."""
     known, card = times("disk", fetch=2.0, launch=1.0, load=1.0), Link(link_id="node-1/nic", bytes_per_s=1.0 * GB)
     busy = LinkLedger(
         bytes_per_s=1.0 * GB, since_s=200.0, fetches=(Fetch(fetch_id="x", left_bytes=9e9, deadline_at=900.0),)
@@ -93,7 +92,7 @@ def test_a_declared_link_is_shared_with_those_that_fetch_over_it() -> None:
 
 
 def test_only_an_engine_that_declares_it_streams() -> None:
-    """Eq. 5 hides the load behind the fetch; where nothing streams it follows."""
+    """Eq. 5."""
     known = times("cached", launch=2.0, load=3.0, warmup=0.5)
     card = (Link(link_id="node-1/nic", bytes_per_s=1.0 * GB),)
     plain = expected(node(links=card), times=known)

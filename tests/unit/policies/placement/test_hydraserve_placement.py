@@ -52,7 +52,6 @@ def servers(num, **fields):
 
 
 def place(policy, nodes, *params, model=SEVEN_B, is_awaited=True, **fields):
-    """By a policy's function, or by that of its module."""
     times = StartTimes(priors={}, otherwise=configured(STAGES))
     view = PlacementView(now_s=0.0, nodes=nodes, start_stages=STAGES, times=times, **fields)
     request = PlaceRequest(instance_id="i", model=model, is_awaited=is_awaited)
@@ -72,8 +71,7 @@ def test_two_stages_where_one_server_would_be_late_each_with_its_half():
 
 
 def test_the_union_uses_every_link_where_a_request_without_an_objective_waits():
-    """12 GB at 2 GB/s take 6 s over one link, and 3 s over two. A node that serves no stages is taken where it is as
-    soon. HydraServe alone takes one worker, as the union does where nobody waits."""
+    """12 GB at 2 GB/s take 6 s over one link, 3 s over two. HydraServe alone takes one worker."""
     free = replace(SEVEN_B, slo=Slo())
     assert len(place(hydraserve, servers(2), model=free).stages) == 1
     assert len(place(union, servers(2), model=free, is_awaited=False).stages) == 1
@@ -87,7 +85,6 @@ def test_the_union_uses_every_link_where_a_request_without_an_objective_waits():
 
 @pytest.mark.parametrize("policy", [hydraserve, union])
 def test_a_copy_that_is_to_sleep_is_one_worker_however_late(policy):
-    """No pipeline sleeps. Where none of the nodes holds all of it, it waits."""
     view = PlacementView(now_s=0.0, nodes=servers(3), start_stages=STAGES)
     request = PlaceRequest(instance_id="i", model=SEVEN_B)
     assert len(policy.place(request, view).stages) == 2
@@ -109,7 +106,6 @@ def test_a_node_without_stages_is_taken_for_one_instance_where_it_is_about_as_so
 
 
 def test_stages_are_predicted_by_the_layers_that_they_fetch():
-    """What is asked of a prefetcher stays an even part: it cuts by layers itself, where the weights have any."""
     seen = {SEVEN_B.weights.digest: (7 * GB, 5 * GB)}
     decision = place(hydraserve, servers(3), stage_bytes=seen)
     assert [(s.first_byte, s.fetch_bytes) for s in decision.stages] == [(0, WEIGHTS // 2), (WEIGHTS // 2, WEIGHTS // 2)]
@@ -135,7 +131,7 @@ def test_one_server_where_its_link_is_fast_enough():
 
 @pytest.mark.parametrize("policy", [hydraserve, union, serverlessllm])
 def test_nodes_that_are_given_no_limit_are_reckoned_with_the_rate_of_those_that_tell_none(policy):
-    """A live node's prefetcher says 0, no limit; 12 GB at 2 GB/s are 6 s."""
+    """A live node's prefetcher says 0, no limit."""
     decision = place(policy, [server("node-1", abilities=("emulated:stream",), gbps=0)])
     assert [s.node_id for s in decision.stages] == ["node-1"]
     assert {round(rival.score, 1) for rival in decision.rivals} == {6.4 if policy is serverlessllm else 7.5}
@@ -165,7 +161,7 @@ COPY = CachedWeights(digest=SEVEN_B.weights.digest, num_bytes=WEIGHTS, model_key
 
 @pytest.mark.parametrize("policy", [hydraserve, union, serverlessllm])
 def test_weights_on_a_fast_disk_make_one_worker_of_it_beside_busy_links(policy):
-    """12 GB at 6 GB/s are there in 2 s; the fetches on that node's card are no matter."""
+    """12 GB at 6 GB/s take 2 s."""
     nodes = [server(f"node-{n}") for n in range(40)]
     nodes[33] = server("node-33", on_disk=(COPY,), disk_bytes_per_s=6e9)
     busy = LinkLedger(bytes_per_s=2e9, fetches=(Fetch(fetch_id="f", left_bytes=20e9, deadline_at=3.0),))
@@ -180,7 +176,7 @@ def test_a_disk_that_is_slower_than_the_network_decides_nothing(policy):
 
 
 def test_where_nothing_fits_it_waits():
-    """Erratum E19: never on a server that could not hold it."""
+    """Erratum E19: never on a server that cannot hold it."""
     full = [replace(server("node-1"), gpus=a_node("node-1", gpus_mib=(24000,), grants={0: [("x", 20000)]}).gpus)]
     decision = place(hydraserve, full)
     assert decision.stages == () and decision.possible
@@ -207,7 +203,7 @@ def test_union_grows_from_a_copy_else_lays_out_where_least_is_lost():
 
 
 def test_an_objective_no_worker_keeps_is_no_reason_against_a_pipeline():
-    """Our reading where Algorithm 1 would fall back to one late worker: 300 ms a token on a warm one."""
+    """Our reading, where Algorithm 1 falls back to one late worker."""
     slow = replace(STAGES, decode_s=0.3)
     decision = place(hydraserve, servers(4), seconds={"llama": slow})
     assert len(decision.stages) > 1
@@ -239,7 +235,6 @@ def test_a_group_starts_whole_where_host_memory_has_its_weights():
 
 
 def test_groups_take_the_gpus_where_replicas_are_worth_least_and_drop_them_once():
-    """The union's drops: a replica over two GPUs of a group gives way once."""
     grants = {n: [("r-1" if n < 2 else "r-2", 50_000)] for n in range(4)}
     node = server("node-0", gpus_gb=(80,) * 6, gbps=8000, abilities=(), grants=grants)
     rows = [an_instance(r, "other", InstanceState.PREWARMED, gpu_id="node-0/0", replica=True) for r in ("r-1", "r-2")]
@@ -249,7 +244,7 @@ def test_groups_take_the_gpus_where_replicas_are_worth_least_and_drop_them_once(
 
 
 def test_w_full_workers_keep_what_shared_ones_miss():
-    """Section 4.1, Eq. 2: with w = s each worker has its GPU for itself and a token takes t_d and the hops."""
+    """Section 4.1, Eq. 2 with w = s."""
     tight = replace(SEVEN_B, slo=Slo(ttft_s=7.5, tpot_s=0.05))
     decision = place(hydraserve, servers(4), model=tight)
     assert len(decision.stages) == 2 and all(s.bytes_per_gpu == tight.memory_bytes for s in decision.stages)

@@ -1,4 +1,4 @@
-"""Which GPUs a start takes, policy by policy, and which dormant copies it grows from or has dropped."""
+"""GPUs and dormant copies that each placement takes or drops."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def gpus(decision):
     return [gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids]
 
 
-# first fit, the baseline of HydraServe section 8.1
+# the baseline of HydraServe section 8.1
 
 
 def test_first_fit_takes_the_first_gpu_with_enough_memory_by_node_and_index():
@@ -78,7 +78,7 @@ def test_first_fit_takes_the_gpus_of_one_node_for_a_model_of_several():
     assert (stage.gpu_ids, stage.bytes_per_gpu) == (("node-2/1", "node-2/3"), -(-301 * MIB // 2))
 
 
-# MuxServe (WarmServe section 7.1): engines side by side on GPUs they share, and none leaves
+# MuxServe (WarmServe section 7.1)
 
 
 def test_muxserve_like_takes_the_gpus_that_the_fewest_share():
@@ -116,11 +116,8 @@ def test_muxserve_like_finds_memory_at_once_or_never():
     assert not placed(muxserve_like.place, a_model(mib=100, engine="vllm"), seen(a_node())).stages
 
 
-# growing from dormant copies, and dropping replicas
-
-
 def test_an_instance_grows_from_its_copy_and_the_worth_least_beside_it_gives_way():
-    """WarmServe section 5.2, last paragraph: the sum of the evicted replicas' scores is kept least."""
+    """WarmServe section 5.2, last paragraph."""
     node = a_node(gpus_mib=(300,), grants={0: [("r-own", 100), ("r-a", 80), ("r-b", 80)]})
     copies = [replica("r-own", "m"), replica("r-a", "a", 80), replica("r-b", "b", 80)]
     decision = placed(grow, a_model("m", mib=220), seen(node, copies=copies, scores={"r-a": 0.2, "r-b": 0.9}))
@@ -156,7 +153,7 @@ def test_a_running_engine_is_never_dropped():
     assert placed(with_drops, a_model("new", mib=200), seen(node, copies=[replica("r-1", "a", 50)])) is None
 
 
-# WarmServe section 5.2, last paragraph, and section 4: the GPUs that a new instance takes over
+# WarmServe section 5.2, last paragraph, and section 4
 
 LARGE = a_model("m", mib=300)
 

@@ -1,4 +1,4 @@
-"""How long answers turn out to be beside what was expected of them, and what that makes of a look ahead."""
+"""Actual beside expected answer lengths."""
 
 import statistics
 from random import Random
@@ -21,7 +21,7 @@ def learned(pairs):
 
 
 def off_by(sigma, num=4000):
-    """Expected lengths whose actual ones are lognormal around them."""
+    """Expected lengths with lognormal actual ones."""
     chance = Random(1)
     expected = [round(chance.lognormvariate(5.0, 0.5)) for _ in range(num)]
     return [(one, max(1, round(one * chance.lognormvariate(0.0, sigma)))) for one in expected]
@@ -51,7 +51,7 @@ def test_of_those_that_came_as_far_it_draws_lengths_as_they_turned_out(reached):
 
 def test_answers_of_another_length_have_their_own_spread():
     answers = learned([(20, 60)] * 200 + [(400, 200)] * 200)
-    assert answers.draw(20, 0.5) > 50 and answers.draw(400, 0.5) < 260  # bands of the ratio are no finer
+    assert answers.draw(20, 0.5) > 50 and answers.draw(400, 0.5) < 260  # the ratio's bands are no finer
 
 
 def test_what_is_new_counts_more_than_what_was():
@@ -81,8 +81,7 @@ def test_a_draw_is_longer_than_what_has_come_and_grows_with_its_share(pairs, exp
 @pytest.mark.parametrize("expected", [1, 100, _BOUND, 2 * _BOUND])
 @pytest.mark.parametrize("reached", [0, _BOUND - 1, _BOUND, 4 * _BOUND])
 def test_beyond_the_bound_a_draw_is_still_longer_than_what_has_come(expected, reached):
-    """One that is not would be drawn for the same step without end. Answers that were expected to be long leave every
-    way out of the table open."""
+    """Otherwise one step would be drawn without end."""
     for answers in (AnswerLengths(), learned([(2 * _BOUND, 10**8)] * 50)):
         assert all(answers.draw(expected, share, reached) > reached for share in (0.0, 0.5, 0.999, 1.0))
 
@@ -98,7 +97,7 @@ def test_a_look_ahead_passes_the_bound():
 
 
 def test_a_look_ahead_expects_of_medians_what_the_answers_will_hold():
-    """64 requests that are expected at their median: 100 steps on, the paper's reading is short of a third."""
+    """64 requests expected at their median: 100 steps on, the paper's reading lacks a third."""
     answers, chance = learned(off_by(1.0)), Random(7)
     by_rule = {"learned": LookAhead(10**6, answers=answers), "printed": LookAhead(10**6)}
     running: list[tuple[int, int, int]] = []

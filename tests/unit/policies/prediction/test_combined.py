@@ -1,4 +1,4 @@
-"""`combined`: as good as its best expert, bands that hold, changes followed within an hour, bad input bounded."""
+"""`combined`: accuracy, bands, fast changes and bad input."""
 
 import math
 from itertools import pairwise
@@ -33,13 +33,13 @@ def feed(forecaster: Forecaster, values, start=0) -> Forecaster:
 
 
 def days(num: int, seed: int = 3) -> list[float]:
-    """Poisson counts between 120 and 600 a window, by the hour of the day."""
+    """Poisson counts of 120 to 600 a window, by the hour."""
     at = np.arange(num * PER_DAY)
     return list(np.random.default_rng(seed).poisson(360 - 240 * np.cos(2 * np.pi * at / PER_DAY)).astype(float))
 
 
 def off(make, values, horizon: int, first: int) -> float:
-    """Mean absolute percentage error of forecasts so far ahead, of windows from `first` on."""
+    """Mean absolute percentage error at this horizon, from window `first` on."""
     forecaster, errors = make(), []
     for at, value in enumerate(values):
         forecaster.closed(window(at, value))
@@ -115,7 +115,6 @@ def test_a_window_that_is_no_number_counts_as_it_was_expected(bad):
 
 
 def test_windows_left_out_are_missing_and_keep_the_hour():
-    """Half a day without windows: what follows is read at its own hour."""
     values = days(6)
     there, gap = values[: 4 * PER_DAY], PER_DAY // 2
     forecaster = feed(Combined(W, PARAMS), there)
@@ -159,7 +158,6 @@ def test_experts_are_weighed_and_the_weights_sum_up():
 
 
 def test_loads_side_by_side_are_forecast_as_each_by_itself():
-    """As `bench/forecast` does it: no kind of load changes what is expected of another."""
     counts = np.array([days(3, seed=1), days(3, seed=2)])
     counts[1, 30] = 1e6  # cut, in one of them
     both, alone = Mixture(PER_DAY, PARAMS, np.ones(2)), [Mixture(PER_DAY, PARAMS, np.ones(1)) for _ in counts]
@@ -173,7 +171,7 @@ def test_loads_side_by_side_are_forecast_as_each_by_itself():
 
 
 def test_the_expert_csp_is_warmserves():
-    """WarmServe section 5.1, Eq. 2-4: the same numbers as the policy itself."""
+    """WarmServe section 5.1, Eq. 2-4."""
     values = days(3)
     alone = feed(WarmserveCsp(W, season_s=SEASON_S), values).forecast(0.0, 12)
     said = feed(Combined(W, PARAMS), values).experts()["csp"]
@@ -188,7 +186,6 @@ def test_a_season_shorter_than_the_horizon_and_a_window_longer_than_a_day_are_fo
 
 
 def test_a_new_model_changes_as_others_do_at_that_time_of_the_day():
-    """Twelve windows from night to noon, half a day after its first request."""
     alike, values = Alike(PER_DAY), days(4)
     for seed in range(3):
         feed(Combined(W, PARAMS, alike=alike), days(3, seed))

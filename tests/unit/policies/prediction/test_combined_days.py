@@ -1,4 +1,4 @@
-"""How far `combined` leans to days alike: the nearer the load runs to them, and the more it moves beyond its noise."""
+"""How far `combined` leans to similar days."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_one_jump_counts_at_most_as_much_as_any():
 
 
 def mixture_after(days: list[float]) -> Mixture:
-    """Days of a sine each, so many times as high; noise of 3 %."""
+    """Sine-shaped days of these heights, with 3 % noise."""
     mixture, chance = Mixture(PER_DAY, CombinedParams(), np.ones(1)), np.random.default_rng(2)
     shape = 1.0 - 0.8 * np.cos(2 * np.pi * np.arange(PER_DAY) / PER_DAY)
     for number, high in enumerate(days):

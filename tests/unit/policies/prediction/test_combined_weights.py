@@ -1,4 +1,4 @@
-"""Weights of `combined`: who lost less counts more, as far back as a rule remembers; who says nothing, not at all."""
+"""Weights of the experts in `combined`."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Forecasters: WarmServe section 5.1 (Eq. 2-4) window by window, and the baselines it is held against."""
+"""Forecasters: WarmServe section 5.1 (Eq. 2-4) window by window, and its baselines."""
 
 import pytest
 from hypothesis import given
@@ -58,7 +58,7 @@ params = st.builds(CspParams, num_errors=st.integers(1, 10), literal_weights=st.
 
 @given(loads=loads, per_day=st.integers(1, 9), params=params)
 def test_csp_of_windows_is_csp_of_the_series(loads, per_day, params):
-    """Section 5.1: Eq. 2-4 give the same whether the whole series is looked at or one window after the other."""
+    """Section 5.1: Eq. 2-4."""
     csp = feed(WarmserveCsp(W, params, season_s=per_day * W), loads)
     (found,) = csp.forecast(1.0)
     assert found.concurrency_mean == pytest.approx(forecast(loads, per_day, params), abs=1e-9)
@@ -68,7 +68,7 @@ def test_csp_of_windows_is_csp_of_the_series(loads, per_day, params):
 
 
 def test_csp_follows_the_season_and_corrects_by_the_newest_error():
-    """Erratum E1: the newest error weighs most, so a day twice as loud is seen at once; literally it is not."""
+    """Erratum E1: the newest error weighs most; literally it does not."""
     days = [1, 5, 1, 5] * 3 + [2, 10]
     csp = feed(WarmserveCsp(W, CspParams(num_errors=2), season_s=4 * W), days)
     first, second = csp.forecast(1.0, 2)

@@ -1,4 +1,4 @@
-"""The file that comes with Glowplug, files that are none, and what the trees and heads of a file add up to."""
+"""The shipped length model, invalid files, and sums of trees and heads."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, T
 
 
 def parts(**changed: Any) -> dict[str, Any]:
-    """One head, which the word "long" raises, and one tree: ten tokens, or a hundred where the head is above 0.5."""
+    """One head, raised by the word "long", and one tree: ten tokens, or a hundred where the head is above 0.5."""
     weights = np.zeros((NUM_BUCKETS, 1), np.int8)
     weights[sorted(describe([Turn("long")]).words)] = 100
     leaf = np.float32

@@ -1,4 +1,4 @@
-"""What a text says of its answer's length: bounded work, and nothing that a text could be had back from."""
+"""Text features: bounded work, and no way back to the text."""
 
 import math
 import time
@@ -69,7 +69,7 @@ def test_signs_without_spaces_are_words_each_and_first_texts_have_hashes_of_thei
 
 
 def test_numbers_and_hashes_are_those_that_the_shipped_file_was_trained_on() -> None:
-    """Whoever changes what is read of a text trains the file again, raises its version, and writes these anew."""
+    """Changed features require a trained file, a higher version, and new values here."""
     talk = [
         Turn("You write 3 drafts."),
         Turn("Explain GPT4 in 2,000 words, then \u65e5\u672c\u8a9e as five steps"),

@@ -1,4 +1,4 @@
-"""PreServe's workload predictor: exact gradients, a season learned, nothing leaked, cold until there are days."""
+"""PreServe's workload predictor."""
 
 import builtins
 import math
@@ -22,7 +22,7 @@ FAST = WorkloadParams(season_s=DAY_S, epochs_per_window=60, series=SeriesParams(
 
 
 def load(at: int, chance: Random, noise: float = 0.03) -> float:
-    """A day of 48 windows, high at noon, three times as high as at night."""
+    """Days of 48 windows: noon is three times the night."""
     return (2.0 - math.cos(2 * math.pi * at / PER_DAY)) * 10_000 * math.exp(chance.gauss(0, noise))
 
 
@@ -39,7 +39,6 @@ def window(at: int, prompt: float, response: float = 0.0) -> WindowTotals:
 
 
 def fed(num_windows: int, params: WorkloadParams = FAST, seed: int = 1) -> PreserveWorkload:
-    """A predictor after so many windows of such days."""
     forecaster, chance = PreserveWorkload(600.0, params), Random(seed)
     for at in range(num_windows):
         forecaster.closed(window(at, load(at, chance)))
@@ -47,7 +46,7 @@ def fed(num_windows: int, params: WorkloadParams = FAST, seed: int = 1) -> Prese
 
 
 def test_gradients_are_those_of_the_loss():
-    """Backpropagation through the multiplicative transition, against finite differences, for every weight."""
+    """Against finite differences, for every weight."""
     chance = np.random.default_rng(3)
     weights = draw_weights(2, 4, seed=1)
     weights["yw"] = chance.normal(size=4)
@@ -65,8 +64,7 @@ def test_gradients_are_those_of_the_loss():
 
 
 def test_the_transition_is_multiplicative():
-    """With the hidden state silenced (W_mh = 0) nothing of the past but the cell comes through, whatever the inputs
-    multiply with: two histories that leave the same cell give the same answer."""
+    """With the hidden state silenced (W_mh = 0) only the cell carries the past."""
     weights = draw_weights(1, 3, seed=1)
     weights["yw"] = np.ones(3)
     weights["mh"] = np.zeros((3, 3))
@@ -118,7 +116,7 @@ def test_two_steps_ahead_beat_the_last_window():
 
 
 def test_the_scale_is_that_of_the_training_days():
-    """Erratum E30: what comes later changes neither the scale nor what was said before it came."""
+    """Erratum E30."""
     series, values = learned_series()
     assert series.learned is not None
     scale, before = series.learned[0], series.ahead(1)
@@ -153,7 +151,7 @@ def test_a_series_forgets_what_it_will_not_train_on():
 
 
 def test_cold_until_there_are_days_then_learned_and_retrained_daily():
-    """Section 4.1: offline training, retraining at longer intervals; cold-data mode before."""
+    """Section 4.1."""
     forecaster, csp = PreserveWorkload(600.0, FAST), WarmserveCsp(600.0, season_s=DAY_S)
     assert forecaster.forecast(0.0, 2) == ()
     chance = Random(1)
@@ -218,7 +216,7 @@ def test_by_name():
 
 
 def test_a_squeezed_trace_has_shorter_days():
-    """Section 5.1 squeezes two days into two hours: the predictor is told how long a day is then."""
+    """Section 5.1 squeezes two days into two hours."""
     make = choose("prediction", "preserve_workload")
     assert make_with(make, 25.0, 3600.0).prompts.per_day == 144
     assert make_with(make, 600.0).prompts.per_day == 144

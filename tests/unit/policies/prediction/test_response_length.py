@@ -1,4 +1,4 @@
-"""Expected response lengths: what stands in for PreServe's section 4.2 where no predictor is trained."""
+"""Expected response lengths, in place of PreServe's section 4.2 where no predictor is trained."""
 
 import pytest
 from hypothesis import given

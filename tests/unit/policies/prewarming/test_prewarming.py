@@ -1,5 +1,4 @@
-"""WarmServe's plan over a fleet as the placer sees it, of whole replicas and of first layers; the baselines and the
-union beside it."""
+"""Plans of WarmServe, the baselines and the union over the placer's fleet."""
 
 from dataclasses import replace
 
@@ -38,7 +37,7 @@ def copy(replica_id, model="a", state=InstanceState.PREWARMED, gpu=0, **fields):
 
 
 def seen(*nodes, models=(A,), copies=(), **fields):
-    """Every model has a forecast, and loads in 1 s; `copies` lie on node-1."""
+    """Every model has a forecast and loads in 1 s; `copies` are on node-1."""
     given = {"forecasts": {m.key: forecast() for m in models}, "load_s": {m.key: 1.0 for m in models}} | fields
     return PrewarmView(now_s=100.0, nodes=nodes, models={m.key: m for m in models}, dormant={"node-1": copies}, **given)
 
@@ -56,13 +55,13 @@ def test_replicas_for_the_load_to_come_less_what_runs():
 
 
 def test_slots_that_engines_have_count_not_those_that_were_declared():
-    """Eq. 5's B: of 8 declared slots memory allows 2, so four requests at once take two instances."""
+    """Eq. 5's B: of 8 declared slots memory allows 2, so four requests take two instances."""
     nodes = [node(name=f"node-{n}") for n in range(4)]
     assert [len(warmserve.plan(seen(*nodes, slots=slots)).steps) for slots in ({}, {"a": 2})] == [1, 2]
 
 
 def test_draining_instances_leave_their_gpus_to_replicas_and_running_ones_do_not():
-    """Section 4.1: proactive prewarming into what a stopping instance no longer needs."""
+    """Section 4.1: proactive prewarming."""
     here = node(300, 300, grants={0: [("i-run", 100)], 1: [("i-drain", 150)]})
     view = seen(here, forecasts={"a": forecast(8.0, 16.0)}, draining=frozenset({"i-drain"}))
     assert gpus(warmserve.plan(view)) == ["1"]
@@ -92,7 +91,7 @@ def test_engines_that_cannot_prewarm_get_nothing():
 
 
 def test_the_ablation_overlaps_as_it_comes():
-    """Section 7.5: without evict-aware placement the first GPUs with enough free memory are taken."""
+    """Section 7.5."""
     pairs = [a_model(key, mib=200, num_gpus=2) for key in "ab"]
     view = seen(node(100, 200, 100), models=pairs)
     assert gpus(warmserve.plan(view)) == ["01"]
@@ -115,7 +114,6 @@ def test_keep_last_makes_nothing_and_values_what_was_used_last():
 
 
 def test_a_copy_under_a_drain_does_not_stand_for_one_that_a_start_can_use():
-    """A GPU that drains takes what finds no place on an idle one; an idle one is not left empty for it."""
     here = node(300, 300, grants={1: [("i-drain", 100), ("r-0", 100)]})
     view = seen(here, draining=frozenset({"i-drain"}), copies=[copy("r-0", gpu=1)])
     assert gpus(warmserve.plan(view)) == ["0"]
@@ -128,7 +126,7 @@ def test_what_drains_stays_as_a_copy_of_its_model_and_gets_no_second():
     assert [s.model_key for s in warmserve.plan(view).steps] == ["b"]
 
 
-# the first k layers (section 4, erratum E7)
+# section 4, erratum E7
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,7 @@ def planned_mib(view, params=FIRST):
 
 
 def test_replicas_of_the_first_layers_are_smaller_so_more_of_them_fit():
-    """A prefill takes half of what loading does: of ten layers six must lie there."""
+    """A prefill takes half as long as loading."""
     view = seen(node(130), models=[A, B], prefill_s={"a": 0.5, "b": 0.5})
     assert planned_mib(view, warmserve.WarmserveParams()) == [100]
     assert planned_mib(view) == [60, 60]
@@ -174,7 +172,7 @@ def test_the_growth_counts_only_where_it_is_asked_for():
 
 @pytest.mark.parametrize(("gpu_mib", "fits"), [(65, False), (70, True)])
 def test_free_is_what_the_replicas_that_give_way_hold_and_no_more(gpu_mib, fits):
-    """Erratum E9 with a replica of 60 MiB: dropping it is not enough for 70, though its whole model would be."""
+    """Erratum E9 with a replica of 60 MiB."""
     view = seen(
         node(gpu_mib, grants={0: [("r-0", 60)]}),
         models=[a_model("a", mib=70), a_model("old")],
@@ -195,15 +193,12 @@ def test_the_option_is_a_word_of_the_policy_and_asks_for_its_profile():
         choose("prewarming", "warmserve:first_layers=3")
 
 
-# the union: by worth, and over the network nothing
-
-
 PRICED, FREE = union.UnionParams(price=0.005), union.UnionParams(price=0.0)
 HERE = CachedWeights(digest="d", num_bytes=1, model_keys=("a", "b", "near", "wished", "recent", "old"))
 
 
 def weighed(*nodes, worths=None, **fields):
-    """As the placer gives it to the union: a start from a replica saves 1 s, and copies are worth `worths`."""
+    """As the placer tells the union: a start from a replica saves 1 s, and copies have these `worths`."""
     models = {model.key for model in fields.get("models", (A,))}
     holdings = {
         name: Holding(name=name, asked=worth, climb_s=1.0, num_bytes=1, idle_worth=worth / 60)
@@ -213,7 +208,7 @@ def weighed(*nodes, worths=None, **fields):
 
 
 def test_the_union_makes_replicas_only_where_host_memory_has_the_weights():
-    """WarmServe section 7.1 has all weights in host memory; its plan costs cold starts their link elsewhere."""
+    """WarmServe section 7.1 has all weights in host memory."""
     view = weighed(node(300, 300, cached=(HERE,)), models=[a_model("near"), a_model("far")])
     assert {step.model_key for step in warmserve.plan(view).steps} == {"near", "far"}
     plan = union.plan(view, FREE)
@@ -221,7 +216,6 @@ def test_the_union_makes_replicas_only_where_host_memory_has_the_weights():
 
 
 def test_the_union_counts_slots_that_engines_have_too():
-    """For four requests at once an instance of 8 declared slots suffices, and one of 2 does not."""
     here = node(300, 300, cached=(HERE,))
     wished = [
         {wish.rank for wish in union.wishes(weighed(here, slots=slots, num_active={"a": 1}), FREE)}
@@ -231,7 +225,7 @@ def test_the_union_counts_slots_that_engines_have_too():
 
 
 def test_every_copy_is_worth_something_to_the_union_with_a_forecast_or_without():
-    """WarmServe gives a score to what its forecast wants alone; the rest would go in the order of their ids."""
+    """WarmServe scores only the forecast's wishes."""
     keys = ("wished", "recent", "old")
     view = weighed(
         node(cached=(HERE,)),
@@ -253,7 +247,7 @@ def test_what_is_wished_for_takes_the_place_of_copies_that_are_worth_less_than_h
 
 
 def test_the_union_gives_gpus_back_on_which_nothing_is_worth_its_price():
-    """0.005 s of waiting a second: one copy saves 0.1 s in a minute, the other 0.6 s."""
+    """0.005 s of waiting a second: one copy saves 0.1 s a minute, the other 0.6 s."""
     here = node(300, 300, cached=(HERE,), grants={0: [("i-a", 100)], 1: [("i-b", 100)]})
     copies = [copy("i-a", "a", mib=100), copy("i-b", "b", gpu=1, mib=100)]
     worths = {"i-a": 0.1, "i-b": 0.6}
@@ -272,7 +266,7 @@ def test_the_union_gives_gpus_back_on_which_nothing_is_worth_its_price():
 
 
 def test_the_union_counts_slots_as_engines_say_them():
-    """Of 8 declared slots memory allows 2: behind one instance a peak of six needs two more, or three."""
+    """Of 8 declared slots memory allows 2."""
     view = weighed(node(300, 300, 300, 300, cached=(HERE,)), forecasts={"a": forecast(4.0, 6.0)}, num_active={"a": 1})
     assert [len(union.wishes(replace(view, slots=slots), FREE)) for slots in ({}, {"a": 2})] == [0, 3]
     asks = union.UnionParams(price=0.001)

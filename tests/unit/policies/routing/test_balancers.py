@@ -1,4 +1,4 @@
-"""Balancers: what they count, what they expect of the clock, whom they choose and whom they hold back."""
+"""Balancers: counts, expectations by the clock, choices and holds."""
 
 import pytest
 
@@ -13,7 +13,7 @@ COUNTED = ("least_loaded", "round_robin", "minimum_use", "first_room")
 
 
 def load_aware(*kv_tokens: int, **params: float) -> LoadAware:
-    """Instances i-0, i-1, ... with caches of so many tokens and slots for 100 requests."""
+    """Instances i-0, i-1, ... with these cache tokens, and slots for 100 requests."""
     balancer = LoadAware(BalancerParams(**({"tpot_s": 1.0} | params)))  # type: ignore[arg-type]
     for n, tokens in enumerate(kv_tokens):
         balancer.put(Target(f"i-{n}", 0, 100, tokens), 0.0)
@@ -21,7 +21,6 @@ def load_aware(*kv_tokens: int, **params: float) -> LoadAware:
 
 
 def counted(name: str, *targets: Target, last: str = "") -> Balancer:
-    """A policy that counts requests, with these instances known in this order."""
     balancer: Balancer = choose("routing", name)(BalancerParams())
     for target in targets:
         balancer.put(target, 0.0)
@@ -37,7 +36,7 @@ def ahead(balancer: Balancer, instance_id: str, now_s: float = 0.0) -> Outlook:
 
 
 def running(balancer: Balancer, ticket: int, instance_id: str, prompt: int, expected: int) -> None:
-    """A request sent there whose prompt has been read."""
+    """A request there, its prompt read."""
     balancer.sent(ticket, instance_id, prompt, expected, 0.0)
     balancer.first_token(ticket, 0.0)
 
@@ -47,7 +46,7 @@ def chosen(balancer: Balancer, prompt: int = 10, expected: int = 10, now_s: floa
 
 
 def test_what_is_sent_counts_before_it_is_prefilled() -> None:
-    """Erratum E34: a burst that comes before any prefill has ended is spread all the same."""
+    """Erratum E34."""
     balancer = load_aware(LARGE, LARGE, LARGE)
     went = []
     for ticket in range(6):
@@ -57,7 +56,7 @@ def test_what_is_sent_counts_before_it_is_prefilled() -> None:
 
 
 def test_a_step_takes_what_the_engine_says_until_answers_have_shown() -> None:
-    """Four steps of half a second in two seconds, where the constant is a second; then as the answers were."""
+    """Four steps of 0.5 s, where the constant is a second."""
     balancer = load_aware()
     balancer.put(Target("i-0", 0, 100, LARGE, 0.5), 0.0)
     running(balancer, 1, "i-0", 10, 50)
@@ -71,7 +70,7 @@ def test_a_step_takes_what_the_engine_says_until_answers_have_shown() -> None:
 
 
 def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
-    """Section 4.3.3: L_p + L_d. A prompt that has been read is no load any more, tokens already generated neither."""
+    """Section 4.3.3: L_p + L_d."""
     balancer = load_aware(LARGE, LARGE)
     balancer.sent(1, "i-0", 500, 100, 0.0)
     balancer.sent(2, "i-1", 100, 100, 0.0)
@@ -85,7 +84,7 @@ def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
 
 
 def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
-    """Section 4.3.3: the penalty begins at T_mem = 0.8 of each instance's own cache (erratum E35)."""
+    """Section 4.3.3, erratum E35: the penalty begins at T_mem = 0.8."""
     balancer = load_aware(1000, LARGE)
     running(balancer, 1, "i-0", 700, 50)
     running(balancer, 2, "i-1", 700, 150)
@@ -131,7 +130,7 @@ def test_the_outlook_is_the_scalers_question() -> None:
 
 
 def test_the_overloaded_hold_only_where_it_is_asked_for() -> None:
-    """Section 4.3.3: "if all instances are overloaded, the request is queued"."""
+    """Section 4.3.3."""
     for hold, wanted in ((False, "i-0"), (True, "")):
         balancer = load_aware(1000, hold_overloaded=hold)
         assert chosen(balancer, 5000, 10) == "i-0", "an instance without requests takes any"
@@ -142,8 +141,7 @@ def test_the_overloaded_hold_only_where_it_is_asked_for() -> None:
 
 
 def test_answers_that_go_on_longer_than_expected_are_counted_on_to_do_so() -> None:
-    """Answers of 30 tokens that were expected at 10: ten more that are expected at 10 fill the cache 25 steps on. Only
-    where that is asked for; the paper takes them for as long as expected."""
+    """Answers of 30 tokens expected at 10. Optional; not in the paper."""
     used = {}
     for learns in (True, False):
         balancer = load_aware(LARGE, learn_lengths=learns, num_steps=26)
@@ -181,7 +179,7 @@ def test_the_full_are_passed_over_and_come_back() -> None:
 
 
 def test_consolidation_changes_what_an_instance_takes() -> None:
-    """HydraServe section 6: a pipeline of s stages runs s times the batch; one worker alone does not."""
+    """HydraServe section 6."""
     balancer = load_aware(LARGE)
     balancer.put(Target("i-0", 0, 32, 4000), 0.0)
     balancer.sent(1, "i-0", 900, 10, 0.0)
@@ -254,13 +252,13 @@ def test_llumnix_looks_at_what_is_and_not_at_what_is_to_come() -> None:
     ids=["LR: requests, not shares", "MU: shares, not requests", "filled before the second", "then the second"],
 )
 def test_what_each_policy_counts(name: str, targets: list[Target], wanted: str) -> None:
-    """PreServe section 3.2.2 (LR, MU); HydraServe's published code (the first with a free slot)."""
+    """PreServe section 3.2.2 (LR, MU); HydraServe's published code (the first free slot)."""
     assert chosen(counted(name, *targets)) == wanted
 
 
 @pytest.mark.parametrize(("last", "wanted"), [("", "a"), ("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")])
 def test_round_robin_goes_on_after_the_last_and_wraps(last: str, wanted: str) -> None:
-    """PreServe section 3.2.2. Asking sends nothing."""
+    """PreServe section 3.2.2."""
     balancer = counted("round_robin", Target("b", 0, 4), Target("a", 0, 4), Target("c", 0, 4), last=last)
     assert [chosen(balancer), chosen(balancer)] == [wanted, wanted]
 
@@ -304,7 +302,7 @@ def test_what_other_routers_see_ahead_is_load_too() -> None:
 
 
 def test_the_steps_ahead_tell_a_large_batch_from_a_long_answer() -> None:
-    """As printed (4.3.3) both have 400 tokens to come; over the next 20 steps they have 20 and 80."""
+    """As printed (4.3.3) both have 400 tokens to come; over the next 20 steps, 20 and 80."""
     for horizon, wanted in ((0, "i-0"), (20, "i-1")):
         balancer = load_aware(LARGE, LARGE, decode_horizon=horizon)
         for ticket in range(4):
@@ -314,7 +312,7 @@ def test_the_steps_ahead_tell_a_large_batch_from_a_long_answer() -> None:
 
 
 def paced(**params: float) -> LoadAware:
-    """One instance that has read 100 tokens in a second and told so; an objective of 1 s, half of it for reading."""
+    """One instance that has read 100 tokens in a second and told so; half of the 1 s objective is for reading."""
     balancer = load_aware(LARGE, **({"tpot_slo_s": 1.0, "stall_ratio": 0.5} | params))
     balancer.sent(0, "i-0", 100, 10, 0.0)
     balancer.first_token(0, 1.0)
@@ -323,7 +321,7 @@ def paced(**params: float) -> LoadAware:
 
 
 def test_prompts_are_sent_in_stretches_that_answers_under_way_bear() -> None:
-    """Ours: half of the objective is 50 tokens here; the rest of a burst goes once those have been read."""
+    """Ours."""
     balancer = paced()
     balancer.sent(1, "i-0", 20, 10, 10.0)
     assert chosen(balancer, 20, now_s=10.0) == "i-0"
@@ -354,7 +352,7 @@ def test_prompts_go_as_they_come_where_nobody_asks_for_a_pace(params: dict[str, 
 
 
 def test_nothing_is_held_where_first_tokens_are_not_told() -> None:
-    """Answers that are no streams: a prompt counts as unread until its end."""
+    """Unstreamed answers: a prompt counts as unread until its end."""
     balancer = paced()
     balancer.sent(1, "i-0", 100, 10, 10.0)
     balancer.ended(1, 10, 12.0)

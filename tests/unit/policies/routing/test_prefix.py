@@ -1,4 +1,4 @@
-"""Prefix-aware routing: the index of blocks, and the choice between a cache and a queue. Fast lane, below a second."""
+"""Prefix-aware routing: the block index, and the choice between a cache and a queue. Fast lane, below a second."""
 
 from random import Random
 
@@ -164,7 +164,6 @@ def test_a_conversation_is_expected_where_its_slot_is_idle_and_not_where_another
 
 
 def test_the_index_of_slots_agrees_with_their_sequences_over_random_traffic() -> None:
-    """Of 2,000 requests that begin and end in any order, more at once than there are slots."""
     chance, made, open_tickets = Random(5), of_slots(1, 3), list[int]()
     for ticket in range(2000):
         said, last = (*range(chance.randint(1, 4)), *chat(chance.randint(1, 6), chance.randint(0, 8))), 0

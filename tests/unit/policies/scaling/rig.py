@@ -1,4 +1,4 @@
-"""Scaling policies asked again and again, as the autoscaler does."""
+"""Scaling policies asked again and again, as by the autoscaler."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from tests.fleet_builder import a_model, an_instance
 
 
 def ready(num: int, *, first: int = 1, **fields: Any) -> list[Instance]:
-    """READY instances i-1, i-2 ... up since long ago."""
+    """READY instances i-1, i-2, ..., long up."""
     given = {"created_at": 0.0, "ready_at": 0.0, "max_concurrency": 8} | fields
     return [an_instance(f"i-{n}", **given) for n in range(first, first + num)]
 
@@ -21,7 +21,7 @@ def starting(instance_id: str = "i-9", **fields: Any) -> Instance:
 
 
 def load(waiting: int = 0, last_active_at: float = 0.0, arrived: int = 0, **running: int) -> ModelLoad:
-    """`running`: instance number -> requests on it, as `i1=3`."""
+    """`running`: requests by instance, as `i1=3`."""
     by_instance = {f"i-{name[1:]}": count for name, count in running.items()}
     return ModelLoad(
         num_waiting=waiting,
@@ -33,7 +33,7 @@ def load(waiting: int = 0, last_active_at: float = 0.0, arrived: int = 0, **runn
 
 
 def outlooks(load: ModelLoad, **peaks: tuple[float, float]) -> ModelLoad:
-    """The same load with (peak, share above) of each instance, as `i1=(0.99, 0.2)`."""
+    """The load with (peak, share above) by instance, as `i1=(0.99, 0.2)`."""
     found = {f"i-{name[1:]}": Outlook(peak_ratio=peak, over_share=over) for name, (peak, over) in peaks.items()}
     return replace(load, outlook_by_instance=found)
 
@@ -47,8 +47,6 @@ def a_forecast(prompt: float = 0.0, response: float = 0.0, **fields: Any) -> For
 
 
 class Asked:
-    """One policy and one model; keeps the policy's state between questions."""
-
     def __init__(self, policy: Any, **model: Any) -> None:
         self.policy, self.state = policy, None
         self.model = a_model(**({"max_concurrency": 8, "max_instances": 16, "keep_alive_s": 30.0} | model))
@@ -62,7 +60,7 @@ class Asked:
         params: Any = None,
         **fields: Any,
     ) -> ScaleDecision:
-        """`fields` of the ScalingView beside these."""
+        """`fields`: further ones of the ScalingView."""
         view = ScalingView(now_s=now_s, model=self.model, instances=tuple(instances or ()), load=load, **fields)
         decision, self.state = self.policy(view, self.state, **({"params": params} if params else {}))
         assert decision.reason, "every decision says why"

@@ -1,4 +1,4 @@
-"""HydraServe section 6.1: the last window's arrivals and the queue, over the batch; erratum E22."""
+"""HydraServe section 6.1: the last window's arrivals and the queue over the batch; erratum E22."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_a_pipeline_takes_a_batch_for_each_stage():
 
 
 def test_each_instance_goes_when_it_has_run_nothing_for_its_keep_alive():
-    """Section 8.1: 30 s, each on its own."""
+    """Section 8.1: 30 s each."""
     asked = Asked(scale)
     asked(100.0, load(i1=2, i2=0), ready(2))
     assert asked(129.0, load(i1=2, last_active_at=129.0), ready(2)).drain == ()
@@ -65,7 +65,7 @@ def test_each_instance_goes_when_it_has_run_nothing_for_its_keep_alive():
 
 
 def test_a_stage_that_serves_for_itself_stays_as_long_as_its_pipeline():
-    """Section 6.2, scale up: it runs its part of the pipeline's steps as well."""
+    """Section 6.2, scale up."""
 
     def drained(*instances):
         asked = Asked(scale)
@@ -80,7 +80,6 @@ def test_a_stage_that_serves_for_itself_stays_as_long_as_its_pipeline():
 
 @pytest.mark.parametrize("bounds", [{"max_instances": 1}, {"suspended": True}])
 def test_what_must_go_goes_behind_its_pipeline_too(bounds):
-    """Else the one that nobody may stop counts as gone, and the pipeline stays for it."""
     first, later = (*ready(1, num_stages=2, max_concurrency=16), an_instance("i-1.1", max_concurrency=8))
 
     def drained(*instances):

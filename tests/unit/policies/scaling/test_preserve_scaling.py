@@ -1,4 +1,4 @@
-"""PreServe sections 4.1 and 4.3.2 (Algorithm 2) on the fleet, and its baselines "Proactive" and "Hybrid" (5.1)."""
+"""PreServe sections 4.1 and 4.3.2 (Algorithm 2), and its baselines "Proactive" and "Hybrid" (5.1)."""
 
 from glowplug.policies.scaling import preserve
 from glowplug_lab.policies.preserve_baselines import hybrid, proactive
@@ -14,14 +14,14 @@ def test_a_window_is_planned_for_its_tokens_over_what_an_instance_takes():
 
 
 def test_instances_for_the_next_window_are_there_when_it_begins_and_those_of_this_one_stay():
-    """Two-step look-ahead: N of the window after is pre-initialised."""
+    """Two-step look-ahead."""
     low, high = a_forecast(900, 100, **MU), a_forecast(4500, 100, starts_at=200.0, **MU)
     assert Asked(preserve.scale)(100.5, load(i1=1), ready(1), forecast=low, next_forecast=high).num_wanted == 5
     assert Asked(preserve.scale)(100.5, load(i1=1), ready(5), forecast=high, next_forecast=low).num_wanted == 5
 
 
 def test_within_the_window_each_instance_that_will_be_too_full_brings_one_more():
-    """4.3.2: above 95 % in more than a tenth of the steps to come."""
+    """4.3.2."""
     asked, forecast = Asked(preserve.scale), a_forecast(1500, 100, **MU)
     calm = outlooks(load(i1=4, i2=4), i1=(0.5, 0.0), i2=(0.5, 0.0))
     assert asked(100.5, calm, ready(2), forecast=forecast).num_wanted == 2
@@ -34,7 +34,7 @@ def test_within_the_window_each_instance_that_will_be_too_full_brings_one_more()
 
 
 def test_once_a_window_it_shrinks_when_all_are_nearly_empty():
-    """4.3.2 with erratum E36: N_c - ceil(sum of peaks / T_mem) fewer, and not fewer than the forecast takes."""
+    """4.3.2 with erratum E36."""
     asked, forecast = Asked(preserve.scale), a_forecast(3500, 100, **MU)
     calm = outlooks(load(i1=1), i1=(0.2, 0.0), i2=(0.1, 0.0), i3=(0.1, 0.0), i4=(0.1, 0.0))
     assert asked(100.5, calm, ready(4), forecast=forecast).num_wanted == 4
@@ -49,7 +49,6 @@ def test_once_a_window_it_shrinks_when_all_are_nearly_empty():
 
 
 def test_the_plan_begins_with_the_forecast_not_with_the_clock():
-    """A window has begun when its forecast comes."""
     asked = Asked(preserve.scale)
     assert asked(100.0, load(i1=1), ready(1)).num_wanted == 1
     assert asked(100.5, load(i1=1), ready(1), forecast=a_forecast(2500, 500, **MU)).num_wanted == 3

@@ -1,4 +1,4 @@
-"""Reactive scaling, the baseline of PreServe section 5.3, and what `settle` adds to every policy."""
+"""Reactive scaling, the baseline of PreServe section 5.3, and the `settle` step of every policy."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Scaling by what is free (Llumnix-like), not at all (static), and by all papers together (union)."""
+"""Scaling policies: Llumnix-like, static and union."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}
 
 
 def held(asked, demand, instances, seconds=5.0, **given):
-    """The decision after the same has been seen for so long."""
+    """The decision after `seconds` of the same."""
     for tick in range(int(seconds * 2) + 1):
         decision = asked(100.0 + tick / 2, demand, instances, **given)
     return decision
@@ -68,7 +68,7 @@ def test_muxserve_like_has_one_of_every_model_before_anybody_asks_and_lets_none_
 
 
 def test_what_is_expected_neither_brings_the_first_instance_nor_keeps_the_last():
-    """Requests and keep-alive say so, where PreServe keeps one while anything is expected (erratum E32)."""
+    """PreServe keeps one while anything is expected (erratum E32)."""
     little, much = a_forecast(250, 50, **MU), a_forecast(2500, 500, **MU)
     assert Asked(union.scale)(100.5, load(), forecast=little).num_wanted == 0
     asked, idle = Asked(union.scale), load(last_active_at=100.0)
@@ -88,9 +88,7 @@ def test_the_union_is_the_larger_of_plan_and_demand():
 
 
 def test_a_plan_waits_until_another_model_is_less_probably_in_want_of_gpus():
-    """Ours: what may come takes no GPU from another model's requests; the instances that are needed do. A plan is as
-    probably too small as too large, and who lacked GPUs t ago lacks them again within its window of 100 s with
-    100 / (100 + t)."""
+    """Ours. A model that lacked GPUs t ago lacks them again within its window of 100 s with 100 / (100 + t)."""
     asked, plan = Asked(union.scale), a_forecast(2500, 500, **MU)
     assert asked(100.5, load(i1=1), ready(1), forecast=plan, short_elsewhere=True).num_wanted == 1
     assert asked(101.0, load(waiting=9, i1=8), ready(1), forecast=plan, short_elsewhere=True).num_wanted == 3, (
@@ -106,7 +104,6 @@ def test_the_union_lets_a_start_bring_a_group():
 
 
 def test_the_union_counts_on_arrivals_only_when_requests_wait_already():
-    """What has free slots needs no instance for what may come."""
     asked = Asked(union.scale)
     asked(100.0, load(arrived=10, i1=4), ready(1))
     assert asked(101.0, load(arrived=30, i1=6), ready(1)).num_wanted == 1
@@ -123,7 +120,7 @@ PRICED = union.UnionParams(price=0.005)
 
 
 def started(num, took_s=0.5):
-    """READY instances whose weights lay in host memory, started in so many seconds."""
+    """READY instances, started from host memory in this time."""
     return ready(num, created_at=50.0, ready_at=50.0 + took_s, start_kind="cached")
 
 
@@ -136,7 +133,7 @@ def test_the_union_keeps_what_was_planned_through_a_lull_and_lets_go_with_the_pl
 
 
 def test_a_spare_instance_of_the_union_goes_when_it_has_run_nothing_for_the_keep_alive():
-    """HydraServe section 8.1: 30 s, or what the model says; 10 s where that has no end."""
+    """HydraServe section 8.1: 30 s, or the model's own value; 10 s if endless."""
     for keep_alive_s, held_s in ((30.0, 30.0), (5.0, 5.0), (-1.0, 10.0)):
         asked = Asked(union.scale, keep_alive_s=keep_alive_s)
         asked(100.0, load(i1=8, i2=8), started(2))
@@ -148,8 +145,7 @@ def test_a_spare_instance_of_the_union_goes_when_it_has_run_nothing_for_the_keep
 
 
 def test_a_spare_instance_of_the_union_stays_while_it_is_worth_its_gpus():
-    """Without a forecast c / (t + c) >= 0.005 for each GPU: 199 times what a start takes on one, 99 on two. What runs a
-    little on each is spare too: routing shares out what there is."""
+    """c / (t + c) >= 0.005 for each GPU: 199 times the start time on one, 99 on two."""
     for took_s, num_gpus, stays_s in ((1.0, 1, 199.0), (0.5, 1, 99.5), (1.0, 2, 99.0)):
         asked, rows = Asked(union.scale, keep_alive_s=30.0, num_gpus=num_gpus), started(2, took_s)
         asked(100.0, load(i1=8, i2=8), rows, params=PRICED)
@@ -162,7 +158,6 @@ def test_a_spare_instance_of_the_union_stays_while_it_is_worth_its_gpus():
 
 @pytest.mark.parametrize(("min_instances", "becomes"), [(0, "consolidate_down"), (4, "consolidate_up")])
 def test_a_pipeline_grows_for_what_is_needed_and_not_for_what_may_be_kept(min_instances, becomes):
-    """It runs as many instances as it has stages, and one request makes one whole instance of it."""
     asked = Asked(union.scale, min_instances=min_instances)
     row = an_instance("i-1", num_stages=4, created_at=0.0, ready_at=0.0, max_concurrency=8)
     decision = asked(100.0, load(i1=1), [row])
@@ -181,7 +176,7 @@ def test_a_start_across_a_clock_that_was_set_leaves_figures_that_are_read_again(
 
 
 def test_a_spare_instance_is_held_against_a_start_from_nothing():
-    """A copy that it leaves behind keeps the GPU from coming free, so that what a growth took says nothing of it."""
+    """The copy it leaves occupies the GPU."""
     asked, spare = Asked(union.scale, keep_alive_s=30.0), load(i1=1, i2=1, last_active_at=1e6)
     asked(100.0, load(i1=8, i2=8), started(2, 2.0), params=PRICED)
     grown = ready(2, created_at=50.0, ready_at=50.1, start_kind="growth")
@@ -190,11 +185,10 @@ def test_a_spare_instance_is_held_against_a_start_from_nothing():
 
 
 def test_an_answer_stands_only_while_nobody_drains():
-    """What drains may be taken back at any look, and is gone at a moment that nobody knows."""
     asked = Asked(union.scale)
     (serving,) = ready(1)
     quiet = load(last_active_at=99.0)
-    for now_s in (100.0, 110.0):  # at first it looks at what has arrived lately
+    for now_s in (100.0, 110.0):  # at first it looks at recent arrivals
         decision = asked(now_s, quiet, [serving])
     assert decision.stands_until > 110.0
     draining = replace(serving, instance_id="i-2", state=InstanceState.DRAINING)
@@ -212,7 +206,7 @@ def test_spare_instances_go_at_once_while_another_model_finds_no_free_memory():
 
 
 def test_the_union_keeps_spare_instances_that_the_forecast_may_need():
-    """A peak of 17 requests, of which 8 run on each: the third is as probable as not, the fourth hardly."""
+    """A peak of 17 requests, 8 on each: the third is as probable as not, the fourth hardly."""
     peak = a_forecast(concurrency_mean=5.0, concurrency_peak=17.0, error_ratio=0.3)
     asked, rows = Asked(union.scale), started(4, 1.0)
     asked(100.0, load(i1=8, i2=8, i3=8, i4=8), rows, forecast=peak)
@@ -227,7 +221,7 @@ def test_the_union_keeps_spare_instances_that_the_forecast_may_need():
 
 
 def test_beside_a_plan_the_time_since_instances_were_wanted_keeps_none():
-    """The forecast says how many later windows take; 199 times of a start of 30 s would be 99 minutes more."""
+    """199 times a 30 s start would be 99 minutes more."""
     asked, rows, plan = Asked(union.scale), started(4, 30.0), a_forecast(2500, 500, **MU)
     spread = load(i1=1, i2=1, i3=1, i4=1, last_active_at=1e6)
     assert held(asked, spread, rows, forecast=plan).num_wanted >= 3
@@ -238,7 +232,6 @@ def test_beside_a_plan_the_time_since_instances_were_wanted_keeps_none():
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_a_last_pipeline_that_has_run_nothing_for_the_keep_alive_goes_as_an_instance_does(num_stages):
-    """It counts for as many as it can become, running and idle alike."""
     asked, rows = Asked(union.scale, keep_alive_s=30.0), ready(1, num_stages=num_stages)
     asked(100.0, load(i1=1), rows)
     over = load(last_active_at=100.0)
@@ -264,8 +257,7 @@ instances = st.lists(st.tuples(st.sampled_from(["ready", "starting", "draining"]
 def test_every_policy_stays_within_the_models_bounds(
     name, policy, rows, waiting, low, high, pinned, suspended, forecast, gaps
 ):
-    """Never above max_instances, never below the floor, drains only who is READY, resumes only who drains, starts
-    nothing of a suspended model, and something for whoever waits."""
+    """Also: drains only READY instances, resumes only draining ones, and starts nothing of a suspended model."""
     asked = Asked(policy, min_instances=min(low, high), max_instances=high, pinned=pinned, suspended=suspended)
     there = [an_instance(f"i-{n}", state=InstanceState(state), max_concurrency=8) for n, (state, _) in enumerate(rows)]
     demand = load(waiting, 100.0, **{f"i{n}": count for n, (_, count) in enumerate(rows)})
@@ -289,14 +281,14 @@ def test_every_policy_stays_within_the_models_bounds(
 
 
 def test_who_is_held_beside_a_free_slot_is_no_burst_to_start_instances_for():
-    """Ours: the union's routing holds prompts for the sake of answers under way; they have a slot."""
+    """Ours."""
     assert wanted_after(load(waiting=3, arrived=40, i1=5)) == 1
     assert wanted_after(load(waiting=3, arrived=40, i1=8)) > 2
     assert wanted_after(load(waiting=3, arrived=40, i1=5), slo=Slo()) > 2, "nobody is held where there is no objective"
 
 
 def wanted_after(burst, slo=Slo(tpot_s=0.2)):
-    """Of the union, on one READY instance of 8 slots, for a burst after a quiet minute."""
+    """The union's wish on one READY instance of 8 slots, for a burst after a quiet minute."""
     asked = Asked(union.scale, slo=slo)
     for tick in range(120):
         asked(100.0 + tick / 2, load(last_active_at=100.0, arrived=1, i1=1), ready(1))

@@ -1,4 +1,4 @@
-"""The union's plan: the band, the time of a start, what came so far and what missed."""
+"""The union's plan."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ WIDE = 0.2  # spread of the log error in the forecasts below
 
 
 def windows(*needs: float, ratio: float = 0.0, made_at: float = 100.0, width_s: float = 100.0) -> tuple[Forecast, ...]:
-    """Forecasts that take so many instances each, with a band as wide as `WIDE` says."""
+    """Forecasts that take so many instances, in bands as wide as `WIDE`."""
     high = math.exp(NormalDist().inv_cdf(SHARE) * WIDE)
     return tuple(
         a_forecast(
@@ -82,7 +82,6 @@ def test_a_policy_without_a_band_is_planned_for_as_it_is():
 
 
 def test_each_closed_window_moves_m_by_what_it_took_of_its_objective():
-    """Down while it is far from it, up at once beyond `aim`, and up again only when that has served."""
     params = replace(PLAIN, aim=0.8, up=0.2, down=0.1, most=2.0)
     state = PlanState()
 
@@ -124,7 +123,7 @@ def test_what_has_come_counts_as_far_as_the_forecast_is_unsure():
 
 
 def test_prompts_that_wait_are_worked_off_within_the_time_of_a_start():
-    queue = Outlook(peak_ratio=0.1, over_share=0.0, queued_tokens=610)  # of 10 a second: 61 s, less 1 of patience
+    queue = Outlook(peak_ratio=0.1, over_share=0.0, queued_tokens=610)  # at 10 a second: 61 s, less 1 of patience
     waits = replace(load(i1=9), outlook_by_instance={"i-1": queue})
     target, _ = asked(windows(2.0), load=waits)
     assert (target.num_wanted, target.reason[-39:]) == (4, "and prompts wait for 2.0 instances more")
@@ -141,7 +140,6 @@ def test_there_are_as_many_as_what_runs_and_waits_fills():
 
 
 def test_batch_asks_for_nothing_beyond_what_waits_and_runs():
-    """A flood of batch prompts, waiting and unread, beside the same forecast of people."""
     full = Outlook(peak_ratio=2.0, over_share=0.5, queued_tokens=610)
     people = replace(load(i1=8), num_waiting=61, outlook_by_instance={"i-1": full})
     batch = ClassLoad(num_waiting=61, in_flight_by_instance={"i-1": 8})

@@ -1,4 +1,4 @@
-"""WarmServe section 3 and the constants of its authors' code: load of 5 s against 0.8 and 0.5 of what runs."""
+"""WarmServe section 3 and its authors' constants: load of 5 s against 0.8 and 0.5."""
 
 import pytest
 from hypothesis import given
@@ -45,7 +45,7 @@ def test_an_instance_is_protected_for_five_seconds():
 
 
 def test_a_request_that_finds_no_slot_starts_one_at_once_unless_one_is_coming():
-    """Section 6: the router dispatches below B, and starts an instance when there is no slot."""
+    """Section 6."""
     asked = Asked(scale)
     after_5s(asked, load(i1=5), ready(1))
     full = load(waiting=1, i1=8)
@@ -79,7 +79,7 @@ def test_the_last_one_goes_by_its_keep_alive_and_at_once_where_that_is_nothing()
 
 @given(st.lists(st.tuples(st.floats(0.05, 3.0), st.integers(0, 50)), min_size=1, max_size=30))
 def test_a_level_is_its_mean_weighted_by_time(steps):
-    """Exact where the marks lie, close in between: a grain of a quarter second over a span of five."""
+    """Exact at the marks; the grain is 0.25 s over a span of five."""
     level, now_s, history = Level(), 100.0, []
     for gap, value in steps:
         level = level.seen(now_s, value, 5.0, 0.25)

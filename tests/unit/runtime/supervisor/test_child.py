@@ -1,4 +1,4 @@
-"""How long a start may go without an answer."""
+"""How long a start may go unanswered."""
 
 from glowplug.runtime.supervisor.child import MOST_START_TIMEOUTS, start_limit_s
 

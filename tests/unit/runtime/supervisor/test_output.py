@@ -1,4 +1,4 @@
-"""Lines of children: log files that never make their writers wait and stay small; a terminal that does not keep up."""
+"""Children's output: log files and a slow terminal."""
 
 import io
 import os
@@ -106,7 +106,7 @@ def test_a_reader_that_has_gone_does_not_stop_the_fleet(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once_and_files_are_written_again_when_it_is_not(tmp_path: Path) -> None:
     stream = io.StringIO()
     output = Output(tmp_path / "logs", max_bytes=10_000, stream=stream)
-    shutil.rmtree(tmp_path / "logs")  # opening a file below it fails from now on
+    shutil.rmtree(tmp_path / "logs")  # opening a file below it fails
     output.notice("one")
     output.notice("two")
     (tmp_path / "logs").mkdir()

@@ -1,5 +1,4 @@
-"""Who is started with what: processes, their ports (taken ones are named with who needs and who has them), the
-samples."""
+"""A fleet's processes, ports and samples."""
 
 import os
 import socket
@@ -70,7 +69,7 @@ def test_the_router_and_agents_alone_get_the_engines_secret(tmp_path: Path, monk
     given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in services(made, "made")}
     assert {service for service, secret in given.items() if secret == "made"} == {"router", "agent"}
     assert set(given.values()) == {"made", None}
-    monkeypatch.setenv("GLOWPLUG_ENGINE_SECRET", "set by hand")  # which FleetSettings reads
+    monkeypatch.setenv("GLOWPLUG_ENGINE_SECRET", "set by hand")  # read by FleetSettings
     given = {s.service: s.env.get("GLOWPLUG_ENGINE_SECRET") for s in services(made, "made")}
     assert set(given.values()) == {"made", None}
 

@@ -1,4 +1,4 @@
-"""A fleet whose sample models cannot run is refused before anything of it starts."""
+"""A fleet whose samples cannot run does not start."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One directory, one fleet: the lock, the secrets, fleet.json."""
+"""One fleet per directory: lock, secrets, fleet.json."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_fleet_json_of_a_dead_or_another_process_is_no_fleet(tmp_path: Path) -> 
     me = psutil.Process()
     state.write_fleet({"pid": me.pid, "pid_started_at": me.create_time()})
     assert read_fleet(tmp_path) is not None
-    state.write_fleet({"pid": me.pid, "pid_started_at": me.create_time() - 100})  # the pid went to someone else
+    state.write_fleet({"pid": me.pid, "pid_started_at": me.create_time() - 100})  # a reused pid
     assert read_fleet(tmp_path) is None
     (tmp_path / "fleet.json").write_text("[]")
     assert read_fleet(tmp_path) is None
