@@ -16,7 +16,6 @@ from glowplug.domain.errors import BadRequest
 from glowplug.policies.worth import FROM_ZERO
 
 Policy = Callable[..., Any]
-_LOOK_AHEAD = frozenset({"preserve_load_aware", "llumnix_like", "union"})  # routing, with constants
 _BY_WORTH = frozenset({"mcache", "union"})  # caching, with constants
 
 
@@ -43,7 +42,7 @@ def configured(kind: str, name: str, policy: Policy) -> Policy:
             return policy
         if kind == "caching" and base_name(name) in _BY_WORTH:
             return _of_a_cache(base_name(name), policy, options)
-        if kind == "routing" and base_name(name) in _LOOK_AHEAD:
+        if kind == "routing" and "params" in signature(policy).parameters:
             return _of_a_balancer(base_name(name), policy, options)
         return _function(policy, options)
     except ValueError as error:
@@ -60,11 +59,12 @@ def _of_a_cache(base: str, policy: Policy, options: Mapping[str, str]) -> Policy
 
 def _of_a_balancer(base: str, policy: Policy, options: Mapping[str, str]) -> Policy:
     from glowplug.policies.routing.port import BalancerParams
-    from glowplug.policies.routing.preserve_load_aware import preserve_load_aware, union_params
+    from glowplug.policies.routing.prefix import prefix
+    from glowplug.policies.routing.preserve_load_aware import union_params
 
-    if base == "union":
+    if base == "union":  # over its own changes of the params
         laid_over(union_params(BalancerParams()), options)
-        return lambda params: preserve_load_aware(laid_over(union_params(params), options))
+        return lambda params: prefix(laid_over(union_params(params), options))
     laid_over(BalancerParams(), options)
     return lambda params: policy(laid_over(params, options))
 

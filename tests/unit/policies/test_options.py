@@ -1,6 +1,7 @@
 """A policy's own params, the papers' literal formulas among them."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,17 @@ from glowplug.policies.scaling import preserve
 from glowplug_lab.simulator.scenario.errors import ScenarioError
 from glowplug_lab.simulator.scenario.load import load_tree
 from tests.house.tree import ROOT
+
+
+def test_the_unions_routing_with_an_option_still_follows_prefixes() -> None:
+    alone, with_option = (choose("routing", name)(BalancerParams()) for name in ("union", "union:penalty=3"))
+    assert type(with_option) is type(alone)
+    assert with_option.params == replace(alone.params, penalty=3.0)
+
+
+def test_a_routing_policy_has_options_where_it_takes_params() -> None:
+    assert choose("routing", "prefix:penalty=3")(BalancerParams()).params.penalty == 3.0
+    assert choose("routing", "llumnix_like:penalty=3")(BalancerParams())
 
 
 def test_a_name_alone_is_the_policy_itself() -> None:

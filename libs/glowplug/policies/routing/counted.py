@@ -63,13 +63,13 @@ class Counted:
         return None
 
 
-def least_loaded(params: BalancerParams) -> Balancer:
+def least_loaded(_: BalancerParams) -> Balancer:
     """Choose the fewest requests in flight (PreServe section 3.2.2, "LR"; WarmServe's router)."""
     requests = attrgetter("num_in_flight", "instance_id")
     return Counted(lambda free, last: min(free, key=requests), "it has the fewest requests in flight")
 
 
-def round_robin(params: BalancerParams) -> Balancer:
+def round_robin(_: BalancerParams) -> Balancer:
     """Choose the next instance by id (PreServe section 3.2.2, a baseline)."""
 
     def following(free: Sequence[Target], last: str) -> Target:
@@ -79,7 +79,7 @@ def round_robin(params: BalancerParams) -> Balancer:
     return Counted(following, "its turn is next")
 
 
-def minimum_use(params: BalancerParams) -> Balancer:
+def minimum_use(_: BalancerParams) -> Balancer:
     """Choose the least used capacity (PreServe section 3.2.2, "MU").
 
     Departure: the paper weighs GPU utilization and memory usage; a Target carries neither, so use is the occupied share
@@ -91,7 +91,7 @@ def minimum_use(params: BalancerParams) -> Balancer:
     return Counted(lambda free, last: min(free, key=use), "it uses the smallest share of its slots")
 
 
-def first_room(params: BalancerParams) -> Balancer:
+def first_room(_: BalancerParams) -> Balancer:
     """Choose the longest known instance with a free slot, as HydraServe's published code does (the paper does not say):
     one added for a burst runs out of requests soonest and ends by its keep-alive (section 8.1)."""
     return Counted(lambda free, last: free[0], "it is the first that may run another request")
