@@ -71,6 +71,8 @@ from glowplug.policies.placement.warmserve_evict_aware import SCORE_UNIT, Prewar
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, reads_profile, weighs_worth
 from glowplug.policies.scaling.port import needed_by_pipeline
 
+__all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
+
 # Nodes that fall silent, and nodes that an operator drains.
 #
 # A node and its instances are gone when its lease runs out. Nothing is placed on a cordoned node, and every instance
@@ -537,9 +539,6 @@ def _replica(step: PrewarmStep, replica_id: str, model: Model, decision_id: str,
         decision_id=decision_id,
         replica=True,
     )
-
-
-__all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 
 
 class PlacerController:

@@ -31,6 +31,8 @@ from glowplug_lab.simulator.scenario.words import HistoryWords, LengthWords, Mod
 from glowplug_lab.simulator.setup import Fault, ModelSetup, Params, PolicyNames, ServerSetup, Setup, watchful
 from glowplug_lab.simulator.workload.arrival import Arrival, TraceError
 
+__all__ = ["Scenario", "ScenarioError", "load", "load_tree"]
+
 T = TypeVar("T")
 _OURS = frozenset(ModelWords.model_fields)
 _FIXED = frozenset({"key", "weights", "source", "revision"})
@@ -268,7 +270,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 BATCH = 8  # assumed in estimates of time in flight
 EULER = 0.5772  # mean of the Gumbel distribution
-__all__ = ["Scenario", "ScenarioError", "load", "load_tree"]
 
 
 @dataclass(frozen=True, slots=True)
