@@ -4,9 +4,12 @@
   calls the test failed. pytest-timeout alone cannot: its alarm waits for C code to return, is lost in another task of
   asyncio, and is off as soon as a test's body has failed, while its fixtures still have to end.
 - SIGUSR1 has a process write its stacks.
+- A worker that dies while xdist sends it work ends no run: xdist 3.8 takes the closed channel for an error of its own,
+  and hears a moment later that the worker is gone, when it gives the work to others.
 - Each outcome is on disk at once ($GATE_RESULTS, one JSON a line), so that a run that is ended has not said nothing.
 """
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -31,6 +34,20 @@ def pytest_configure(config):
     faulthandler.register(signal.SIGUSR1, file=_stacks, all_threads=True)
     if not hasattr(config, "workerinput"):
         _results = Path(os.environ["GATE_RESULTS"]).open("a", buffering=1)  # noqa: SIM115, open until the process ends
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_newgateway():
+    from xdist.workermanage import WorkerController
+
+    if not hasattr(WorkerController, "gate_sends"):
+        WorkerController.gate_sends = WorkerController.sendcommand
+        WorkerController.sendcommand = _send
+
+
+def _send(controller, name, **given):
+    with contextlib.suppress(OSError):
+        controller.gate_sends(name, **given)
 
 
 @pytest.hookimpl(trylast=True)  # conftest.py sorts, too

@@ -75,3 +75,22 @@ def test_what_is_run_many_times_exists_and_is_in_its_lane() -> None:
     paths = [(lane, name.partition("::")[0]) for lane, name in rows]
     assert [path for _, path in paths if not (ROOT / path).is_file()] == []
     assert [path for lane, path in paths if lanes.lane(path) != lane and path not in lanes.BOTH] == []
+
+
+def test_work_for_a_worker_that_has_just_died_ends_no_run(tmp_path: Path) -> None:
+    code = """
+import gate_plugin
+from xdist.workermanage import WorkerController
+
+class Closed:
+    def send(self, item):
+        raise OSError("cannot send (already closed?)")
+
+gate_plugin.pytest_xdist_newgateway()
+worker = WorkerController.__new__(WorkerController)
+worker.log, worker.channel = print, Closed()
+worker.sendcommand("runtests", indices=[1])
+"""
+    environment = {**os.environ, "GATE_OUT": str(tmp_path), "PYTHONPATH": str(ROOT / ".ci")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
