@@ -642,7 +642,8 @@ class AutoscalerController:
                 continue
             if needed_by_pipeline(instance.instance_id, self.instances.by_id):  # it ends after that pipeline
                 continue
-            if becomes == "stopped" and instance.instance_id in put_away:
+            order = record.orders.get(instance.instance_id)
+            if becomes == "stopped" and (instance.instance_id in put_away or (order and order.becomes != becomes)):
                 record.orders.pop(instance.instance_id, None)  # it stops instead of sleeping
             if not record.is_leaving(instance.instance_id):
                 effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance.instance_id))
@@ -794,6 +795,8 @@ class AutoscalerController:
             is_first = not record.is_leaving(instance_id)
             to: Becomes = "swapped_out" if lacks_sleeper else becomes
             lacks_sleeper = False  # one sleeper is enough
+            if order and order.kind is OrderKind.UNLOAD:
+                to = order.becomes
             stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, to)
             if stop and is_first:
                 effects.append(self._decisions.record(decision, instance_id, "drain", now_s))
@@ -804,7 +807,7 @@ class AutoscalerController:
         self, record: ModelRecord, instance: Instance, reason: str, now_s: float, becomes: Becomes = "stopped"
     ) -> list[Effect]:
         if not record.is_leaving(instance.instance_id):
-            record.orders[instance.instance_id] = Order(OrderKind.STOP, now_s)
+            record.orders[instance.instance_id] = Order(OrderKind.STOP, now_s, becomes)
         elif now_s - record.orders[instance.instance_id].sent_at < self._params.repeat_s:
             return []
         record.orders[instance.instance_id].sent_at = now_s

@@ -11,7 +11,7 @@ from glowplug.controllers.autoscaler.keeping import KeptCopy
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.declared import check_owner
 from glowplug.domain.errors import Conflict
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model, Rung
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import PlaceInstance
@@ -59,6 +59,7 @@ _CHANGES = {
 class Order:
     kind: OrderKind
     sent_at: float
+    becomes: Becomes = "stopped"  # of a stop
 
 
 @dataclass(slots=True)

@@ -135,7 +135,7 @@ class Holds:
 
     def set_instance(self, instance: Instance, now_s: float) -> str:
         key = instance.instance_id
-        if all(w.node_id != self._node_id for w in instance.workers) or key in self._gone:
+        if instance.node_id != self._node_id or key in self._gone:  # a first stage lists the others' workers too
             return ""
         user = self._users.get(key) or _User()
         if user.instance and user.instance.revision > instance.revision:

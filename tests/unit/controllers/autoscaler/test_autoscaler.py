@@ -85,22 +85,6 @@ def test_a_start_an_operator_asked_for_says_so():
     assert (gone.chosen, gone.instance_id) == ("undeploy", preload.instance_id), "what was coming is cancelled"
 
 
-def test_an_unanswered_placement_is_asked_again_under_the_same_id():
-    controller = autoscaler(a_model())
-    (first,) = published(controller.handle(waiting(), 2.0), PlaceInstance)
-    assert published(controller.handle(waiting(), 2.5), PlaceInstance) == []
-    (again,) = published(controller.handle(waiting(), 4.1), PlaceInstance)
-    assert again.instance_id == first.instance_id
-
-
-def test_an_instance_on_its_way_is_not_asked_for_twice():
-    controller = autoscaler(a_model())
-    (command,) = published(controller.handle(waiting(), 2.0), PlaceInstance)
-    starting = an_instance(command.instance_id, state=InstanceState.STARTING)
-    controller.handle(an_event(InstanceStarting(instance=starting)), 2.1)
-    assert published(controller.handle(waiting(5), 10.0), PlaceInstance) == []
-
-
 def said(payload, occurred_at):
     return an_event(payload, occurred_at=occurred_at)
 
@@ -159,18 +143,6 @@ def test_idle_for_keep_alive_is_drained_once_and_only_while_routers_speak():
     (stop,) = published(controller.handle(Tick(), 20.1), StopInstance)
     assert (stop.target, stop.instance_id) == ("node-1", "i-1")
     assert published(controller.handle(Tick(), 20.6), StopInstance) == [], "sent a moment ago"
-
-
-def test_a_drain_it_began_is_taken_back_when_a_request_comes():
-    controller = autoscaler(a_model(keep_alive_s=10))
-    controller.handle(an_event(InstanceReady(instance=an_instance(ready_at=5.0))), 5.0)
-    controller.handle(load_report(m=ModelLoad(last_active_at=6.0)), 20.0)
-    controller.handle(Tick(), 20.1)
-    draining = an_instance(state=InstanceState.DRAINING, revision=2)
-    controller.handle(an_event(InstanceDraining(instance=draining)), 20.2)
-    effects = controller.handle(waiting(since=20.3), 20.3)
-    assert [c.instance_id for c in published(effects, ResumeInstance)] == ["i-1"]
-    assert published(effects, PlaceInstance) == []
 
 
 def test_a_drain_somebody_else_began_is_left_alone_and_a_new_instance_asked_for():
@@ -234,17 +206,6 @@ def test_a_failure_that_the_table_shows_before_its_fact_comes_counts_once():
     assert len(published(later.handle(waiting(), 10.1), PlaceInstance)) == 1, "of long ago, as far as is known"
 
 
-def test_load_and_unload():
-    controller = autoscaler(a_model())
-    (command,) = published(controller.handle(operator.Load("m"), 1.0), PlaceInstance)
-    ready = an_instance(command.instance_id, ready_at=2.0)
-    controller.handle(an_event(InstanceReady(instance=ready)), 2.0)
-    controller.handle(load_report(m=ModelLoad()), 2.5)
-    assert published(controller.handle(Tick(), 3.0), StopInstance) == [], "its keep-alive runs"
-    (stop,) = published(controller.handle(operator.Unload("m"), 4.0), StopInstance)
-    assert stop.instance_id == command.instance_id
-
-
 def test_what_an_unloaded_instance_still_streams_brings_nothing_back_but_a_new_request_does():
     controller = autoscaler(a_model())
     controller.handle(an_event(InstanceReady(instance=an_instance("i-1"))), 1.0)
@@ -289,14 +250,6 @@ def test_what_the_unions_plan_has_learned_of_a_model_outlives_an_unload():
     seen.clear()
     controller.handle(waiting(), 2.5)
     assert seen[0] == union.UnionState(plan=PlanState(m=0.3), start_s=seen[0].start_s), "and no demand"
-
-
-def test_a_drained_model_starts_nothing_until_loaded():
-    controller = autoscaler(a_model())
-    (saved,) = [e.value for e in controller.handle(operator.Suspend("m"), 1.0) if isinstance(e, Save)]
-    assert saved.suspended
-    assert published(controller.handle(waiting(), 2.0), PlaceInstance) == []
-    assert len(published(controller.handle(operator.Load("m"), 3.0), PlaceInstance)) == 1
 
 
 def test_deploy_same_again_changes_nothing_and_a_change_grows_the_revision():

@@ -75,18 +75,6 @@ def test_the_same_command_twice_starts_once():
     assert payloads(controller.handle(asked(a_model()), 5.5), StartInstance) == []
 
 
-def test_a_start_of_which_nothing_is_heard_is_sent_again_then_placed_anew():
-    controller = placer(a_node())
-    ticks(controller, 0, 5)
-    controller.handle(asked(a_model()), 5.0)
-    beat(controller, 7.0, a_node(revision=2))
-    assert len(payloads(ticks(controller, 5, 7.5), StartInstance)) == 1
-    beat(controller, 13.0, a_node(revision=3))
-    (stop,) = payloads(ticks(controller, 7.5, 13.5), StopInstance)
-    assert stop.reason == "it is placed anew"
-    assert len(payloads(controller.handle(Tick(), 14.0), StartInstance)) == 1
-
-
 def full_fleet(**fields):
     """One GPU of 200 MiB, long held by i-1 (model a)."""
     node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5)
@@ -158,17 +146,6 @@ def test_a_drain_under_way_is_waited_for_instead_of_evicting_more():
     assert payloads(controller.handle(asked(a_model("b", mib=100)), 5.1), StopInstance) == []
 
 
-def test_an_impossible_placement_is_answered_as_a_failed_start():
-    controller = placer(a_node(gpus_mib=(200,)))
-    ticks(controller, 0, 5)
-    controller.handle(asked(a_model(mib=500)), 5.0)
-    assert payloads(ticks(controller, 5, 7.5), InstanceFailed) == []
-    beat(controller, 7.6, a_node(gpus_mib=(200,), revision=2))
-    (failed,) = payloads(ticks(controller, 7.5, 9), InstanceFailed)
-    assert failed.code == "no_capacity" and "no GPU is large enough" in failed.instance.reason
-    assert controller.placements == {}
-
-
 def test_a_silent_node_has_left_and_its_instances_with_it():
     controller = placer(a_node())
     controller.handle(an_event(InstanceReady(instance=an_instance())), 1.0)
@@ -204,21 +181,6 @@ def test_cancel_forgets_and_stops_what_was_already_sent():
     cancel = an_event(CancelPlacement(instance_id="i-new", reason="gone"), issuer="autoscaler-1", epoch=1)
     (stop,) = payloads(controller.handle(cancel, 5.1), StopInstance)
     assert stop.grace_s == 0 and controller.placements == {}
-
-
-def test_a_cordoned_node_is_drained_and_gets_nothing():
-    controller = placer(a_node())
-    controller.handle(an_event(InstanceStarting(instance=an_instance())), 4.0)
-    drained = controller.handle(Cordon("node-1", True), 5.0)
-    (stop,) = payloads(drained, StopInstance)
-    assert stop.instance_id == "i-1"
-    told = [e.decision for e in drained if isinstance(e, Record)]
-    assert [(d.kind, d.policy, d.node_id, d.instance_id) for d in told] == [
-        ("drain", "operator", "node-1", ""),
-        ("drain", "operator", "node-1", "i-1"),
-    ]
-    assert payloads(controller.handle(asked(a_model()), 5.1), StartInstance) == []
-    assert len(payloads(controller.handle(Cordon("node-1", False), 5.2), StartInstance)) == 1
 
 
 def test_more_important_models_are_placed_first():
