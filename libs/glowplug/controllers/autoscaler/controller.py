@@ -691,16 +691,30 @@ class AutoscalerController:
         if self._params.consolidate:
             effects += self._consolidations.of_model(rows, decision, now_s)
         effects += record.ask_again(model, now_s, self._params.repeat_s)
-        has_nothing = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
-        has_nothing = has_nothing and all(i.state.is_dormant for i in rows.values())
-        record.rest_until = record.kept.rest_until(now_s, self._params.rest_s) if has_nothing else 0.0
-        record.stands_until = 0.0
-        is_settled = not (has_nothing or effects or record.starts or record.orders)
-        is_settled = is_settled and not record.kept.put_away
-        if is_tick and is_settled and decision.stands_until > now_s and all(i.is_whole for i in rows.values()):
+        is_idle = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
+        self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=is_tick and not effects)
+        return [*effects, *self._learned.noted(record)]
+
+    def _rest(
+        self,
+        record: ModelRecord,
+        decision: ScaleDecision,
+        rows: Mapping[str, Instance],
+        now_s: float,
+        *,
+        is_idle: bool,
+        may_stand: bool,
+    ) -> None:
+        """Set until when no tick need look at the model: without requests and with dormant instances alone it rests;
+        with nothing under way, the policy's answer stands for as long as the policy says and the forecast holds."""
+        record.rest_until = record.stands_until = 0.0
+        if is_idle and all(i.state.is_dormant for i in rows.values()):
+            record.rest_until = record.kept.rest_until(now_s, self._params.rest_s)
+            return
+        is_settled = not (record.starts or record.orders or record.kept.put_away)
+        if may_stand and is_settled and decision.stands_until > now_s and all(i.is_whole for i in rows.values()):
             lead_s = self._params.lead_s
             record.stands_until = min(decision.stands_until, record.ahead.changes_at(now_s + lead_s) - lead_s)
-        return [*effects, *self._learned.noted(record)]
 
     def _view(
         self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float
