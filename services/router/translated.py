@@ -193,7 +193,7 @@ class TranslatedClient:
             headers = self._translation.headers + self._own_headers
             is_framed = self._request.is_http11
             self._keep_alive = self._request.keep_alive and is_framed and not self._context.table.stage
-            headers += b"cache-control: no-cache\r\n" + (wire.CHUNKED if is_framed else b"")
+            headers += wire.CHUNKED if is_framed else b""
             self._client.write(wire.head(200, headers, keep_alive=self._keep_alive))
         if out:
             self._client.write(wire.chunk(out) if self._request.is_http11 else out)

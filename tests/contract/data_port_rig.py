@@ -207,8 +207,9 @@ class Client:
     async def head(self) -> tuple[int, dict[str, str]]:
         raw = await self.reader.readuntil(b"\r\n\r\n")
         first, *lines = raw.decode().split("\r\n")[:-2]
-        pairs = (line.partition(": ") for line in lines)
-        return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}
+        pairs = [(name.lower(), value) for name, _, value in (line.partition(": ") for line in lines)]
+        assert len(pairs) == len(dict(pairs)), f"a header twice: {pairs}"
+        return int(first.split()[1]), dict(pairs)
 
     async def answer(self, *, method: str = "POST") -> Answer:
         status, headers = await self.head()
