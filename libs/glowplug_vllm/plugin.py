@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glowplug_vllm import arriving, kv_limit, moving, process, rundir, sleeping
+from glowplug_vllm import arriving, kv_limit, moving, process, rendezvous, sleeping
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
@@ -134,4 +134,4 @@ async def announce(start: Start, host: str, port: int, held: Mapping[str, int]) 
         ("load", start.load_began_at, loaded_at),
         ("warmup", loaded_at, time.time()),
     ]
-    rundir.write(start.run_dir, rundir.READY, {"port": port, "phases": phases, **held})
+    rendezvous.write(start.run_dir, rendezvous.READY, {"port": port, "phases": phases, **held})

@@ -118,7 +118,7 @@ class Instance:
     consolidating: bool = False  # a stage that loads the rest of the model to run it whole
     key_id: str = ""  # of its engine's key (engine_key.py); "": none
     lacks: tuple[str, ...] = ()  # abilities missing with these weights, e.g. "tool_choice"
-    start_kind: str = ""  # a StartKind (start_times.py), once READY
+    start_kind: str = ""  # a StartKind, once READY: cold, disk, cached, wake, growth or join
     gpu_kind: str = ""
     predicted_s: float = 0.0  # command to READY; 0: unknown
     shared_bytes: int = 0  # host-memory weights shared with others (Gpu.shared)
