@@ -78,7 +78,7 @@ class Sample(NamedTuple):
     total_bytes: int
 
 
-class Row(NamedTuple):
+class SavedCell(NamedTuple):
     """`is_open`: not yet part of a coarser slot."""
 
     width_s: int
@@ -206,24 +206,26 @@ class History:
             metrics={name: METRICS[name](slots, seconds) for name in known_metrics(metrics, model)},
         )
 
-    def changes(self) -> tuple[list[tuple[int, int]], list[Row]]:
+    def changes(self) -> tuple[list[tuple[int, int]], list[SavedCell]]:
         """Return slots (width_s, start) changed since the last call, and the cells that replace theirs on disk."""
         slots, rows = [], []
         for ring in self._levels:
             for start in sorted(ring.unsaved):
                 slots.append((ring.width_s, start))
-                rows += [Row(ring.width_s, start, scope, False, raw) for scope, raw in ring.closed[start].items()]
+                rows += [SavedCell(ring.width_s, start, scope, False, raw) for scope, raw in ring.closed[start].items()]
             ring.unsaved.clear()
             if ring.open_at is not None:
                 slots.append((ring.width_s, ring.open_at))
-                rows += [Row(ring.width_s, ring.open_at, key, True, _encode(cell)) for key, cell in ring.open.items()]
+                rows += [
+                    SavedCell(ring.width_s, ring.open_at, key, True, _encode(cell)) for key, cell in ring.open.items()
+                ]
         return slots, rows
 
     def not_saved(self, slots: Iterable[tuple[int, int]]) -> None:
         for ring in self._levels:
             ring.unsaved.update(start for width_s, start in slots if width_s == ring.width_s and start in ring.closed)
 
-    def restore(self, rows: Iterable[Row], now_s: float) -> None:
+    def restore(self, rows: Iterable[SavedCell], now_s: float) -> None:
         """Restore rows of an earlier process, before any other call; rows too old, of the future or unreadable are
         skipped."""
         by_width = {ring.width_s: ring for ring in self._levels}

@@ -5,7 +5,7 @@ A slow page loses its oldest messages and gets their number; it then asks for th
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from glowplug.services.console.fleet_rows import decision_row
+from glowplug.services.console.fleet_rows import FleetRow
 from glowplug.services.console.fleet_view import DECISIONS_SHOWN, FleetView, RowTable
 from glowplug.services.console.records import HEARTBEAT_S, Mailbox, Newest, message
 from glowplug.services.console.trace_store import TraceSummary
@@ -27,8 +27,8 @@ class Differ:
         self._sources: object = None
 
     def patch(self, view: FleetView, now_s: float) -> dict[str, Any] | None:
-        """Return new rows, changed fields under `changed`, ids under `removed`, and new decisions, newest first; None
-        without a change."""
+        """Return new rows, changed fields of values and of joined facts under `changed`, ids under `removed`, and new
+        decisions, newest first; None without a change."""
         now_s = view.refresh(now_s)
         patch: dict[str, Any] = {}
         for name, (table, key) in _TABLES.items():
@@ -41,14 +41,14 @@ class Differ:
                 patch.setdefault("removed", {})[name] = removed
         latest = view.decisions.latest(DECISIONS_SHOWN)
         if fresh := [record for record in latest if record.decision_id not in self._decisions]:
-            patch["decisions"] = list(map(decision_row, fresh))
+            patch["decisions"] = list(map(view.decisions.row, fresh))
             self._decisions = frozenset(record.decision_id for record in latest)
         if view.sources != self._sources:
             patch["sources"] = self._sources = dict(view.sources)
         return {"now": now_s, **patch} if patch else None
 
 
-def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
+def _compared(table: RowTable[FleetRow[Any, Any]], key: str) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
     new, changed, removed = [], [], []
     for id_, old in table.take_changed().items():
         row = table.rows.get(id_)
@@ -57,9 +57,16 @@ def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str,
                 removed.append(id_)
         elif old is None:
             new.append(row)
-        elif fields := {f: value for f in row.__struct_fields__ if (value := getattr(row, f)) != getattr(old, f)}:
-            changed.append({key: id_, **fields})
+        else:
+            parts = {"value": _other(old.value, row.value), "joined": _other(old.joined, row.joined)}
+            if parts := {name: fields for name, fields in parts.items() if fields}:
+                changed.append({key: id_, **parts})
     return new, changed, removed
+
+
+def _other(old: Any, new: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that have other values."""
+    return {f: value for f in new.__dataclass_fields__ if (value := getattr(new, f)) != getattr(old, f)}
 
 
 class Client(Mailbox[bytes]):

@@ -67,7 +67,7 @@ def answers(rows: Mapping[str, Instance]) -> dict[str, object]:
     registry = CollectorRegistry()
     registry.register(ModelCollector(lambda: autoscaler))
     [counted] = [t for t in T if registry.get_sample_value("glowplug_models", {"temperature": t.value})]
-    [seen] = view.snapshot(0.0).models
+    [seen] = (row.joined for row in view.snapshot(0.0).models)
     shown = rest_row(autoscaler, ModelWatch(Path(), 1.0), model)
     return {
         "router": router.fleet.temperature("m"),
@@ -133,9 +133,9 @@ def test_a_model_that_failed_says_so_until_something_is_there_or_waits() -> None
     view = FleetView()
     view.restore("models", {"m": a_model()}, 0.0)
     view.restore("instances", {"i-1": an_instance(state=S.FAILED, reason="no weights")}, 0.0)
-    assert view.snapshot(0.0).models[0].state == M.FAILED
+    assert view.snapshot(0.0).models[0].joined.state == M.FAILED
     view.restore("instances", {"i-2": row_of("replica", S.PREWARMED, "i-2")}, 0.0)
-    assert view.snapshot(0.0).models[0].state == M.PREWARMED
+    assert view.snapshot(0.0).models[0].joined.state == M.PREWARMED
 
 
 def test_the_time_to_ready_counts_from_the_first_instance_that_will_serve() -> None:
