@@ -60,7 +60,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return len(self.raw) + ROW_OVERHEAD_BYTES
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[EventRow]
     num_skipped: int
     num_passed: int  # since the start
@@ -75,10 +75,12 @@ class Watcher(Mailbox[EventRow]):
         if self.wanted.wants(entry.row.seen, entry.raw):
             self.put(entry.row)
 
-    async def batches(self, log: "EventLog", beat_s: float, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[Batch]:
+    async def batches(
+        self, log: "EventLog", beat_s: float, heartbeat_s: float = HEARTBEAT_S
+    ) -> AsyncIterator[EventBatch]:
         """Yield at most one batch a beat, an empty one as heartbeat. Ends when closed."""
         async for rows, num_skipped in self.arrivals(heartbeat_s):
-            yield Batch(rows=rows, num_skipped=num_skipped, num_passed=log.num_passed)
+            yield EventBatch(rows=rows, num_skipped=num_skipped, num_passed=log.num_passed)
             if rows:
                 await asyncio.sleep(beat_s)
 

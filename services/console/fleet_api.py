@@ -15,10 +15,10 @@ from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.fleet.tables import find_model
 from glowplug.services.console import fleet_rows as rows
 from glowplug.services.console.decisions import DecisionLog, named_in
-from glowplug.services.console.fleet_view import Fetches, FleetView
+from glowplug.services.console.fleet_view import Fetches, ShownFleet
 from glowplug.services.console.records import json_response, streamed
 from glowplug.services.console.request_log import RequestLog
-from glowplug.services.console.stream import Client, Hub, TooManyClients
+from glowplug.services.console.stream import Hub, OpenPage, TooManyClients
 
 STARTS_SHOWN: Final = 10
 
@@ -85,7 +85,7 @@ MAX_LINES = 500
 
 
 def routes(
-    view: FleetView,
+    view: ShownFleet,
     hub: Hub,
     requests: RequestLog,
     clock: Callable[[], float],
@@ -141,7 +141,7 @@ def routes(
     return router
 
 
-async def _until_gone(hub: Hub, client: Client) -> AsyncIterator[bytes]:
+async def _until_gone(hub: Hub, client: OpenPage) -> AsyncIterator[bytes]:
     try:
         async for raw in client.messages():
             yield raw

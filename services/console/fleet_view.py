@@ -32,7 +32,7 @@ from glowplug.events.facts import (
 from glowplug.fleet.demand import LoadReports
 from glowplug.fleet.start_times import START_TIMES, StartRow
 from glowplug.fleet.status import StartEstimates
-from glowplug.fleet.tables import ABSENT_S, Fleet, NodeTable
+from glowplug.fleet.tables import ABSENT_S, FleetTables, NodeTable
 from glowplug.services.console import fleet_rows as rows
 from glowplug.services.console.decisions import DecisionLog
 from glowplug.services.console.events import discreet_model
@@ -183,9 +183,9 @@ class Loads:
         return changed_models, changed_instances
 
 
-class FleetView:
+class ShownFleet:
     def __init__(self, *, max_decisions: int = 2000) -> None:
-        self.fleet = Fleet()
+        self.fleet = FleetTables()
         self.models, self.instances = self.fleet.models, self.fleet.instances
         self.node_table = NodeTable()
         self.nodes: Mapping[str, Node] = self.node_table.by_id

@@ -11,7 +11,7 @@ from typing import Final
 
 from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.events import Event
-from glowplug.services.console.fleet_view import FleetView
+from glowplug.services.console.fleet_view import ShownFleet
 from glowplug.services.console.history import History, Sample, SavedCell
 
 # The history on disk: one SQLite file of this console alone, so that a restart loses seconds at most. Methods block.
@@ -81,7 +81,7 @@ SAVE_EVERY_S: Final = 10.0
 class HistoryKeeper:
     """Without `open_disk` the history is in memory only."""
 
-    def __init__(self, view: FleetView, clock: Callable[[], float]) -> None:
+    def __init__(self, view: ShownFleet, clock: Callable[[], float]) -> None:
         self.history = History()
         self._view, self._clock = view, clock
         self._disk: HistoryDisk | None = None
@@ -136,7 +136,7 @@ class HistoryKeeper:
             self._disk = None
 
 
-def sample_of(view: FleetView, now_s: float) -> Sample:
+def sample_of(view: ShownFleet, now_s: float) -> Sample:
     loads = view.loads(now_s)
     used = reserved = total = 0
     for node_id, node in view.nodes.items():

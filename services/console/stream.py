@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from glowplug.services.console.fleet_rows import FleetRow
-from glowplug.services.console.fleet_view import DECISIONS_SHOWN, FleetView, RowTable
+from glowplug.services.console.fleet_view import DECISIONS_SHOWN, RowTable, ShownFleet
 from glowplug.services.console.records import HEARTBEAT_S, Mailbox, Newest, message
 from glowplug.services.console.trace_store import TraceSummary
 
@@ -26,7 +26,7 @@ class Differ:
         self._decisions: frozenset[str] = frozenset()
         self._sources: object = None
 
-    def patch(self, view: FleetView, now_s: float) -> dict[str, Any] | None:
+    def patch(self, view: ShownFleet, now_s: float) -> dict[str, Any] | None:
         """Return new rows, changed fields of values and of joined facts under `changed`, ids under `removed`, and new
         decisions, newest first; None without a change."""
         now_s = view.refresh(now_s)
@@ -69,7 +69,7 @@ def _other(old: Any, new: Any) -> dict[str, Any]:
     return {f: value for f in new.__dataclass_fields__ if (value := getattr(new, f)) != getattr(old, f)}
 
 
-class Client(Mailbox[bytes]):
+class OpenPage(Mailbox[bytes]):
     async def messages(self, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[bytes]:
         async for waiting, num_dropped in self.arrivals(heartbeat_s):
             if num_dropped:
@@ -82,7 +82,7 @@ class Hub:
     """All open pages. `flush` does nothing without any."""
 
     def __init__(self, *, queue_limit: int = 64, max_clients: int = 64) -> None:
-        self.clients: set[Client] = set()
+        self.clients: set[OpenPage] = set()
         self.num_dropped = 0
         self._queue_limit = queue_limit
         self._max_clients = max_clients
@@ -90,24 +90,24 @@ class Hub:
         self._traces: Newest[str, TraceSummary] = Newest(queue_limit)
         self._closed = False
 
-    def join(self, view: FleetView, now_s: float) -> Client:
+    def join(self, view: ShownFleet, now_s: float) -> OpenPage:
         """Add a page, which gets the whole fleet first. Raises TooManyClients."""
         if self._closed or len(self.clients) >= self._max_clients:
             raise TooManyClients
         self._flush_fleet(view, now_s)  # brings the others to the new page's first state
-        client = Client(self._queue_limit)
+        client = OpenPage(self._queue_limit)
         client.put(message("fleet", view.snapshot(now_s)))
         self.clients.add(client)
         return client
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: OpenPage) -> None:
         self.clients.discard(client)
 
     def trace_changed(self, summary: TraceSummary) -> None:
         if self.clients:
             self._traces.put(summary.trace_id, summary)
 
-    def flush(self, view: FleetView, now_s: float) -> None:
+    def flush(self, view: ShownFleet, now_s: float) -> None:
         self._flush_fleet(view, now_s)
         if self._traces:
             self._send(message("traces", {"traces": list(self._traces.values())}))
@@ -119,7 +119,7 @@ class Hub:
         for client in self.clients:
             client.close()
 
-    def _flush_fleet(self, view: FleetView, now_s: float) -> None:
+    def _flush_fleet(self, view: ShownFleet, now_s: float) -> None:
         patch = self._differ.patch(view, now_s)
         if patch is not None:
             self._send(message("patch", patch))

@@ -196,7 +196,7 @@ class InstanceTable(Rows[Instance]):
             index.pop(instance.model_key, None)
 
 
-class Fleet:
+class FleetTables:
     """Models and living instances, for router and console."""
 
     def __init__(self) -> None:

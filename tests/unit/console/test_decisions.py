@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.domain.decision import DecisionRecord, Rival
+from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import DecisionMade, InstanceFailed, InstanceReady
 from glowplug.runtime.decision_search import DecisionSearch
@@ -72,7 +72,7 @@ def test_what_belongs_to_a_decision() -> None:
     log = log_of(
         decision(1, kind="scale", instance_id="i-1", request_id="r-1"),
         decision(2, kind="evict", instance_id="i-1", chosen="i-9"),
-        decision(3, instance_id="i-1", rivals=(Rival(name="node-2/0", score=1.0, why="too small"),)),
+        decision(3, instance_id="i-1"),
         decision(4, instance_id="i-2"),
     )
     placed = log.get("d-3")

@@ -31,9 +31,9 @@ from glowplug.services.console.fleet_view import (
     FORGOTTEN_S,
     STALLED_S,
     Fetches,
-    FleetView,
     Loads,
     RowTable,
+    ShownFleet,
 )
 from tests import console_story as story
 
@@ -41,23 +41,23 @@ NOW = 5_000.0
 
 
 @pytest.fixture
-def view() -> FleetView:
+def view() -> ShownFleet:
     return story.view(NOW)
 
 
-def take(view: FleetView, payload: Any, at: float = NOW) -> None:
+def take(view: ShownFleet, payload: Any, at: float = NOW) -> None:
     view.take(story.fact(payload, at), at)
 
 
-def joined(view: FleetView, key: str, now_s: float = NOW) -> ModelStatus:
+def joined(view: ShownFleet, key: str, now_s: float = NOW) -> ModelStatus:
     return next(row.joined for row in view.snapshot(now_s).models if row.value.key == key)
 
 
-def lost_since(view: FleetView, now_s: float) -> dict[str, float]:
+def lost_since(view: ShownFleet, now_s: float) -> dict[str, float]:
     return {row.value.node_id: row.joined.lost_since for row in view.snapshot(now_s).nodes}
 
 
-def test_models_say_what_they_are(view: FleetView) -> None:
+def test_models_say_what_they_are(view: ShownFleet) -> None:
     states = {row.value.key: (row.joined.temperature, row.joined.state) for row in view.snapshot(NOW).models}
     assert states == {
         "smol-chat": ("hot", "ready"),
@@ -78,7 +78,7 @@ def test_models_say_what_they_are(view: FleetView) -> None:
     assert joined(view, "big-emulated").emulated and not chat.emulated
 
 
-def test_an_older_revision_never_wins_and_the_dead_stay_dead(view: FleetView) -> None:
+def test_an_older_revision_never_wins_and_the_dead_stay_dead(view: ShownFleet) -> None:
     late = story.instance("i-71c2", "smol-chat", "node-1", InstanceState.LOADING, NOW, revision=4)
     take(view, InstanceReady(instance=late))
     assert joined(view, "smol-chat").state == "ready"
@@ -92,7 +92,7 @@ def test_an_older_revision_never_wins_and_the_dead_stay_dead(view: FleetView) ->
     assert view.models["smol-chat"].name == "smol-chat"
 
 
-def test_a_start_after_a_failure_clears_it(view: FleetView) -> None:
+def test_a_start_after_a_failure_clears_it(view: ShownFleet) -> None:
     ready = story.instance("i-new", "broken", "node-3", InstanceState.READY, NOW)
     take(view, InstanceReady(instance=ready))
     assert joined(view, "broken").failure is None
@@ -105,7 +105,7 @@ def test_a_start_after_a_failure_clears_it(view: FleetView) -> None:
     assert joined(view, "broken").state == "cold"
 
 
-def test_a_silent_node_is_lost_and_comes_back(view: FleetView) -> None:
+def test_a_silent_node_is_lost_and_comes_back(view: ShownFleet) -> None:
     assert not any(lost_since(view, NOW).values())
     later = NOW + NODE_LEASE_S + 1
     assert [*lost_since(view, later).values()] == [NOW, NOW, NOW]
@@ -116,7 +116,7 @@ def test_a_silent_node_is_lost_and_comes_back(view: FleetView) -> None:
     assert [*lost_since(view, later).values()] == [0, later, 0]
 
 
-def test_a_node_whose_row_the_store_lost_stays_while_it_beats_and_no_longer(view: FleetView) -> None:
+def test_a_node_whose_row_the_store_lost_stays_while_it_beats_and_no_longer(view: ShownFleet) -> None:
     later = NOW + ABSENT_S
     for event in story.beats(later, revision=2)[:2]:
         view.take(event, later)
@@ -124,14 +124,14 @@ def test_a_node_whose_row_the_store_lost_stays_while_it_beats_and_no_longer(view
     assert lost_since(view, later + 1) == {"node-1": 0, "node-2": 0}, "node-3 has been silent for too long"
 
 
-def test_a_console_that_receives_nothing_does_not_call_nodes_lost(view: FleetView) -> None:
+def test_a_console_that_receives_nothing_does_not_call_nodes_lost(view: ShownFleet) -> None:
     for name in ("bus", "store"):
         view.source(name, False, NOW + 1)
     assert not any(lost_since(view, NOW + 600).values())
     assert view.snapshot(NOW + 600).sources["bus"].stale_since == NOW + 1
 
 
-def test_values_are_sent_as_they_are_and_without_secrets(view: FleetView) -> None:
+def test_values_are_sent_as_they_are_and_without_secrets(view: ShownFleet) -> None:
     beats = {event.data.node.node_id: event.data.node for event in story.beats(NOW + 1, revision=2)}
     for node in beats.values():
         take(view, NodeBeat(node=node), NOW + 1)
@@ -145,14 +145,14 @@ def test_values_are_sent_as_they_are_and_without_secrets(view: FleetView) -> Non
     assert dataclasses.replace(shown, weights=weights, system_prompt="Be terse.") == secret
 
 
-def test_loads_of_several_routers_add_up_and_expire(view: FleetView) -> None:
+def test_loads_of_several_routers_add_up_and_expire(view: ShownFleet) -> None:
     take(view, RouterLoadReported(router_id="router-2", loads={"smol-coder": ModelLoad(num_waiting=2)}), NOW + 1)
     assert joined(view, "smol-coder", NOW + 1).num_waiting == 9
     assert joined(view, "smol-coder", NOW + LOAD_STALE_S + 0.5).num_waiting == 2
     assert joined(view, "smol-coder", NOW + LOAD_STALE_S + 2).num_waiting == 0
 
 
-def test_rows_the_store_lost_leave_after_a_grace_time(view: FleetView) -> None:
+def test_rows_the_store_lost_leave_after_a_grace_time(view: ShownFleet) -> None:
     view.restore("models", {}, NOW)
     assert len(view.models) == 6
     for after_s in (0.0, ABSENT_S, ABSENT_S + 1):
@@ -163,7 +163,7 @@ def test_rows_the_store_lost_leave_after_a_grace_time(view: FleetView) -> None:
     assert view.models == {}
 
 
-def test_decisions_are_bounded_and_newest_first(view: FleetView) -> None:
+def test_decisions_are_bounded_and_newest_first(view: ShownFleet) -> None:
     known = story.decisions(NOW)
     view.decisions.restore(known)
     assert [row.value.decision_id for row in view.snapshot(NOW).decisions] == [f"d-{i}" for i in (5, 4, 3, 2, 1, 0)]
@@ -248,32 +248,32 @@ def test_a_fetch_that_ended_is_gone_at_once() -> None:
 
 
 @pytest.fixture
-def drawn(view: FleetView) -> FleetView:
+def drawn(view: ShownFleet) -> ShownFleet:
     changed(view, NOW)
     return view
 
 
-def changed(view: FleetView, now_s: float) -> tuple[set[str], set[str], set[str]]:
+def changed(view: ShownFleet, now_s: float) -> tuple[set[str], set[str], set[str]]:
     view.refresh(now_s)
     models, instances, nodes = view.model_rows, view.instance_rows, view.node_rows
     return set(models.take_changed()), set(instances.take_changed()), set(nodes.take_changed())
 
 
-def test_a_beat_that_says_nothing_new_changes_nothing(drawn: FleetView) -> None:
+def test_a_beat_that_says_nothing_new_changes_nothing(drawn: ShownFleet) -> None:
     for event in story.beats(NOW + 1, revision=2):
         drawn.take(event, NOW + 1)
     models, instances, nodes = changed(drawn, NOW + 1)
     assert (models, instances, nodes) == ({"smol-coder"}, set(), set()), "only what is left of the start under way"
 
 
-def test_a_load_report_changes_the_models_and_instances_it_is_about(drawn: FleetView) -> None:
+def test_a_load_report_changes_the_models_and_instances_it_is_about(drawn: ShownFleet) -> None:
     loads = {"smol-chat": ModelLoad(num_in_flight=1, in_flight_by_instance={"i-71c2": 1})}
     take(drawn, RouterLoadReported(router_id="router-1", loads=loads))
     models, instances, nodes = changed(drawn, NOW)
     assert (models, instances, nodes) == ({"smol-chat", "smol-poet", "smol-coder"}, {"i-71c2", "i-0a9e"}, set())
 
 
-def test_a_drained_node_shows_by_the_decision_before_its_row_is_read(drawn: FleetView) -> None:
+def test_a_drained_node_shows_by_the_decision_before_its_row_is_read(drawn: ShownFleet) -> None:
     take(drawn, DecisionMade(decision=story.a_decision(99, "drain", node_id="node-1", chosen="drain")))
     assert changed(drawn, NOW)[2] == {"node-1"}
     assert drawn.node_rows.rows["node-1"].joined.cordoned

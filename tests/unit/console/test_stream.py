@@ -9,7 +9,7 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import DecisionMade, InstanceStopped, ModelUndeployed, NodeBeat
-from glowplug.services.console.stream import Client, Hub, TooManyClients
+from glowplug.services.console.stream import Hub, OpenPage, TooManyClients
 from glowplug.services.console.trace_store import TraceStore
 from tests import console_story as story
 from tests.waiting import WAIT_S
@@ -50,7 +50,7 @@ async def test_of_a_value_only_other_fields_are_sent() -> None:
     assert changed["value"].keys() == {"gpus", "heartbeat_at", "revision"}
 
 
-async def take(client: Client, count: int) -> list[tuple[str, Any]]:
+async def take(client: OpenPage, count: int) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     async for raw in client.messages():
         lines = raw.decode().split("\n")
@@ -61,7 +61,7 @@ async def take(client: Client, count: int) -> list[tuple[str, Any]]:
 
 
 async def test_a_slow_page_loses_the_oldest_and_is_sent_how_many() -> None:
-    client = Client(limit=3)
+    client = OpenPage(limit=3)
     dropped = [client.put(f"event: m\ndata: {i}\n\n".encode()) for i in range(5)]
     assert dropped == [0, 0, 0, 1, 1]
     assert await take(client, 4) == [("dropped", {"num": 2}), ("m", 2), ("m", 3), ("m", 4)]
@@ -69,7 +69,7 @@ async def test_a_slow_page_loses_the_oldest_and_is_sent_how_many() -> None:
 
 
 async def test_a_quiet_stream_says_that_it_lives() -> None:
-    messages = Client(limit=3).messages(heartbeat_s=0.001)
+    messages = OpenPage(limit=3).messages(heartbeat_s=0.001)
     assert [await anext(messages), await anext(messages)] == [b": beat\n\n"] * 2
 
 
