@@ -24,8 +24,9 @@ from glowplug.domain.errors import BadRequest, InvalidModelFile
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, Rung, Temperature
 from glowplug.fleet.status import ModelState, model_state, temperature
+from glowplug.fleet.tables import find_model
 from glowplug.policies.registry import choose
-from glowplug.runtime.control import ControlService, find_model
+from glowplug.runtime.control import ControlService
 from glowplug.runtime.model_files import ModelFile, fewer_slots
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.service import World, run

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from glowplug.domain.errors import NotFound
 from glowplug.domain.instance import PhaseName
-from glowplug.services.console.records import json_response, record_of
+from glowplug.services.console.records import json_response
 from glowplug.services.console.roles import reads_texts
 from glowplug.services.console.spans import AttributeValue, Resource, Span
 from glowplug.services.console.trace_store import TraceStore, TraceSummary
@@ -171,11 +171,19 @@ def waterfall(summary: TraceSummary, spans: Sequence[tuple[Span, Resource]]) -> 
     seen: set[str] = set()
     for top in (*tops, *spans):
         _descend(top, children, summary.start_ns, rows, seen)
-    return record_of(
-        Waterfall,
-        summary,
+    return Waterfall(
+        trace_id=summary.trace_id,
+        name=summary.name,
+        service=summary.service,
+        model=summary.model,
+        request_ids=summary.request_ids,
         start_at=summary.start_ns / 1e9,
+        duration_s=summary.duration_s,
+        num_errors=summary.num_errors,
         num_orphans=sum(row.is_orphan for row in rows),
+        num_dropped=summary.num_dropped,
+        is_emulated=summary.is_emulated,
+        revision=summary.revision,
         services=list(dict.fromkeys(row.service for row in rows)),
         phases=[_phase(row) for row in sorted(rows, key=_by_stage) if row.phase],
         stages=stages([span for span, _ in spans], _phases_of(spans)),
@@ -211,9 +219,12 @@ def _descend(
 
 
 def _row(span: Span, resource: Resource, depth: int, num_children: int, origin_ns: int, *, is_top: bool) -> Row:
-    return record_of(
-        Row,
-        span,
+    return Row(
+        span_id=span.span_id,
+        name=span.name,
+        kind=span.kind,
+        is_error=span.is_error,
+        status_message=span.status_message,
         parent_id="" if is_top else span.parent_id,
         depth=depth,
         num_children=num_children,
@@ -231,7 +242,7 @@ def _row(span: Span, resource: Resource, depth: int, num_children: int, origin_n
 def _phase(row: Row) -> PhaseBar:
     predicted = row.attributes.get(semconv.ATTR_PREDICTED_SECONDS, 0.0)
     predicted_s = float(predicted) if isinstance(predicted, int | float) else 0.0
-    return record_of(PhaseBar, row, name=row.phase, predicted_s=predicted_s)
+    return PhaseBar(row.phase, row.span_id, row.offset_s, row.duration_s, predicted_s)
 
 
 class TracePage(msgspec.Struct, frozen=True):

@@ -607,7 +607,7 @@ class Intake:
 
     def _name_it(self, request: HttpRequest, name: str, model: Model) -> None:
         """Write the model's own name into the body: engines do not know the others."""
-        if name not in (model.name, *model.aliases) and request.path in self._readers:
+        if name not in model.names and request.path in self._readers:
             before = len(request.body)
             request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | {"model": model.name})
             self._context.buffered_bytes += len(request.body) - before

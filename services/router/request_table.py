@@ -102,7 +102,7 @@ class RequestTable(Generic[R]):
         if model is None and name.endswith(LATEST):
             model = lookup(name.removesuffix(LATEST))
         if model is None or not (caller.models.has_all or caller.may_use(model)):
-            near = nearest(name, (one for model in self.models(caller) for one in (model.name, *model.aliases)))
+            near = nearest(name, (one for model in self.models(caller) for one in model.names))
             hint = f" Did you mean `{near}`?" if near else ""
             raise ModelNotFound(f"The model `{name[:200]}` does not exist.{hint}", param="model")
         return model

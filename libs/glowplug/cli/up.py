@@ -31,7 +31,7 @@ from glowplug.cli.terminal import CliError, age, emit, say
 from glowplug.domain.units import show_bytes
 from glowplug.runtime.settings import explain
 from glowplug.runtime.supervisor.errors import AlreadyRunning, WrongSetting
-from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir, run_fleet
+from glowplug.runtime.supervisor.fleet import LocalFleet, default_shm_dir, run_fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.settings import LOG_MAX_BYTES, FleetSettings
@@ -76,7 +76,7 @@ def up(
     state.lock(settings.min_free_bytes)
     output = Output(state.directory("logs"), max_bytes=LOG_MAX_BYTES, show_logs=False)
 
-    async def on_ready(fleet: Fleet) -> None:
+    async def on_ready(fleet: LocalFleet) -> None:
         output.say(await banner(fleet, is_given=state_dir is not None))
         output.show_logs = not quiet
 
@@ -88,7 +88,7 @@ def up(
     raise typer.Exit(code)
 
 
-async def banner(fleet: Fleet, *, is_given: bool) -> str:
+async def banner(fleet: LocalFleet, *, is_given: bool) -> str:
     took_s = time.time() - fleet.started_at
     urls, document = fleet.plan.urls(), fleet.document()
     models = await wait_for_models(urls, document["api_key"])

@@ -43,6 +43,12 @@ def is_sampled(traceparent: str) -> bool:
     return bool(context and context.trace_flags.sampled)
 
 
+def trace_id_of(traceparent: str) -> str:
+    """ "" unless sampled."""
+    context = parse_traceparent(traceparent)
+    return f"{context.trace_id:032x}" if context and context.trace_flags.sampled else ""
+
+
 @dataclass
 class SpanHandle:
     """An open span. Pass on `traceparent`; attributes may be added until its end."""

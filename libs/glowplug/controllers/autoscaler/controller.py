@@ -53,7 +53,7 @@ from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, 
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.domain.access import KEYS, TENANTS, Priority
-from glowplug.domain.errors import Conflict, InvalidModelFile, ModelNotFound, NotFound
+from glowplug.domain.errors import Conflict, InvalidModelFile, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import KeptAt, Model, Rung
@@ -64,7 +64,7 @@ from glowplug.events.envelope import Event
 from glowplug.fleet.adapters import with_adapters
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.status import is_ready, lacks_one_asleep
-from glowplug.fleet.tables import InstanceTable
+from glowplug.fleet.tables import InstanceTable, find_model
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.hydraserve import Consolidation, ConsolidationDecision, consolidate
 from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline, without_load, worths
@@ -509,10 +509,8 @@ class AutoscalerController:
     # operators
 
     def _deployed(self, model_key: str) -> tuple[ModelRecord, Model]:
-        model = self._models.find(model_key)
-        if model is None:
-            raise ModelNotFound(f"no model {model_key!r} is deployed", param="model")
-        record = self._models.of(model_key)
+        model = find_model(self.models, model_key)
+        record = self._models.of(model.key)
         record.stands_until = 0.0
         return record, model
 

@@ -19,7 +19,7 @@ from glowplug.domain.snapshot import ModelLoad, Outlook, Target
 from glowplug.events.facts import RouterLoadReported
 from glowplug.fleet.demand import LoadReports, joined
 from glowplug.fleet.status import is_target
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 from glowplug.policies.prediction.response_length import LengthParams, ResponseLengths
 from glowplug.policies.routing.port import Balancer, BalancerParams
 
@@ -215,7 +215,7 @@ class Balances:
         factory: Factory,
         params: BalancerParams,
         lengths: LengthParams,
-        fleet: Fleet,
+        fleet: FleetTables,
         *,
         router_id: str,
         quarantine_s: float,

@@ -56,7 +56,7 @@ from glowplug.domain.snapshot import ClassLoad, ModelLoad, Outlook
 from glowplug.events import Event, facts
 from glowplug.fleet.start_times import PRIORS, START_TIMES, Prior, StartTimes
 from glowplug.fleet.status import StartEstimates
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 from glowplug.policies.registry import choose
 from glowplug.policies.worth import patience_s
 
@@ -72,7 +72,7 @@ SHORT_S: Final = 2.0  # batch requests leave at once where the drain is no longe
 def load_of(
     model_key: str,
     queue: ModelQueue,
-    fleet: Fleet,
+    fleet: FleetTables,
     in_flight: Mapping[str, int],
     outlooks: Mapping[str, Outlook],
     requests: Mapping[int, Request],
@@ -158,7 +158,7 @@ class Moves:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetTables,
         balances: Balances,
         overload: Overload,
         requests: Mapping[int, Request],
@@ -239,7 +239,7 @@ class Refusals:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetTables,
         failures: Failures,
         bus: BusWatch,
         overload: Overload,
@@ -303,7 +303,7 @@ class RouterController:
         priors: Mapping[str, Prior] = PRIORS,
     ) -> None:
         self.params = params = params or RouterParams()
-        self.fleet = Fleet()
+        self.fleet = FleetTables()
         self.estimates = Estimates(StartEstimates(params.default_start_s, StartTimes(priors=priors)))
         self.overload = Overload(self.fleet, self.estimates, params.late_ratio)
         self.queues: dict[str, ModelQueue] = {}

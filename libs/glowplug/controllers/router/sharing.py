@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping
 from glowplug.controllers.router.balance import Balances
 from glowplug.controllers.router.messages import Recall
 from glowplug.controllers.router.queue import ModelQueue, Request
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 from glowplug.policies.fairness.port import Discipline
 
 MakeDiscipline = Callable[[], Discipline]
 
 
 class Sharing:
-    def __init__(self, make: MakeDiscipline, fleet: Fleet, balances: Balances, requests: Mapping[int, Request]) -> None:
+    def __init__(
+        self, make: MakeDiscipline, fleet: FleetTables, balances: Balances, requests: Mapping[int, Request]
+    ) -> None:
         self._make, self._fleet, self._balances, self._requests = make, fleet, balances, requests
 
     def meet(self, model_key: str, queue: ModelQueue, request: Request, now_s: float) -> None:
