@@ -123,6 +123,15 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """The GPUs of one engine: their ordinals on its node, by rank, and the bytes granted on all of them."""
+
+    kind: str = "host"  # host | cuda | emulated
+    ordinals: tuple[int, ...] = (0,)
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     link_id: str  # "<node_id>/nic"
     bytes_per_s: float

@@ -89,6 +89,17 @@ def check_num_stages(num_stages: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """Figures that an engine reports once it is loaded; a default where it does not say."""
+
+    num_slots: int = 0  # concurrent requests; 0: the model's max_concurrency
+    kv_tokens: int = 0  # KV cache capacity
+    lacks: tuple[str, ...] = ()  # features that these weights lack: see Instance.lacks
+    shared_bytes: int = 0  # weights read in pages of host memory that other engines read too
+    step_s: float = 0.0  # decode step of one sequence alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """An engine serving one model, as a set of workers. Its first worker's agent alone writes its row. Raises
     OutOfBounds for an impossible number of stages."""

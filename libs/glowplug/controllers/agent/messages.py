@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from glowplug.controllers.agent.params import AgentParams as AgentParams
 from glowplug.controllers.agent.params import EngineKind as EngineKind
 from glowplug.controllers.agent.record import Holding
-from glowplug.domain.hardware import CachedWeights, Link
-from glowplug.domain.instance import Instance, Phase, StageAddress, Worker
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.hardware import CachedWeights, Devices, Link
+from glowplug.domain.instance import EngineFigures, Instance, Phase, StageAddress
+from glowplug.domain.model import Model
+from glowplug.events.commands import StartInstance
 from glowplug.fleet.start_times import StartKind
 
 # Stimuli
@@ -76,12 +77,8 @@ class EngineReady(Outcome):
 
     url: str
     phases: tuple[Phase, ...] = ()
-    kv_tokens: int = 0  # of its KV cache; 0: unknown
     key_id: str = ""
-    num_slots: int = 0  # concurrent requests; 0: as planned
-    lacks: tuple[str, ...] = ()
-    shared_bytes: int = 0  # of weights, in host memory pages that other engines read too
-    step_s: float = 0.0
+    figures: EngineFigures = field(default_factory=EngineFigures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +125,9 @@ class InFlight(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EnginePrewarmed(Outcome):
-    """`shared_bytes` as in EngineReady."""
+    """The weights of a replica are on its GPUs."""
 
-    shared_bytes: int = 0
+    figures: EngineFigures = field(default_factory=EngineFigures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,32 +243,30 @@ class ForEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchEngine(ForEngine):
-    """Start the process; weights may follow. Outcome: EngineLaunched or EngineStartFailed."""
+class ForStart:
+    """An effect that begins or goes on with the start of an instance."""
 
-    model: Model
-    workers: tuple[Worker, ...]  # of this node
-    gpu_kind: str
-    gpu_index: int
-    traceparent: str = ""
-    replica: bool = False  # weights only: its load ends in EnginePrewarmed
-    stage: int = 0
-    num_stages: int = 1
-    gpu_indices: tuple[int, ...] = ()
-    rendezvous: str = ""  # see StartInstance
-    adapter_slots: int = 0  # as in StartInstance
-    adapter_rank: int = 0
+    command: StartInstance
+
+    @property
+    def instance_id(self) -> str:
+        return self.command.instance_id
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitWeights(ForEngine):
+class LaunchEngine(ForStart):
+    """Start the process; weights may follow. Outcome: EngineLaunched or EngineStartFailed."""
+
+    devices: Devices
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitWeights(ForStart):
     """Watch the weights (of a stage, its part) in host memory. Outcome: WeightsComplete or WeightsFailed, after any
     WeightsArriving and WeightsReplaced where the engine `streams`; none past the deadline."""
 
-    weights: WeightsRef
     deadline_at: float
-    stage: int = 0
-    num_stages: int = 1
     streams: bool = False
 
 
@@ -283,32 +278,23 @@ class LoadEngine(ForEngine):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAdapter(ForEngine):
-    """Load a LoRA adapter into the engine of `host_id`. Outcome: EngineReady, with that engine's figures, or
+class LoadAdapter(ForStart):
+    """Load a LoRA adapter into its host's engine. Outcome: EngineReady, with that engine's figures, or
     EngineStartFailed."""
 
-    host_id: str
-    model: Model
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class UnloadAdapter(ForEngine):
-    """Give up the instance's work, and drop its adapter from the engine of `host_id`. Outcome: EngineGone, even without
-    that engine."""
-
-    host_id: str
-    model: Model
+class UnloadAdapter(ForStart):
+    """Give up the instance's work, and drop its adapter from its host's engine. Outcome: EngineGone, even without that
+    engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class ActivateEngine(ForEngine):
-    """Let the dormant engine of `source` continue as `instance_id`; a loading replica loads on. Outcome: EngineReady or
-    EngineStartFailed, of `instance_id`."""
-
-    source: str
-    model: Model
-    workers: tuple[Worker, ...]
+class ActivateEngine(ForStart):
+    """Let the dormant engine of the command's `source` continue as the instance; a loading replica loads on. Outcome:
+    EngineReady or EngineStartFailed, of the instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +361,7 @@ class CountInFlight(ForEngine):
     """Count requests. Outcome: InFlight, or none without an answer. An adapter's are counted in its host's engine; all
     there if it cannot tell them apart."""
 
-    host_id: str = ""
-    model: Model | None = None  # the adapter
+    adapter: StartInstance | None = None
 
 
 @dataclass(frozen=True, slots=True)
