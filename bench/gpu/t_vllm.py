@@ -1,5 +1,5 @@
-"""T14 and T15: a real vLLM through the driver that an agent uses: cold start, sleep and wake. T16 to T18 need what is
-not written, a loader and a KV cache of vLLM's in our slots, and stand in docs/gpu.md alone."""
+"""T14 and T15: a real vLLM through its driver: cold start, sleep and wake. T16 to T18 need a loader and a KV cache of
+vLLM's in our slots (docs/gpu.md)."""
 
 import asyncio
 import statistics

@@ -124,11 +124,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """The GPUs of one engine: their ordinals on its node, by rank, and the bytes granted on all of them."""
+    """An engine's GPUs on its node."""
 
-    kind: str = "host"  # host | cuda | emulated
-    ordinals: tuple[int, ...] = (0,)
-    num_bytes: int = 0
+    kind: str = "host"  # see Gpu
+    ordinals: tuple[int, ...] = (0,)  # by rank
+    num_bytes: int = 0  # granted on all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,13 +90,13 @@ def check_num_stages(num_stages: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFigures:
-    """Figures that an engine reports once it is loaded; a default where it does not say."""
+    """An engine's report of itself, once loaded; see Instance. 0: unknown."""
 
-    num_slots: int = 0  # concurrent requests; 0: the model's max_concurrency
-    kv_tokens: int = 0  # KV cache capacity
-    lacks: tuple[str, ...] = ()  # features that these weights lack: see Instance.lacks
-    shared_bytes: int = 0  # weights read in pages of host memory that other engines read too
-    step_s: float = 0.0  # decode step of one sequence alone
+    num_slots: int = 0  # max_concurrency
+    kv_tokens: int = 0
+    lacks: tuple[str, ...] = ()
+    shared_bytes: int = 0
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

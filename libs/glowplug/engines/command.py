@@ -37,8 +37,8 @@ from glowplug.events.commands import StartInstance
 # `prewarm` is a pair like `swap`, for servers that give up only their KV cache. `sleep = "checkpoint"` instead of
 # `swap` lets the CUDA driver move the server's GPU memory to host memory (checkpoint.py).
 
-PLACES = ("weights", "name", "host", "port", "context_tokens", "max_concurrency", "kv_bytes", "gpu_index", "api_key")
-_SHOWN = dict.fromkeys(PLACES, "")
+FIELDS = ("weights", "name", "host", "port", "context_tokens", "max_concurrency", "kv_bytes", "gpu_index", "api_key")
+_SHOWN = dict.fromkeys(FIELDS, "")
 
 
 class _Declared(BaseModel):
@@ -57,7 +57,7 @@ class Pair(_Declared):
 
 
 class ServerCommand(_Declared):
-    """`{...}` in `command` and `env` is one of PLACES; the model's `engine_args.args` follow the command, if `args`
+    """`{...}` in `command` and `env` is one of FIELDS; the model's `engine_args.args` follow the command, if `args`
     allows their flags."""
 
     command: tuple[str, ...] = Field(min_length=1)
@@ -82,7 +82,7 @@ class ServerCommand(_Declared):
             try:
                 word.format_map(_SHOWN)
             except (KeyError, ValueError, IndexError, AttributeError) as error:
-                raise ValueError(f"{word!r}: {error!r} is none of {', '.join(PLACES)}") from error
+                raise ValueError(f"{word!r}: {error!r} is none of {', '.join(FIELDS)}") from error
         return value
 
 
@@ -168,14 +168,14 @@ class CommandDriver(HostedDriver):
             "kv_bytes": model.kv_bytes,
             "gpu_index": place.devices.ordinals[0],
         }
-        places = {name: str(value) for name, value in numbers.items()} | {"name": model.name, "host": place.host}
+        fields = {name: str(value) for name, value in numbers.items()} | {"name": model.name, "host": place.host}
         kept = ("instance_id", "launched_at", "wait_s", "host", "port", "max_concurrency")
         return {key: base[key] for key in kept} | {
             "command": server.command,
             "args": list(model.engine_args.get("args", ())),
             "env": server.env,
             "health": server.health,
-            "places": places,
+            "fields": fields,
         }
 
     def _handle(self, command: StartInstance, place: Place, pid: int, **data: str) -> EngineHandle:

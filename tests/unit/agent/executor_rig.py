@@ -93,12 +93,14 @@ class FakeSleeper(FakeEngineDriver):
         super().__init__()
         self.calls: list[str] = []
         self.dies_at_wake = False
+        self.shared_bytes = 0
         self.may_limit = asyncio.Event()
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         report = await super().load(handle, weights_path)
         self.calls.append(f"load {weights_path}")
-        figures = EngineFigures(num_slots=3, kv_tokens=6144, lacks=("tool_choice",), step_s=0.02)
+        shared = self.shared_bytes
+        figures = EngineFigures(num_slots=3, kv_tokens=6144, lacks=("tool_choice",), shared_bytes=shared, step_s=0.02)
         return replace(report, handle=replace(report.handle, url="http://127.0.0.1:1", figures=figures))
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:

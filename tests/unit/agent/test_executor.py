@@ -173,6 +173,21 @@ async def test_a_replica_is_parked_once_loaded_and_goes_on_under_a_new_id(rig: R
     assert (await rig.outcome(msg.EngineExited)).instance_id == "i-1"
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_weights_that_were_fetched_anew_are_no_longer_shared(rig: Rig, tmp_path: Path, is_new: bool) -> None:
+    """The engine keeps those of its open file."""
+    weights, rig.driver.shared_bytes = tmp_path / "w", 60
+    weights.write_bytes(b"seed")
+    await rig.launch("r-1", replica=True)
+    await rig.do(msg.LoadEngine("r-1", str(weights)))
+    assert (await rig.outcome(msg.EnginePrewarmed)).figures.shared_bytes == 60
+    if is_new:
+        (tmp_path / "again").write_bytes(b"seed")
+        (tmp_path / "again").replace(weights)
+    await rig.activate()
+    assert (await rig.outcome(msg.EngineReady)).figures.shared_bytes == (0 if is_new else 60)
+
+
 @pytest.mark.parametrize(("gpu_kind", "waits"), [("cuda", True), ("host", False)])
 async def test_on_a_gpu_a_wake_begins_once_the_engines_that_gave_way_are_gone(
     rig: Rig, gpu_kind: str, waits: bool

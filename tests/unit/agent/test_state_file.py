@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from glowplug.controllers.agent.messages import AgentMemory
+from glowplug.domain.hardware import Devices
+from glowplug.domain.instance import EngineFigures
 from glowplug.engines.port import EngineHandle
 from glowplug.services.agent.state_file import NodeLock, NodeTaken, StateFile
 from tests.agent_steps import make
@@ -63,6 +65,12 @@ def test_memory_of_another_version_is_refused_by_name(
     assert StateFile(tmp_path / "agent.json").memory == AgentMemory()
     number = said[10:11] or "1"
     assert f"has schema {number} and this version reads schema 4" in caplog.text and "ends the engines" in caplog.text
+
+
+def test_a_handle_that_an_earlier_version_left_in_a_run_directory_reads() -> None:
+    said = b'"engine": "vllm", "instance_id": "i-1", "pid": 7, "pid_started_at": 1.5, "run_dir": "/r", "log_path": "/l"'
+    handle = EngineHandle.from_json(b"{" + said + b', "data": {"gpu_kind": "host", "holds": "{}"}}')
+    assert (handle.pid, handle.figures, handle.devices) == (7, EngineFigures(), Devices())
 
 
 def test_a_lock_whose_owner_cannot_be_read_is_taken_all_the_same(tmp_path: Path) -> None:

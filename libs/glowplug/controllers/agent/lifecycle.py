@@ -112,7 +112,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
 
 
 def reported(instance: Instance, report: msg.EngineReady) -> dict[str, Any]:
-    """Return an instance's changes after its engine's report, except for phases and shared bytes."""
+    """Return the changes of an instance, except for phases and shared bytes."""
     figures = report.figures
     return {
         "url": report.url,

@@ -39,24 +39,22 @@ class EngineLaunched(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class WeightsArriving(Outcome):
-    """Files at `path` have their names and sizes, and bytes are arriving: a streaming engine may load them. The load
-    counts only after WeightsComplete."""
+    """Files at `path` have their names and sizes: a streaming engine may load them. The load counts after
+    WeightsComplete."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsReplaced(Outcome):
-    """Arrived weights were dropped and are fetched again: an engine may have read wrong ones. WeightsArriving or
-    WeightsComplete follows."""
+    """Arrived weights, perhaps read, were dropped and are fetched again. WeightsArriving or WeightsComplete follows."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsComplete(Outcome):
-    """The weights are at `path`, a file or directory. `found`: CACHED: in host memory at the first look; DISK: on the
-    node's own disk; COLD: elsewhere."""
+    """The weights are at `path`. `found` CACHED: in host memory at the first look; DISK: on the node's disk."""
 
     path: str
     found: StartKind = StartKind.COLD
@@ -125,14 +123,14 @@ class InFlight(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EnginePrewarmed(Outcome):
-    """The weights of a replica are on its GPUs."""
+    """A replica's weights are on its GPUs."""
 
     figures: EngineFigures = field(default_factory=EngineFigures)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAsleep(Outcome):
-    """The engine has left its GPUs, except for a replica's weights. `num_bytes`: still held; -1: not measurable."""
+    """The engine has left its GPUs, except for a replica's weights. `num_bytes`: still held; -1: unknown."""
 
     num_bytes: int = -1
 
@@ -155,9 +153,9 @@ class SleepFailed(Outcome):
 class EngineConsolidated(Outcome):
     """A stage's engine serves all of the model, alone."""
 
-    kv_tokens: int = 0  # of its KV cache; 0: unknown
+    kv_tokens: int = 0  # 0: unknown
     url: str = ""  # new address; "": as before
-    key_id: str = ""  # as in Instance, of that url
+    key_id: str = ""  # of that url
     phases: tuple[Phase, ...] = ()  # FETCH of the remaining weights, LOAD with the other stages' KV cache
 
 
@@ -170,8 +168,8 @@ class StagesFinished(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class ConsolidationFailed(Outcome):
-    """The engine stays a stage, with its former GPU bytes. `code`: of domain/errors.py; with weights_corrupt the rest
-    of its weights is wrong, perhaps the served part too."""
+    """The engine stays a stage, with its former GPU bytes. `code` weights_corrupt: the rest of its weights is wrong,
+    perhaps the served part too."""
 
     reason: str
     code: str = ""
@@ -179,7 +177,7 @@ class ConsolidationFailed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class StopAsked(Outcome):
-    """An operator asks the agent itself to stop an instance."""
+    """An operator asks the agent to stop an instance."""
 
     reason: str
     grace_s: float
@@ -187,7 +185,7 @@ class StopAsked(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class NodeStopping:
-    """The agent should drain and stop every engine, and start none."""
+    """Drain and stop every engine, and start none."""
 
     reason: str
     grace_s: float
@@ -244,8 +242,6 @@ class ForEngine:
 
 @dataclass(frozen=True, slots=True)
 class ForStart:
-    """An effect that begins or goes on with the start of an instance."""
-
     command: StartInstance
 
     @property
@@ -263,7 +259,7 @@ class LaunchEngine(ForStart):
 
 @dataclass(frozen=True, slots=True)
 class AwaitWeights(ForStart):
-    """Watch the weights (of a stage, its part) in host memory. Outcome: WeightsComplete or WeightsFailed, after any
+    """Watch the weights (of a stage, its part) in host memory. Outcome: WeightsComplete or WeightsFailed, after
     WeightsArriving and WeightsReplaced where the engine `streams`; none past the deadline."""
 
     deadline_at: float
@@ -287,14 +283,13 @@ class LoadAdapter(ForStart):
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter(ForStart):
-    """Give up the instance's work, and drop its adapter from its host's engine. Outcome: EngineGone, even without that
-    engine."""
+    """Give up the instance's work, and drop its adapter from its host's engine, if any. Outcome: EngineGone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivateEngine(ForStart):
-    """Let the dormant engine of the command's `source` continue as the instance; a loading replica loads on. Outcome:
-    EngineReady or EngineStartFailed, of the instance."""
+    """Let the engine of the command's `source` continue as the instance; a loading one loads on. Outcome: EngineReady
+    or EngineStartFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +319,8 @@ class ConsolidateEngine(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class AbandonConsolidation(ForEngine):
-    """Stop a slow ConsolidateEngine, dropping its bytes. Repeated until an outcome: ConsolidationFailed, or
-    EngineConsolidated if that was sooner."""
+    """Stop a slow ConsolidateEngine, dropping its bytes. Repeated until an outcome: ConsolidationFailed or
+    EngineConsolidated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +353,8 @@ class CheckHealth(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class CountInFlight(ForEngine):
-    """Count requests. Outcome: InFlight, or none without an answer. An adapter's are counted in its host's engine; all
-    there if it cannot tell them apart."""
+    """Count requests; an adapter's in its host's engine, all there if it cannot tell them apart. Outcome: InFlight, or
+    none without an answer."""
 
     adapter: StartInstance | None = None
 
@@ -375,7 +370,7 @@ class ReportStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportDrain:
-    """Report spans and metrics of a drain. Epoch seconds."""
+    """Report spans and metrics of a drain."""
 
     instance: Instance
     traceparent: str
@@ -387,7 +382,7 @@ class ReportDrain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConsolidation:
-    """Report spans and metrics of a consolidation. Epoch seconds."""
+    """Report spans and metrics of a consolidation."""
 
     instance: Instance
     traceparent: str

@@ -50,14 +50,14 @@ class ConsolidationState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartProgress:
-    """How far the start has come that the record's `command` asks for."""
+    """How far the command's start has come."""
 
     deadline_at: float
     is_launched: bool = False
     arriving_path: str | None = None  # of an engine that streams
     weights_path: str | None = None  # once in host memory
     fetch: Phase | None = None
-    figures: EngineFigures = field(default_factory=EngineFigures)  # reported before its weights were checked
+    figures: EngineFigures = field(default_factory=EngineFigures)  # before its weights were checked
     grew_from: InstanceState | None = None  # state of its source
     has_restarted: bool = False  # its seconds measure nothing
 

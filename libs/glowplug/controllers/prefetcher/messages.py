@@ -13,20 +13,18 @@ CANCELLED = "cancelled"  # code of a FetchEnded after StopFetch
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A command to fetch, and its event: None if a person asks, or the controller for an instance that starts without
-    a fetch."""
+    """`cause` None: a person asks, or the controller, for a starting instance without a fetch."""
 
     command: FetchWeights
     cause: Event | None
 
     @property
     def urgency(self) -> int:
-        """Its order among fetches on the link."""
         is_awaited = self.command.instance_id and not self.command.background
         return self.command.priority + (WAITED_FOR if is_awaited else 0)
 
     def within(self, part: FetchWeights) -> bool:
-        """Return whether the fetch of `part`, of a stage or of a byte range (last 0: the end), covers it."""
+        """Return whether the fetch of `part`, a stage's or a byte range (last 0: the end), covers it."""
         mine = self.command
         if max(part.num_stages, mine.num_stages) > 1:
             return (mine.stage, mine.num_stages) == (part.stage, part.num_stages)
@@ -101,7 +99,7 @@ class RegionLost:
 
 @dataclass(frozen=True, slots=True)
 class RegionChanged:
-    """The source of complete weights has changed (checked only where no checksum pins them)."""
+    """The source of complete weights, pinned by no checksum, has changed."""
 
     digest: str
 
@@ -138,7 +136,7 @@ class DiskFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchAsked:
-    """A person asks for weights, by a model's name or their own. Raises InvalidModelFile (bad checksum)."""
+    """A person asks for weights. Raises InvalidModelFile (bad checksum)."""
 
     weights: WeightsRef
     model_key: str
@@ -157,7 +155,7 @@ class DropAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFetch:
-    """Run one fetch as a task, for the most urgent want; its peers are those of all."""
+    """Run one fetch as a task, for the most urgent want, with the peers of all."""
 
     digest: str
     want: Want

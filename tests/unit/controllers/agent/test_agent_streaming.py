@@ -21,7 +21,9 @@ PHASES = (
     Phase(name=PhaseName.LAUNCH, started_at=10.0, ended_at=10.5),
     Phase(name=PhaseName.LOAD, started_at=11.0, ended_at=14.0),
 )
-READY = msg.EngineReady("i-1", "http://e:1", PHASES, "k", EngineFigures(kv_tokens=512, num_slots=3, lacks=("x",)))
+READY = msg.EngineReady(
+    "i-1", "http://e:1", PHASES, "k", EngineFigures(kv_tokens=512, num_slots=3, lacks=("x",), step_s=0.02)
+)
 COMPLETE = msg.WeightsComplete("i-1", "/w")
 ARRIVING = msg.WeightsArriving("i-1", "/w")
 
@@ -102,6 +104,7 @@ def test_an_engine_that_is_loaded_serves_once_its_weights_are_checked() -> None:
     ready = published(effects)
     assert ready.state is InstanceState.READY and ready.url == "http://e:1" and ready.ready_at == 15.0
     assert (ready.kv_tokens, ready.key_id, ready.max_concurrency, ready.lacks) == (512, "k", 3, ("x",))
+    assert ready.step_s == 0.02
     assert seconds(ready, PhaseName.FETCH) == (10.0, 15.0) and seconds(ready, PhaseName.LOAD) == (11.0, 14.0)
     assert asked(effects, msg.ReportStart).instance == ready
 
