@@ -169,7 +169,7 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         serve = serve or load_serve()
         imported_at = time.time()
         weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
-        plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
+        plugin.START = plugin.ServerStart(run_dir, spec["launched_at"], imported_at, time.time())
         if spec.get("num_stages", 1) > 1:
             os.environ[stage.START] = stage.started(run_dir, spec["launched_at"], imported_at, time.time())
             os.environ.pop(stage.PARTITION, None)  # the cut must be the fetcher's

@@ -123,6 +123,15 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """An engine's GPUs on its node."""
+
+    kind: str = "host"  # see Gpu
+    ordinals: tuple[int, ...] = (0,)  # by rank
+    num_bytes: int = 0  # granted on all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A path of bytes into a node."""
 

@@ -89,6 +89,17 @@ def check_num_stages(num_stages: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """An engine's report of itself, once loaded; see Instance. 0: unknown."""
+
+    num_slots: int = 0  # max_concurrency
+    kv_tokens: int = 0
+    lacks: tuple[str, ...] = ()
+    shared_bytes: int = 0
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """An engine serving one model, as a set of workers. Its first worker's agent alone writes its row. Raises
     OutOfBounds for an impossible number of stages."""

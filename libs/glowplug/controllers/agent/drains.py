@@ -267,7 +267,7 @@ def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePre
     if not holding.instance.replica:
         return
     try:
-        holding = sharing.seen(transaction, holding, seen.shared_bytes)
+        holding = sharing.seen(transaction, holding, seen.figures.shared_bytes)
     except OutOfMemory as error:
         lifecycle.fail(transaction, holding, error.code, error.message)
         return
