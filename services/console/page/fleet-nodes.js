@@ -6,7 +6,7 @@ import { hues } from "/page/colours.js";
 import { h, keyed, kept, emulated } from "/page/dom.js";
 import { bytes, clock, rate, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
-import { bytesOf, isDrained, nodeOf, slicesOf, usedBytes } from "/page/values.js";
+import { bytesOf, holdersOn, isDrained, nodeOf, slicesOf, usedBytes } from "/page/values.js";
 
 const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved", sleeper: "kept by sleepers", shared: "weights that all of these read" };
 export const KIND_WORDS = { host: "host memory", cuda: "CUDA", emulated: "emulated" };
@@ -27,6 +27,7 @@ export class NodeGrid {
     this.element = h("div", { class: "nodes" });
     this.cards = new Map();
     this.here = new Map(); // node id -> its instances
+    this.known = new Set(); // ids of instances, as the GPUs were last drawn
     this.hue = new Map();
     this.seer = new IntersectionObserver((entries) => {
       for (const entry of entries) this.cards.get(entry.target.dataset.node)?.see(entry.isIntersecting);
@@ -61,9 +62,15 @@ export class NodeGrid {
     return { element: card.element, update: (row) => card.update(row) };
   }
 
-  /** These instances changed or went: the cards of their nodes show them anew. */
+  /** These instances changed: the cards of their nodes list them anew, and where one came or went, whose its bytes are. */
   touch(instanceIds) {
-    for (const card of this.cards.values()) if (card.isSeen && card.shows(instanceIds)) card.draw();
+    const moved = new Set([...instanceIds].filter((id) => this.known.has(id) !== live.instances.has(id)));
+    for (const card of this.cards.values()) {
+      if (!card.isSeen) continue;
+      if (moved.size && card.holds(moved)) card.drawGpus();
+      if (card.holds(instanceIds) || card.runs(instanceIds)) card.list();
+    }
+    this.known = new Set(live.instances.keys());
   }
 
   /** Forget the cards of nodes that are no more. */
@@ -111,11 +118,14 @@ class NodeCard {
     else if (this.isStale) this.draw();
   }
 
-  /** Of these instances, does one run here or hold memory, or did one when the card was last drawn? */
-  shows(instanceIds) {
-    const here = this.grid.here.get(this.node.node_id) ?? [];
-    const holds = (slice) => slice.holders.some((holder) => instanceIds.has(holder));
-    return here.some((instance) => instanceIds.has(instance.instance_id)) || this.node.gpus.some((gpu) => slicesOf(gpu).some(holds));
+  /** Does one of these instances run here? */
+  runs(instanceIds) {
+    return (this.grid.here.get(this.node.node_id) ?? []).some((instance) => instanceIds.has(instance.instance_id));
+  }
+
+  /** Does one of them hold memory here? One that is gone may, until its node says otherwise. */
+  holds(instanceIds) {
+    return this.node.gpus.some((gpu) => holdersOn(gpu).some((holder) => instanceIds.has(holder)));
   }
 
   update(node) {
@@ -130,12 +140,17 @@ class NodeCard {
     const { node, grid } = this;
     this.isStale = false;
     const colour = (key) => grid.hue.get(key) ?? -1;
-    const look = (gpu) => slicesOf(gpu).map((slice) => `${colour(slice.model_key)} ${nameOf(slice.model_key)}`).join();
-    keyed(this.gpus, node.gpus, (gpu) => gpu.gpu_id, (gpu) => gpuBar(gpu, colour), look);
+    this.drawGpus();
     this.list();
     keyed(this.links, node.links.map((link) => ({ ...link, measured: node.fetches.reduce((all, fetch) => all + fetch.bytes_per_s, 0) })), (link) => link.link_id, linkLine);
     kept(this.fetches, node.fetches, (fetch) => fetch.report.digest, (fetch) => new FetchLine(fetch, colour), true);
     keyed(this.cache, cacheOf(node), () => "cache", (cache) => cacheLine(cache, colour));
+  }
+
+  drawGpus() {
+    const colour = (key) => this.grid.hue.get(key) ?? -1;
+    const look = (gpu) => slicesOf(gpu).map((slice) => `${colour(slice.model_key)} ${nameOf(slice.model_key)}`).join();
+    keyed(this.gpus, this.node.gpus, (gpu) => gpu.gpu_id, (gpu) => gpuBar(gpu, colour), look);
   }
 
   /** What runs here. An emulated node carries the mark itself, so its instances need not repeat it. */

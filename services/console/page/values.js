@@ -33,8 +33,14 @@ function sharedOn(gpu) {
 
 /** Sleeping engines' memory counts as free. */
 export function usedBytes(gpu) {
-  const used = [...gpu.grants, ...sharedOn(gpu)].reduce((sum, one) => sum + one.num_bytes, 0);
+  let used = 0;
+  for (const grant of gpu.grants) used += grant.num_bytes;
+  for (const weights of sharedOn(gpu)) used += weights.num_bytes;
   return Math.min(used, gpu.total_bytes);
+}
+
+export function holdersOn(gpu) {
+  return [...gpu.grants, ...gpu.sleepers].map((grant) => grant.holder);
 }
 
 /** Whose bytes a GPU holds, each counted once, with the model of the (first) holder: "" if unknown. */
