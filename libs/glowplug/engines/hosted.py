@@ -187,7 +187,8 @@ class HostedDriver:
             raise
 
     def _report(self, handle: EngineHandle, ready: Mapping[str, Any]) -> LoadReport:
-        url, figures = http_url(reachable(handle.host), ready["port"]), msgspec.convert(ready, EngineFigures)
+        url = http_url(reachable(handle.host), ready["port"])
+        figures = msgspec.convert(ready, EngineFigures, strict=False)
         return LoadReport(handle=replace(handle, url=url, figures=figures), phases=phases_of(ready))
 
     async def _wait_ready(
