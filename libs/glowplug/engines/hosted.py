@@ -112,7 +112,6 @@ class HostedDriver:
         return {"PYTHONUNBUFFERED": "1"}
 
     def environment(self, command: StartInstance, place: Place) -> dict[str, str]:
-        """The variables of one engine, beside those common to all."""
         gpus = str(place.devices.ordinals[0]) if place.devices.kind == "cuda" else ""
         env = {"CUDA_VISIBLE_DEVICES": gpus, "TRACEPARENT": place.traceparent, rendezvous.API_KEY: place.api_key}
         return self.standing_environment() | env

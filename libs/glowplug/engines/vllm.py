@@ -391,7 +391,7 @@ class VllmDriver(StagedVllm):
             raise EngineFailed(reason)
         is_parked = vllm_args.wants_parked(command.model, self._settings.vllm_parked)
         spec = self.spec(command, place)
-        spec = {**spec, "argv": [*spec["argv"], *more_argv]}
+        spec["argv"] += more_argv
         if not is_parked:
             return self._spawn(command, place, spec)
         env = vllm_args.server_environment(command, place)
