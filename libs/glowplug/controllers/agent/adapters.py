@@ -90,6 +90,12 @@ def follow_hosts(transaction: Transaction) -> None:
             transaction.step(instance_id, msg.HostLeaves(f"its host {host_id} is {host.instance.state.value}", 0.0))
 
 
+def lacks_host(transaction: Transaction, holding: Holding) -> bool:
+    """Return whether it is an adapter whose host is not READY."""
+    host = transaction.holdings.get(holding.instance.host_id)
+    return bool(holding.instance.host_id) and (host is None or host.state is not State.READY)
+
+
 def instead(awaited: Iterable[type]) -> set[type]:
     """Return an adapter's effects in place of these."""
     return {_INSTEAD.get(effect, effect) for effect in awaited} - {msg.LaunchEngine}

@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Tick
-from tests.agent_steps import MODEL, CheckedAgent, code, facts, make, of, start_of, stop, workers
+from tests.agent_steps import MODEL, CheckedAgent, code, facts, make, of, resume, start_of, stop, workers
 from tests.fleet_builder import a_model
 
 ABLE = ("adapters", "prewarm", "swap")
@@ -108,6 +108,15 @@ def test_adapters_drain_with_their_host_and_are_gone_before_it_sleeps(refuses: b
     for name in ("a-1", "a-2"):
         agent.handle(msg.EngineGone(name), 21.2)
         assert agent.state(name) == "stopped"
+
+
+def test_an_adapter_is_not_taken_back_while_its_host_drains() -> None:
+    agent = serve(with_host())
+    agent.handle(stop("i-1"), 20.0)
+    assert facts(agent.handle(resume("a-1"), 20.1)) == [], "not READY even for a moment"
+    agent.handle(resume("i-1"), 20.2)
+    agent.handle(resume("a-1"), 20.3)
+    assert (agent.state("i-1"), agent.state("a-1")) == ("ready", "ready")
 
 
 def test_adapters_fail_with_their_host() -> None:
