@@ -262,11 +262,15 @@ class Exchange:
     def pass_on(self, body: bytes, chunk: bytes) -> None:
         answer = self.answer
         assert answer is not None
-        if answer.log is not None:
+        log = answer.log
+        if log is not None:
             if b'"abort"' in body or b'data: {"error"' in body:  # an engine's failure, or a text like one
                 self._pass(body, False)
                 return
-            self._log(answer, body)
+            log.append(body)
+            answer.log_left -= len(body)
+            if answer.log_left < 0:
+                self._shorten_log(answer)
         answer.previous, answer.last = answer.last, body
         self.context.journal.words[self.slot] = answer.num_events = answer.num_events + body.count(b"data: {")
         if body.endswith(DONE_ENDS) or (body.startswith(b"event:") and b'_tokens"' in body):
@@ -287,7 +291,10 @@ class Exchange:
                     body, answer.kept = body[:end], body[end:]
                 if answer.log is not None:
                     body, failure = wire.before_failure(body)
-                    self._log(answer, body)
+                    answer.log.append(body)
+                    answer.log_left -= len(body)
+                    if answer.log_left < 0:
+                        self._shorten_log(answer)
             if body:
                 answer.previous, answer.last = answer.last, body
             if collected is not None:
@@ -375,11 +382,9 @@ class Exchange:
                 self.context.metrics.retries.inc()
                 self._back_to_controller(reason, reached=True)
 
-    def _log(self, answer: states.Answer, events: bytes) -> None:
-        assert answer.log is not None
-        answer.log.append(events)
-        answer.log_left -= len(events)
-        if answer.log_left < 0 and (kept := self._read_log()) is not None and kept.why_not:
+    def _shorten_log(self, answer: states.Answer) -> None:
+        kept = self._read_log()
+        if kept is not None and kept.why_not:
             answer.log = None
 
     def _read_log(self) -> Resumption | None:
@@ -589,9 +594,9 @@ class Exchange:
             self.moving = None
         if self.state in states.BETWEEN and self.resumption is not None:
             self.context.metrics.continued(self.resumption.reason, "client_left" if error is LEFT else "failed")
-        status, code = (
-            (error.status, error.code) if error is not None else (self.answer.status if self.answer else 0, "")
-        )
+        status, code = self.answer.status if self.answer is not None else 0, ""
+        if error is not None:
+            status, code = error.status, error.code
         self.state, self.ending = ENDED, states.Ending(_monotonic(), status, code)
 
     def _report(self) -> None:

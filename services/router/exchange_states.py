@@ -8,9 +8,8 @@ from typing import Any
 from glowplug.domain.instance import Instance
 from glowplug.services.router.resumption import LOG_BYTES
 
-Counts = tuple[
-    int, int, bool, int
-]  # tokens of prompt and answer, whether exact, of the prompt from a cache (-1: unknown)
+# Tokens of prompt and answer, whether they are exact, and the prompt's cached ones; -1: unknown.
+Counts = tuple[int, int, bool, int]
 
 
 class State(Enum):
