@@ -41,6 +41,8 @@ Take = Callable[["ClientConnection", HttpRequest], bool]
 
 
 class ClientConnection(asyncio.Protocol):
+    counts_all = False
+
     def __init__(self, context: PortContext[Exchange], take: Take, others: "set[ClientConnection]") -> None:
         self._context, self._take, self._others = context, take, others
         self.exchange: Answerer | None = None

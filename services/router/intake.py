@@ -443,16 +443,7 @@ class Intake:
         """Make an exchange of a checked request. `sizes`: tokens of the prompt and, at most, of the answer."""
         trace, traceparent = self._trace(request, model)
         exchange = client.exchange = Exchange(
-            self._context,
-            client,
-            request,
-            model,
-            api,
-            bool(asked.stream),
-            needs,
-            sizes[0],
-            trace,
-            traceparent,
+            self._context, client, request, model, api, bool(asked.stream), needs, sizes[0], trace, traceparent
         )
         if reserved is not None:
             self._table.limits.reserved[exchange.ticket] = reserved

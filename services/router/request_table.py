@@ -10,7 +10,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from glowplug.controllers.effects import Effect, Publish
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import (
-    ClientLeft,
     Dispatch,
     Hold,
     MoveStream,
@@ -120,7 +119,7 @@ class RequestTable(Generic[R]):
         self.exchanges[stimulus.ticket] = exchange
         self.change(stimulus)
 
-    def end(self, stimulus: RequestEnded | ClientLeft) -> None:
+    def end(self, stimulus: RequestEnded) -> None:
         """Remove an ended exchange; the controller has already dropped its rejected requests."""
         del self.exchanges[stimulus.ticket]
         self.change(stimulus)

@@ -160,7 +160,7 @@ async def test_a_prompt_whose_length_no_engine_told_is_estimated_and_said_to_be(
     await rig.engine(stream_three)
     await rig.ask(chat(body=BODY))
     await rig.until(lambda: len(rig.finished) == 1)
-    assert rig.finished[0].token_counts() == (100, 3, False)
+    assert rig.finished[0].token_counts()[:3] == (100, 3, False)
 
 
 # -- spans and rows ------------------------------------------------------------------------------------------------
