@@ -116,10 +116,7 @@ async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
         "GLOWPLUG_SHM_DIR": str(tmp_path / "shm"),
         "GLOWPLUG_SERVICE_ID": f"prefetcher-{node_id}",
         "GLOWPLUG_ADMIN_TOKEN": TOKEN,
-        "GLOWPLUG_FETCH_BACKOFF_FIRST_S": "0.01",
-        "GLOWPLUG_FETCH_PART_BYTES": "500000",
         "GLOWPLUG_FETCH_CHUNK_BYTES": "65536",
-        "GLOWPLUG_TICK_S": "0.1",
         "GLOWPLUG_RESYNC_S": "0.3",
         "GLOWPLUG_HEAL_S": "0.5",
     }
