@@ -93,7 +93,7 @@ def settings() -> int:
     assert spec and spec.loader
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
-    return sum(len(page.own_fields(cls)) for cls in page.classes().values())
+    return sum(len(page.own(cls)) for cls in page.classes().values())
 
 
 def render(rows: dict[str, dict[str, float]]) -> str:

@@ -693,7 +693,9 @@ class EngineExecutor:
         handle = self._state.handles.get(engine_id)
         seen = None
         if handle is not None:
-            seen = await in_flight(self._driver(handle), handle, effect, reads_kv=bool(self._settings.kv_reservation))
+            seen = await in_flight(
+                self._driver(handle), handle, effect, reads_kv=bool(self._settings.params.reservation)
+            )
         if seen is not None:
             await self._report(seen)
 

@@ -338,7 +338,7 @@ class Leading:
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    settings = OperatorSettings()
+    settings = OperatorSettings.read()
     settings.service_id = settings.service_id or "operator-1"
     logs.configure(settings.service_id, level=settings.log_level, json=settings.log_json)
     if not settings.api_server():

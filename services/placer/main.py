@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer.controller import Cordon, PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import Cordon, PlacerController
 from glowplug.controllers.placer.costs import Verb
 from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
 from glowplug.controllers.placer.reads import reads_of
@@ -25,7 +25,6 @@ from glowplug.domain.lease import Leader
 from glowplug.domain.model import Rung
 from glowplug.events.facts import NodeLeft
 from glowplug.fleet.tables import find_model
-from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.registry import choose
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.decision_search import DecisionSearch
@@ -258,27 +257,8 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
         return await cordon(node_id, False)
 
 
-HOLE_GRACE_S = 3.0  # in which an engine notices a lost stage at its next step, and its agent reports it
-
-
-def params_of(settings: PlacerSettings) -> PlacerParams:
-    return settings.filled(
-        PlacerParams,
-        follows_parts=True,
-        hole_grace_s=HOLE_GRACE_S,
-        start_stages=StageSeconds(
-            container_s=settings.start_container_s,
-            cuda_s=settings.start_cuda_s,
-            library_s=settings.start_library_s,
-            hop_s=settings.stage_hop_s,
-            prefill_s=settings.prefill_s,
-            decode_s=settings.decode_s,
-        ),
-    )
-
-
 async def serve(stopping: asyncio.Event) -> None:
-    settings = PlacerSettings()
+    settings = PlacerSettings.read()
     policies = {
         "placement": settings.policy_placement,
         "eviction": settings.policy_eviction,
@@ -289,7 +269,7 @@ async def serve(stopping: asyncio.Event) -> None:
     collector = FleetCollector(lambda: service.controller(PlacerController) if service.shell else None, time.time)
     service.world.metrics.observers += [collector.saw, FailureCounter().saw]
     REGISTRY.register(collector)
-    params = params_of(settings)
+    params = settings.controller_params()
 
     def controller(epoch: int) -> PlacerController:
         return PlacerController(place, evict, policies, epoch, params, prewarm=prewarm)

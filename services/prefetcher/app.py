@@ -217,7 +217,7 @@ def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: Prefetch
             if landed.find(b"\0", pieces.start, pieces.stop) >= 0:
                 raise Conflict(f"bytes {first} to {last} of {digest[:12]} have not all landed here")
         serving.check()
-        chunks = _read(there, layout, first, last, settings.fetch_chunk_bytes)
+        chunks = _read(there, layout, first, last, settings.sources.chunk_bytes)
         body = serving.passed(chunks, link, metrics)
         headers = {
             "Content-Range": f"bytes {first}-{last - 1}/{layout.num_bytes}",

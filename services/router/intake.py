@@ -198,8 +198,8 @@ def _inflated(body: bytes, encoding: bytes, limits: Limits) -> bytes:
     try:
         for _ in range(_MOST_MEMBERS):
             stream = zlib.decompressobj(bits)
-            out += stream.decompress(body, limits.body_bytes + 1 - len(out))
-            if len(out) > limits.body_bytes:
+            out += stream.decompress(body, limits.max_body_bytes + 1 - len(out))
+            if len(out) > limits.max_body_bytes:
                 raise body_too_large(limits)
             if not stream.eof:
                 raise _wrong(encoding, "it ends too early")

@@ -564,7 +564,7 @@ async def test_pages_that_are_let_in_may_ask_every_api_and_read_every_refusal(pa
     origin = b"origin: https://app.example\r\nsec-fetch-site: cross-site\r\n"
     rules = ServiceSettings(allowed_hosts="t", allowed_origins="https://app.example").web_rules()
     asks = b"access-control-request-method: POST\r\naccess-control-request-headers: x-api-key, anthropic-version\r\n"
-    async with a_rig(Limits(body_bytes=2000), rules=rules) as rig:
+    async with a_rig(Limits(max_body_bytes=2000), rules=rules) as rig:
         extra = b"access-control-allow-origin: *\r\n"
         await rig.engine(answering({"error": {"message": "no"}}, "400 Bad Request", extra))
         asked = await rig.ask(get(path, method="OPTIONS", extra=origin + asks))

@@ -240,7 +240,7 @@ LAST: dict[str, Case] = {
 @pytest.mark.parametrize("what", LAST)
 async def test_a_refusal_is_told_after_the_answers_to_what_came_before(what: str) -> None:
     last, status = LAST[what]
-    async with a_rig(Limits(body_bytes=2000)) as rig:
+    async with a_rig(Limits(max_body_bytes=2000)) as rig:
         await rig.engine(wait_a_little)
         for before in ((chat(), GET, chat("nobody"), chat(stream=True)), (GET, GET), (chat(stream=True),)):
             client = await rig.sent(b"".join(before) + last + GET)

@@ -192,7 +192,8 @@ class Fleet:
         elif isinstance(effect, rw.Hold):
             self._say(f"router holds {self.names[effect.ticket]} for some {effect.eta_s:.1f} s")
         elif isinstance(effect, rw.Reject):
-            self._say(f"router rejects {self.names[effect.ticket]}: {effect.status} {effect.code}: {effect.message}")
+            error = effect.error
+            self._say(f"router rejects {self.names[effect.ticket]}: {error.status} {error.code}: {error.message}")
         elif isinstance(effect, rw.Recall | rw.MoveStream):
             self._say(f"router: {type(effect).__name__} {self.names[effect.ticket]}: {effect.reason}")
 

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import httpx
 import psutil
 import typer
-from pydantic import ValidationError
 
 from glowplug.cli import contexts
 from glowplug.cli.client import bearer, connect
@@ -28,9 +27,9 @@ from glowplug.cli.options import (
     StateDirOption,
 )
 from glowplug.cli.terminal import CliError, age, emit, say
+from glowplug.domain.address import is_loopback
 from glowplug.domain.units import show_bytes
-from glowplug.runtime.settings import explain
-from glowplug.runtime.supervisor.errors import AlreadyRunning, WrongSetting
+from glowplug.runtime.errors import AlreadyRunning
 from glowplug.runtime.supervisor.fleet import LocalFleet, default_shm_dir, run_fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
@@ -48,10 +47,7 @@ ELSEWHERE = "`glowplug down` and `glowplug status` are for fleets that `glowplug
 def settings_of(state_dir: Path | None, **given: Any) -> FleetSettings:
     """Command line over environment over defaults. Raises WrongSetting."""
     stated = {key: value for key, value in {"state_dir": state_dir, **given}.items() if value is not None}
-    try:
-        return FleetSettings(**stated)
-    except ValidationError as error:
-        raise WrongSetting(explain(error)) from error
+    return FleetSettings.read(**stated)
 
 
 def up(
@@ -107,7 +103,7 @@ async def banner(fleet: LocalFleet, *, is_given: bool) -> str:
         f"  model files {fleet.models_dir} (edit them, they are read again)",
         f"  logs        {fleet.state.path / 'logs'}",
     ]
-    if not fleet.settings.is_loopback:
+    if not is_loopback(fleet.settings.host):
         lines += [f"  API key     {key}", f"  admin token {document['admin_token']}"]
     body = (
         f'{{"model": "{first}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'

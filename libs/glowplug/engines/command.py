@@ -134,7 +134,7 @@ class CommandDriver(HostedDriver):
     @cached_property
     def servers(self) -> dict[str, ServerCommand]:
         """Raises EngineMisconfigured."""
-        path = self._settings.servers_file
+        path = self._settings.servers
         return read_servers(Path(path)) if path else {}
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:

@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
+from glowplug.domain.bounds import Positive
 from glowplug.domain.errors import EngineUnable
 from glowplug.domain.hardware import Devices
 from glowplug.domain.instance import EngineFigures, Phase
 from glowplug.domain.model import Model
+from glowplug.domain.reading import ADVANCED, SETTING
 from glowplug.engines.declaration import EngineArguments, EngineWeights
 from glowplug.events.commands import StartInstance
 
@@ -97,15 +99,15 @@ class Health:
 class EngineSettings:
     """Times in seconds."""
 
-    vllm_python: str = ""
-    llamacpp_parked: bool = True
+    vllm_python: Annotated[str, SETTING] = ""  # interpreter with vLLM; empty: GLOWPLUG_VLLM_ENV's
+    llamacpp_parked: Annotated[bool, ADVANCED] = True  # engines are forks of one process (20 MB)
     vllm_parked: bool = True
-    launch_timeout_s: float = 120.0
-    load_timeout_s: float = 600.0
+    launch_timeout_s: Annotated[Positive, ADVANCED] = 120.0
+    load_timeout_s: Annotated[Positive, ADVANCED] = 600.0
     health_timeout_s: float = 2.0
-    servers_file: str = ""  # empty: none
-    emulated_time_scale: float = 1.0  # emulated seconds per second
-    emulated_streams: bool = False
+    servers: Annotated[str, SETTING] = ""  # TOML file of the servers that `engine: command` may start
+    emulated_time_scale: Annotated[Positive, ADVANCED] = 1.0  # emulated seconds per second
+    emulated_streams: Annotated[bool, ADVANCED] = False  # load arriving weights
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -346,7 +346,7 @@ def test_engines_keep_to_their_node(tmp_path: Path, instance_id: str) -> None:
 
 
 def test_budgets_are_emulated_where_only_emulated_engines_can_have_them() -> None:
-    settings = AgentSettings().engine_settings()
+    settings = AgentSettings().driver
     emulated, real = drivers.driver("emulated", settings), drivers.driver("llamacpp", settings)
     assert gpu_kind("host", {"emulated": emulated}) == "emulated"
     assert gpu_kind("host", {"emulated": emulated, "llamacpp": real}) == "host"

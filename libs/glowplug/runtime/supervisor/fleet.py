@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 
 from glowplug import __version__
+from glowplug.runtime.errors import FleetError
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.supervisor import embedded, plan, probe
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
-from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import place_samples, prepare
 from glowplug.runtime.supervisor.settings import RESTART_MAX_S, SHM_NEEDED_BYTES, FleetSettings, check_services
