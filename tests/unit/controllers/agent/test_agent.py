@@ -17,19 +17,6 @@ from tests.fleet_builder import MIB, a_model
 PAIR = a_model(weights_bytes=101 * MIB, kv_bytes=100 * MIB, num_gpus=2)
 
 
-def test_start_grants_first_then_launches_while_weights_come() -> None:
-    agent = make()
-    effects = agent.handle(start(), 10.0)
-    assert agent.used() == 100
-    assert [type(e) for e in effects[:3]] == [msg.Remember, msg.LaunchEngine, msg.AwaitWeights]
-    assert effects[0].memory.holdings[0].shares
-    (launch,) = of(msg.LaunchEngine, effects)
-    assert launch.devices == Devices(kind="host", ordinals=(0,), num_bytes=100 * MIB) and launch.traceparent == "tp"
-    assert of(msg.AwaitWeights, effects)[0].deadline_at == 70.0
-    assert facts(effects) == ["instance.starting"] and agent.instance().emulated
-    assert [e.table for e in of(Save, effects)] == ["instances", "nodes"]
-
-
 @pytest.mark.parametrize("launched_first", [True, False])
 def test_loads_when_engine_and_weights_are_there(launched_first: bool) -> None:
     agent = make()
