@@ -7,7 +7,7 @@ from typing import Any
 
 from glowplug.domain.bounds import Bounds, marks_of
 from glowplug.events.document import comments_of
-from glowplug.runtime.settings import ElectedSettings, NodeSettings, Place, ServiceSettings, Settings, SourceSettings
+from glowplug.runtime.settings import ElectedSettings, NodeSettings, ServiceSettings, Settings, SourceSettings, Variable
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 # ruff: noqa: E501 - a row of a table is one line
@@ -60,9 +60,9 @@ def _default(value: Any) -> str:
     return f" (`{shown}`)"
 
 
-def _meaning(place: Place) -> str:
-    bounds = next((mark for mark in marks_of(place.kind) if isinstance(mark, Bounds)), Bounds())
-    said = [comments_of(place.owner).get(place.path[-1], "")]
+def _meaning(one: Variable) -> str:
+    bounds = next((mark for mark in marks_of(one.kind) if isinstance(mark, Bounds)), Bounds())
+    said = [comments_of(one.owner).get(one.path[-1], "")]
     if bounds.least > 1:
         said.append(f"≥{bounds.least:g}")
     if bounds.most not in (math.inf, 65535):
@@ -70,23 +70,23 @@ def _meaning(place: Place) -> str:
     return "; ".join(filter(None, said)).replace("|", "/")
 
 
-def own(cls: type[Settings]) -> list[Place]:
+def own(cls: type[Settings]) -> list[Variable]:
     """Settings the class itself names, overridden defaults and its params included."""
-    return [place for place in cls.places() if place.path[0] in cls.__annotations__]
+    return [one for one in cls.variables() if one.path[0] in cls.__annotations__]
 
 
 def _tables(found: dict[str, type[Settings]]) -> list[str]:
     """A list for each class, a variable once: where a later class has another default, its line says so."""
     rows: dict[str, tuple[str, str, list[str]]] = {}  # variable -> title, default, meanings
     for title, cls in found.items():
-        for place in own(cls):
-            default = _default(place.default)
-            if place.mark.advanced:
+        for one in own(cls):
+            default = _default(one.default)
+            if one.mark.advanced:
                 continue
-            if place.variable not in rows:
-                rows[place.variable] = (title, default, [_meaning(place)])
-            elif title != LOCAL and default != rows[place.variable][1]:
-                rows[place.variable][2].append(
+            if one.env not in rows:
+                rows[one.env] = (title, default, [_meaning(one)])
+            elif title != LOCAL and default != rows[one.env][1]:
+                rows[one.env][2].append(
                     f"{title.removeprefix('The ')}:{default.replace('(', '').replace(')', '') or ' empty'}"
                 )
     out: list[str] = []
@@ -101,7 +101,7 @@ def _advanced(found: dict[str, type[Settings]]) -> list[str]:
     """One line of each class: names."""
     out = [ADVANCED]
     for title, cls in found.items():
-        names = [f"`{place.variable}`" for place in own(cls) if place.mark.advanced]
+        names = [f"`{one.env}`" for one in own(cls) if one.mark.advanced]
         out += [f"- {title}: {', '.join(names)}"] if names else []
     return [*out, ""]
 

@@ -42,12 +42,12 @@ def test_the_setting_of_a_kind_exists_and_its_default_stands_first(kind: str) ->
     variable = f"GLOWPLUG_POLICY_{kind.upper()}"
     assert variable in sections()[kind]
     defaults = {
-        place.default
+        one.default
         for service in SERVICES
         for cls in vars(importlib.import_module(f"glowplug.services.{service}.settings")).values()
         if isinstance(cls, type) and issubclass(cls, Settings)
-        for place in cls.places()
-        if place.variable == variable
+        for one in cls.variables()
+        if one.env == variable
     }
     assert {base_name(name) for name in defaults} == {ROW.findall(sections()[kind])[0][0]}
 

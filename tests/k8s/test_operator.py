@@ -58,7 +58,7 @@ def test_what_removes_the_operator_leaves_the_definitions() -> None:
 def test_its_variables_are_settings_and_its_asked_services_are_open_to_it() -> None:
     (container,) = named(manifests(), "Deployment", "operator")["spec"]["template"]["spec"]["containers"]
     given = {one["name"].removeprefix("GLOWPLUG_").lower() for one in container["env"]}
-    assert given <= OperatorSettings.model_fields.keys()
+    assert given <= {setting.name for setting in OperatorSettings.variables()}
     asked = {url.removeprefix("http://").partition(":")[0] for name, url in settings_urls().items()}
     for policy, direction in (("operator", "egress"), ("asked-by-operator", None)):
         spec = named(manifests(), "NetworkPolicy", policy)["spec"]
@@ -67,5 +67,5 @@ def test_its_variables_are_settings_and_its_asked_services_are_open_to_it() -> N
 
 
 def settings_urls() -> dict[str, str]:
-    fields = OperatorSettings.model_fields
+    fields = {setting.name: setting for setting in OperatorSettings.variables()}
     return {name: fields[name].default for name in ("autoscaler_url", "placer_url", "router_url")}

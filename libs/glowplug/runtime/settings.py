@@ -43,7 +43,7 @@ SystemName = Annotated[str, Checked(lambda name: system(name or DEFAULT))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Variable:
     """Where a setting is: `path` from the settings class, `owner` declares it."""
 
     name: str
@@ -54,7 +54,7 @@ class Place:
     mark: Setting
 
     @property
-    def variable(self) -> str:
+    def env(self) -> str:
         return self.name if self.name.isupper() else f"GLOWPLUG_{self.name.upper()}"
 
 
@@ -65,37 +65,37 @@ class Settings(Bounded):
     @classmethod
     def read(cls, **stated: Any) -> Self:
         """Read the environment; `stated` values go before it. Raises WrongSetting."""
-        found = {place.name: os.environ[place.variable] for place in cls.places() if place.variable in os.environ}
+        found = {one.name: os.environ[one.env] for one in cls.variables() if one.env in os.environ}
         return cls.of(found | stated)
 
     @classmethod
     def of(cls, named: Mapping[str, Any]) -> Self:
         """Lay settings by name over the defaults. Raises WrongSetting."""
-        places = {place.name: place for place in cls.places()}
+        known = {one.name: one for one in cls.variables()}
         try:
-            return laid_over(_default(cls, named), nested({places[name].path: given for name, given in named.items()}))
+            return laid_over(_default(cls, named), nested({known[name].path: given for name, given in named.items()}))
         except Misread as error:
-            place = next((one for one in places.values() if one.path == error.path), None)
-            if place is None:
+            wrong = next((one for one in known.values() if one.path == error.path), None)
+            if wrong is None:
                 raise WrongSetting(str(error)) from error
-            given = repr(named.get(place.name))
-            told = "" if given in error.problem or place.name not in named else f", not {given}"
-            raise WrongSetting(f"{place.variable}: {error.problem}{told}") from error
+            given = repr(named.get(wrong.name))
+            told = "" if given in error.problem or wrong.name not in named else f", not {given}"
+            raise WrongSetting(f"{wrong.env}: {error.problem}{told}") from error
 
     @classmethod
-    def places(cls) -> list[Place]:
+    def variables(cls) -> list[Variable]:
         """Every setting, in order."""
-        return list(_places(cls(), ()))
+        return list(_variables(cls(), ()))
 
 
-def _places(owner: Any, path: tuple[str, ...]) -> Iterator[Place]:
+def _variables(owner: Any, path: tuple[str, ...]) -> Iterator[Variable]:
     for name, kind in kinds_of(owner.__class__).items():
         value, here = getattr(owner, name), (*path, name)
         mark = next((mark for mark in marks_of(kind) if isinstance(mark, Setting)), None if path else SETTING)
         if is_dataclass(value):
-            yield from _places(value, here)
+            yield from _variables(value, here)
         elif mark is not None and mark.read:
-            yield Place(name=mark.name or name, path=here, owner=type(owner), default=value, kind=kind, mark=mark)
+            yield Variable(name=mark.name or name, path=here, owner=type(owner), default=value, kind=kind, mark=mark)
 
 
 def _default(cls: type[S], named: Mapping[str, Any]) -> S:

@@ -44,16 +44,16 @@ def test_a_service_setting_is_named_as_its_owner_writes_it(monkeypatch, name, va
 
 @pytest.mark.parametrize("settings", EVERY)
 def test_no_service_takes_a_number_that_nobody_can_mean(monkeypatch, settings):
-    numbers = [place for place in settings.places() if type(place.default) in (int, float)]
+    numbers = [one for one in settings.variables() if type(one.default) in (int, float)]
     assert len(numbers) > 2
-    for place in numbers:
-        for value in ("-1", "inf", "nan") if type(place.default) is float else ("-1",):
+    for one in numbers:
+        for value in ("-1", "inf", "nan") if type(one.default) is float else ("-1",):
             with monkeypatch.context() as patch:
-                patch.setenv(place.variable, value)
+                patch.setenv(one.env, value)
                 with pytest.raises(WrongSetting) as raised:
                     settings.read()
             line = str(raised.value)
-            assert line.startswith(f"{place.variable}: ") and "\n" not in line, value
+            assert line.startswith(f"{one.env}: ") and "\n" not in line, value
 
 
 def test_a_setting_of_the_params_reaches_them_and_an_unknown_variable_nothing(monkeypatch):
@@ -66,7 +66,7 @@ def test_a_setting_of_the_params_reaches_them_and_an_unknown_variable_nothing(mo
 
 @pytest.mark.parametrize("settings", EVERY)
 def test_a_variable_means_one_setting(settings):
-    names = [place.variable for place in settings.places()]
+    names = [one.env for one in settings.variables()]
     assert len(names) == len(set(names))
 
 

@@ -66,5 +66,5 @@ def check_services() -> None:
         module = importlib.import_module(f"glowplug.services.{service}.settings")
         made = getattr(module, f"{service.capitalize()}Settings")
         assert issubclass(made, ServiceSettings)
-        names = {place.name for place in made.places()}
+        names = {one.name for one in made.variables()}
         made.read(**{name: value for name, value in _GIVEN.items() if name in names})
