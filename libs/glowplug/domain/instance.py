@@ -63,6 +63,29 @@ class Phase:
         return self.ended_at - self.started_at
 
 
+class SpellName(StrEnum):
+    DRAIN = "drain"  # until nothing runs there, or its grace is over
+    SLEEP = "sleep"  # from then until its engine is asleep
+    CONSOLIDATE = "consolidate"  # a stage loads the rest of its model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spell:
+    """A time in an instance's life after its start, once it is over. Epoch seconds. `predicted_s` 0: unknown."""
+
+    name: SpellName
+    started_at: float
+    ended_at: float
+    predicted_s: float = 0.0
+    phases: tuple[Phase, ...] = ()  # of a consolidation
+    reason: str = ""
+    error: str = ""  # why a consolidation failed
+    traceparent: str = ""  # of the command that asked for it
+
+
+MAX_SPELLS = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     worker_id: str
@@ -129,6 +152,7 @@ class Instance:
     host_id: str = ""  # host of an adapter (Model.base)
     adapter_slots: int = 0  # of a base: adapters held at once, fixed at its start; 0: none
     adapter_rank: int = 0  # of a base: largest rank
+    spells: tuple[Spell, ...] = ()  # the latest MAX_SPELLS, newest last
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

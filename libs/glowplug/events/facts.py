@@ -53,6 +53,20 @@ class RequestRejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamMove:
+    """A stream's way from one engine to another, or why it took none. Epoch seconds."""
+
+    at: float  # the engine was lost, or was to be left
+    until: float  # the next one began, or the stream stayed or ended
+    reason: str  # engine_lost | engine_error | instance_ended | moved | drained | gave_way
+    message: str  # the reason in words
+    num_tokens: int = 0  # at the client by then
+    from_instance: str = ""
+    to_instance: str = ""  # "" if none continued it
+    outcome: str = ""  # "stays": no other engine could continue it; else why it stayed; "" if it went or ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished:
     """A request has ended. Token counts are exact only when the engine reported them."""
 
@@ -79,6 +93,12 @@ class RequestFinished:
     tenant: str = ""  # whose key it came with; "" where the data port asks for none
     key_id: str = ""
     priority: str = ""  # the class that it counted as as it ended; "": standard
+    operation: str = ""  # chat, text_completion, ...: OpenTelemetry's gen_ai.operation.name
+    dispatched_s: float = 0.0  # from its arrival until it was first sent to an engine; 0: it was not, or by an old router
+    held: bool = False  # it waited for an instance
+    eta_s: float = 0.0  # how long it was expected to wait as it was held
+    moves: tuple[StreamMove, ...] = ()  # the latest, oldest first
+    parent_span: str = ""  # id of the client's span (W3C), 16 hexadecimal digits; "": none
 
     @property
     def first_token_s(self) -> float:
@@ -95,7 +115,7 @@ class RouterRequestsFinished:
     TELEMETRY: ClassVar[bool] = True
     router_id: str
     requests: tuple[RequestFinished, ...]
-    traceparents: tuple[str, ...] = ()  # of each request, "" where it has none; none at all where no request has one
+    traceparents: tuple[str, ...] = ()  # of each request, as its engine got it; old routers sent the sampled ones alone
 
     def traced(self) -> Iterator[tuple[RequestFinished, str]]:
         """Each request with its traceparent."""
@@ -274,6 +294,8 @@ class WeightsFetched:
     num_bytes: int
     seconds: float
     source: str  # file | http | hf | s3 | gs | disk (the node's own copy) | cache (already in host memory)
+    resumed_bytes: int = 0  # kept from an earlier fetch
+    num_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +311,8 @@ class WeightsPartFetched:
     num_bytes: int
     seconds: float
     source: str
+    resumed_bytes: int = 0
+    num_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +325,8 @@ class WeightsFetchFailed:
     digest: str
     code: str
     message: str
+    seconds: float = 0.0  # 0: it did not begin
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
