@@ -11,7 +11,7 @@ from glowplug.runtime.web import MAX_BODY_BYTES
 
 
 class ConsoleSettings(ServiceSettings):
-    """Every bound of the trace store, the receiver and the stream has its name here."""
+    """Every bound of what is kept and of the stream has its name here."""
 
     console_key: str = ""  # asked of every reader; empty: the API key, if any
     console_session_s: float = Field(12 * 3600.0, gt=0)  # how long a login lasts
@@ -23,12 +23,7 @@ class ConsoleSettings(ServiceSettings):
     oidc_viewers: str = ""  # values of that claim, with commas: who may read; `*`: everybody who can log in
     oidc_operators: str = ""  # who may change models and nodes, too
     oidc_admins: str = ""  # who may change tenants and keys, too
-    trace_max_traces: int = advanced(2000, ge=1)
-    trace_max_bytes: int = advanced(32 << 20, ge=1 << 16)
-    trace_disk: bool = True  # keep traces over a restart, in <state_dir>/console/traces.log
-    otlp_max_body_bytes: int = advanced(4 << 20, ge=1024, le=MAX_BODY_BYTES)  # as sent
-    otlp_max_plain_bytes: int = advanced(16 << 20, ge=1024)  # once unpacked
-    otlp_max_held_bytes: int = advanced(32 << 20, ge=1024)  # of all exports being read; 503 beyond
+    otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # of spans; empty: none are sent
     events_kept: int = advanced(4000, ge=1)  # of each class: facts, commands, telemetry
     events_per_beat: int = advanced(60, ge=1)  # shown of each class per beat; the rest are counted
     events_max_watchers: int = advanced(16, ge=1)

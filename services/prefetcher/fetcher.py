@@ -16,8 +16,6 @@ from glowplug.domain.hardware import Link
 from glowplug.events.envelope import Event
 from glowplug.runtime.shell import Executor
 from glowplug.services.prefetcher.metrics import PrefetcherMetrics
-from glowplug.telemetry import semconv
-from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.disk import CopyStopped, CopyUnusable, DiskCopies, DiskSource
 from glowplug.weights.fetch import Fetch, FetchOptions, PiecesWrong
 from glowplug.weights.files import NoAnswer, PatientReader
@@ -176,7 +174,6 @@ class Fetcher:
         node_id: str,
         put: Callable[[Any], Awaitable[None]],
         metrics: PrefetcherMetrics,
-        tracing: Tracing,
         *,
         fetch_options: FetchOptions = FetchOptions(),
         source_options: SourceOptions = SourceOptions(),
@@ -186,7 +183,7 @@ class Fetcher:
         admin_token: str = "",
     ) -> None:
         self.shm_dir, self.node_id = shm_dir, node_id
-        self._put, self._metrics, self._tracing = put, metrics, tracing
+        self._put, self._metrics = put, metrics
         self._fetch_options = fetch_options
         self.link = LinkMeter(f"{node_id}/nic", link_bytes_per_s)
         self._source_options = replace(source_options, window=self.link.window)
@@ -250,7 +247,13 @@ class Fetcher:
             await source.close()
         digest, num_bytes = running.effect.digest, fetch.num_bytes
         return msg.FetchEnded(
-            digest=digest, num_bytes=num_bytes, whole=whole, seconds=fetch.seconds, source=source.scheme
+            digest=digest,
+            num_bytes=num_bytes,
+            whole=whole,
+            seconds=fetch.seconds,
+            source=source.scheme,
+            resumed_bytes=fetch.num_bytes_resumed,
+            num_retries=fetch.tally.num_retries,
         )
 
     async def _from_disk(self, running: _Running) -> msg.FetchEnded | None:
@@ -333,7 +336,14 @@ class Fetcher:
         kept = fetch.num_bytes if fetch and fetch.num_bytes_landed and code not in _WORTHLESS else 0
         if not kept:
             await asyncio.to_thread(self.region(running.effect.digest).clear_bytes)
-        return msg.FetchEnded(digest=running.effect.digest, num_bytes=kept, code=code, message=message)
+        return msg.FetchEnded(
+            digest=running.effect.digest,
+            num_bytes=kept,
+            code=code,
+            message=message,
+            seconds=time.time() - running.started_at,
+            source=running.scheme,
+        )
 
     def _observe(self, running: _Running, end: msg.FetchEnded) -> None:
         effect, fetch, scheme, now_s = running.effect, running.fetch, running.scheme, time.time()
@@ -351,24 +361,6 @@ class Fetcher:
         came = f"{end.num_bytes} bytes ({fetched} from {scheme}, {resumed} resumed) in {end.seconds:.2f} s"
         said = end.message or came
         log.info("fetch of %s for %s: %s", effect.digest[:12], effect.model_key, said)
-        if effect.cause is not None and effect.cause.traceparent:
-            self._tracing.record(
-                "weights.fetch",
-                effect.cause.traceparent,
-                running.started_at,
-                now_s,
-                {
-                    semconv.ATTR_MODEL: effect.model_key,
-                    semconv.ATTR_NODE_ID: self.node_id,
-                    semconv.ATTR_DIGEST: effect.digest,
-                    semconv.ATTR_SOURCE: scheme,
-                    semconv.ATTR_BYTES: fetched,
-                    semconv.ATTR_RESUMED_BYTES: resumed,
-                    semconv.ATTR_RETRIES: fetch.tally.num_retries if fetch else 0,
-                    semconv.ATTR_INSTANCE_ID: getattr(effect.cause.data, "instance_id", ""),
-                },
-                error=f"{end.code}: {end.message}" if end.code else "",
-            )
 
     async def _grant(self, effect: msg.GrantRoom, _: Event | None) -> None:
         running = self._running.get(effect.digest)

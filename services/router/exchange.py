@@ -32,7 +32,7 @@ from glowplug.services.router.moving import Move
 from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.request_body import tool_choice_refused
 from glowplug.services.router.resumption import LOG_BYTES, Resumption
-from glowplug.services.router.tracing import RequestTrace
+from glowplug.services.router.tracing import Way
 from glowplug.services.router.usage_journal import NO_SLOT
 from glowplug.services.router.wire import DONE_ENDS, EVENT_ENDS
 
@@ -52,7 +52,7 @@ class Exchange:
     stream: bool
     needs: str  # a feature that the instance must not lack
     prompt_tokens: int  # estimated
-    trace: RequestTrace | None
+    way: Way
     traceparent: str
     ticket: int = field(init=False)
     arrived: float = field(init=False)
@@ -124,9 +124,7 @@ class Exchange:
         self._num_attempts += 1
         self.context.journal.sent(self)
         self.dispatched = _monotonic()
-        if self.trace is not None:
-            self.trace.dispatched(instance, self.dispatched - self.arrived)
-            self.traceparent = self.trace.engine_traceparent
+        self.way.send(self.dispatched - self.arrived)
         if self.head_sent and not self.started:
             self._write(b": glowplug ready %b\n\n" % self._timings())
         self.context.connect(self, instance, False)
@@ -134,8 +132,8 @@ class Exchange:
     def hold(self, effect: msg.Hold) -> None:
         """Hold the request; a stream's client gets keep-alive comments after `keepalive_after_s`."""
         self.context.journal.held(self)
-        if self.trace is not None and not self.awaits_next:
-            self.trace.held(self.model.key, effect.eta_s)
+        if not self.awaits_next:
+            self.way.hold(effect.eta_s)
         if self.stream and self._timer is None:
             since = self.resumption.broken_at if self.resumption is not None else self.arrived
             delay_s = self.context.limits.keepalive_after_s - (_monotonic() - since)
@@ -418,8 +416,7 @@ class Exchange:
             return
         if kept is None and kind == resumption.MOVED:
             self.left_behind = "its instance answers at another address by now"
-            if self.trace is not None:
-                self.trace.stays(self.context.table.clock(), reason)
+            self.way.stay_put(self.context.table.clock(), kind, reason, self.instance)
             return
         self._leave_engine()
         self._kept, self._log, self.is_flowing = b"", None, False
@@ -430,8 +427,7 @@ class Exchange:
             self._finish()
         else:
             kept.lost(kind)
-            if self.trace is not None:
-                self.trace.broken(self.context.table.clock(), kind, reason, kept.num_tokens, self.instance)
+            self.way.leave(self.context.table.clock(), kind, reason, kept.num_tokens, self.instance)
             is_lost, is_reached = kind not in resumption.ENGINE_RUNS, kind == resumption.ERROR
             self.context.table.change(msg.StreamBroken(self.ticket, reason, kept.num_tokens, is_lost, is_reached))
 
@@ -470,8 +466,7 @@ class Exchange:
                 return
             kept.is_waiting = False
             self.context.metrics.continued(kept.reason, "continued")
-            if self.trace is not None:
-                self.trace.continued(self.context.table.clock(), self.instance)
+            self.way.go_on(self.context.table.clock(), self.instance)
             if self.context.table.controller.tracks_tokens:
                 self.context.table.take(msg.FirstToken(self.ticket))
         try:

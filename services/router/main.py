@@ -88,7 +88,6 @@ AWAIT_BUS_S = 5.0  # later the router serves without the bus
 async def serve(stopping: asyncio.Event) -> None:
     settings = RouterSettings()
     world = World.open("router", settings)
-    world.tracing.load()
     raise_file_limit(settings.max_connections)
     controller = RouterController(settings.params())
     metrics = RouterMetrics(controller=controller, shell=world.metrics)
@@ -106,7 +105,6 @@ async def serve(stopping: asyncio.Event) -> None:
         settings.limits(),
         api_key=settings.api_key,
         rules=settings.web_rules(),
-        tracing=world.tracing,
         sampler=settings.sampler(),
         strict_fields=settings.strict_fields,
         console_url=settings.console_url,

@@ -17,7 +17,7 @@ from glowplug.services.router.ends import EngineReader, EngineSource
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.resumption import DRAINED, LOG_BYTES, Resumption
-from glowplug.services.router.tracing import RequestTrace
+from glowplug.services.router.tracing import Way
 
 
 class MovingStream(EngineReader, Protocol):
@@ -27,7 +27,7 @@ class MovingStream(EngineReader, Protocol):
     request: HttpRequest
     needs: str
     instance: Instance | None
-    trace: RequestTrace | None
+    way: Way
     moving: "Move | None"
 
     @property
@@ -76,8 +76,7 @@ class Move:
         stream, first = self._stream, self._first
         self.end()
         stream.context.metrics.continued(DRAINED, "stayed")
-        if stream.trace is not None:
-            stream.trace.stayed(stream.context.table.clock(), why)
+        stream.way.stay(stream.context.table.clock(), why)
         left_to = stream.engine
         failed = MoveFailed(stream.ticket, is_asked=is_asked, is_unreachable=is_unreachable)
         stream.context.table.change(failed)
@@ -153,13 +152,12 @@ def begin(stream: MovingStream, effect: MoveStream) -> None:
     except NotContinuable as why:
         is_refused = True
         context.metrics.continued(DRAINED, "refused")
-        if stream.trace is not None:
-            stream.trace.stays(context.table.clock(), f"{effect.reason}; the answer cannot be continued: {why}")
+        said = f"{effect.reason}; the answer cannot be continued: {why}"
+        stream.way.stay_put(context.table.clock(), DRAINED, said, stream.instance)
     if kept is None or (stream.needs and stream.needs in effect.instance.lacks):
         context.table.change(MoveFailed(stream.ticket, is_refused=is_refused))
         return
-    if stream.trace is not None:
-        stream.trace.broken(context.table.clock(), DRAINED, effect.reason, kept.num_tokens, stream.instance)
+    stream.way.leave(context.table.clock(), DRAINED, effect.reason, kept.num_tokens, stream.instance)
     stream.is_flowing = False
     stream.moving = Move(stream, kept, effect.instance)
     stream.moving.begin()

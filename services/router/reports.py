@@ -30,6 +30,7 @@ from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.request_table import RequestTable
 from glowplug.services.router.tracing import event_id
 from glowplug.services.router.usage import UsageLog
+from glowplug.telemetry.tracing import is_sampled
 
 # Anyone can cause refusals at any rate: they are sampled, without the request or the message, which may quote it.
 
@@ -212,7 +213,7 @@ class Reports:
         """Report a request's end, once. `arrived_at` is epoch seconds, the rest are monotonic differences."""
         prompt_tokens, response_tokens, exact = exchange.token_counts()
         arrived, arrived_at, instance, model = exchange.arrived, exchange.arrived_at, exchange.instance, exchange.model
-        e2e_s, caller = exchange.ended - arrived, exchange.request.caller
+        e2e_s, caller, way = exchange.ended - arrived, exchange.request.caller, exchange.way
         if caller.has_limits:
             used = (prompt_tokens, response_tokens) if exchange.started else (0, 0)
             is_whole = exchange.status == 200 and not exchange.client_counts
@@ -242,16 +243,17 @@ class Reports:
             tenant=caller.tenant,
             key_id=caller.key_id,
             priority="" if priority is Priority.STANDARD else priority.value,
+            operation=way.operation,
+            dispatched_s=way.dispatched_s,
+            held=way.held,
+            eta_s=way.eta_s,
+            moves=way.ended(arrived_at + e2e_s),
+            parent_span=way.parent_span,
         )
         if self._usage is not None:
             gpu_s = controller.balances.stays.taken(known, self._table.clock())
             self._usage.take(fact, exchange.ticket, exchange.request.path, exchange.cached_tokens, gpu_s)
             self._usage.journal.clear(exchange)
-        traceparent = ""
-        if exchange.trace is not None:
-            traceparent = exchange.traceparent
-            first = "first token" if exchange.is_sse else "first byte"
-            exchange.trace.finish(fact, first if exchange.started else "")
         self._metrics.finished(
             model,
             fact,
@@ -262,10 +264,10 @@ class Reports:
             has_levels=exchange.request.priority is not Priority.BATCH,
         )
         if fact.cold or fact.num_continued or fact.status >= 500:
-            self._slow.take(fact, traceparent)
+            self._slow.take(fact, exchange.traceparent if is_sampled(exchange.traceparent) else "")
         self._kept.append((fact, model.name, exchange.traceparent))
-        self._ended.append((fact, traceparent))
-        self._put(fact, exchange.request_id, traceparent)
+        self._ended.append((fact, exchange.traceparent))
+        self._put(fact, exchange.request_id, exchange.traceparent)
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Return live requests, oldest first, then ended ones, newest first."""
@@ -315,8 +317,7 @@ class Reports:
         while self._ended:
             part = [self._ended.popleft() for _ in range(min(len(self._ended), ENDS_REPORTED))]
             requests, traceparents = zip(*part, strict=True)
-            traced = traceparents if any(traceparents) else ()
-            self._put(RouterRequestsFinished(router_id=self._router_id, requests=requests, traceparents=traced))
+            self._put(RouterRequestsFinished(router_id=self._router_id, requests=requests, traceparents=traceparents))
 
     async def report_requests(self, every_s: float = REQUESTS_EVERY_S, limit: int = REQUESTS_REPORTED) -> None:
         """Report live requests each `every_s`, and once more when none is left."""
@@ -345,7 +346,7 @@ def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveReques
         instance_id=instance.instance_id if instance else "",
         cold=exchange.cold,
         emulated=bool(instance and instance.emulated),
-        trace_id=exchange.traceparent[3:35] if exchange.trace is not None else "",
+        trace_id=exchange.traceparent[3:35] if is_sampled(exchange.traceparent) else "",
         tenant=exchange.request.caller.tenant,
         key_id=exchange.request.caller.key_id,
     )

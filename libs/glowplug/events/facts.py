@@ -52,6 +52,9 @@ class RequestRejected:
     key_id: str = ""
 
 
+STAYS = "stays"  # no other engine could continue a stream that was to leave its own
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMove:
     """A stream's way from one engine to another, or why it took none. Epoch seconds."""
@@ -63,7 +66,7 @@ class StreamMove:
     num_tokens: int = 0  # at the client by then
     from_instance: str = ""
     to_instance: str = ""  # "" if none continued it
-    outcome: str = ""  # "stays": no other engine could continue it; else why it stayed; "" if it went or ended
+    outcome: str = ""  # STAYS, or why it stayed; "" if it went on elsewhere or ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ class RequestFinished:
     key_id: str = ""
     priority: str = ""  # the class that it counted as as it ended; "": standard
     operation: str = ""  # chat, text_completion, ...: OpenTelemetry's gen_ai.operation.name
-    dispatched_s: float = 0.0  # from its arrival until it was first sent to an engine; 0: it was not, or by an old router
+    dispatched_s: float = 0.0  # from its arrival until it was first sent to an engine; 0: it was not
     held: bool = False  # it waited for an instance
     eta_s: float = 0.0  # how long it was expected to wait as it was held
     moves: tuple[StreamMove, ...] = ()  # the latest, oldest first

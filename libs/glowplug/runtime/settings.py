@@ -55,8 +55,6 @@ class ServiceSettings(BaseSettings):
     policies: str = ""  # a system of docs/policies.md; empty: the union; settings of its own go before it
     log_level: str = "INFO"
     log_json: bool = False  # one JSON object per line instead of text
-    log_prompts: bool = advanced(False)  # the console keeps texts of messages in spans
-    otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # of traces; empty: none
     tick_s: float = advanced(0.5, gt=0)  # how often a controller sees time pass
     resync_s: float = advanced(2.0, gt=0)  # how often tables are read again
     drain_s: float = Field(10.0, ge=0)  # how long a stopping service may finish its work

@@ -697,7 +697,8 @@ class PrefetcherController:
         elif end.code == NoSpace.code and (freed := self._squeeze(job, now_s)):
             effects = freed
         elif end.code and end.code != msg.CANCELLED:
-            effects = self._refuse(end.digest, job.wants, end.code, end.message, keep=end.num_bytes > 0)
+            tried = {"seconds": end.seconds, "source": end.source}
+            effects = self._refuse(end.digest, job.wants, end.code, end.message, keep=end.num_bytes > 0, **tried)
         else:
             effects = self._after_part(job, end)
         return [*effects, *self._settle_waiting(now_s), *self._start_next(now_s)]
@@ -712,7 +713,7 @@ class PrefetcherController:
 
     def _answer(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
         effects: list[Effect] = []
-        came = {"num_bytes": end.num_bytes, "seconds": end.seconds, "source": end.source}
+        came = {"num_bytes": end.num_bytes, **_came(end)}
         for want in one_per_model(job.wants):
             self.cache.entries[job.digest].model_keys.add(want.model_key)
             fact = self._fact(facts.WeightsFetched, job.digest, want, **came)
@@ -737,15 +738,17 @@ class PrefetcherController:
     def _part_fact(self, end: msg.FetchEnded, want: msg.Want) -> Publish:
         self.holds.part_came(want.instance_id)
         num_bytes = (want.last_byte or end.num_bytes) - want.first_byte
-        came = {"instance_id": want.instance_id, "num_bytes": num_bytes, "seconds": end.seconds, "source": end.source}
-        return self._fact(facts.WeightsPartFetched, end.digest, want, **came)
+        came = {"instance_id": want.instance_id, "num_bytes": num_bytes}
+        return self._fact(facts.WeightsPartFetched, end.digest, want, **came, **_came(end))
 
-    def _refuse(self, digest: str, wants: list[msg.Want], code: str, message: str, *, keep: bool) -> list[Effect]:
+    def _refuse(
+        self, digest: str, wants: list[msg.Want], code: str, message: str, *, keep: bool, **tried: Any
+    ) -> list[Effect]:
         waiting = tuple(dict.fromkeys(w.instance_id for w in wants if w.instance_id))
         self._failed |= dict.fromkeys(waiting)
         while len(self._failed) > EVENTS_REMEMBERED:
             del self._failed[next(iter(self._failed))]
-        why = {"code": code, "message": message}
+        why = {"code": code, "message": message, **tried}
         failures = [self._fact(facts.WeightsFetchFailed, digest, want, **why) for want in one_per_model(wants)]
         return [msg.MarkFailed(digest, code, message, waiting, keep), *failures]
 
@@ -813,6 +816,15 @@ class PrefetcherController:
 
     def _fact(self, cls: type[Any], digest: str, want: msg.Want, **fields: Any) -> Publish:
         return Publish(cls(node_id=self.node_id, model_key=want.model_key, digest=digest, **fields), want.cause)
+
+
+def _came(end: msg.FetchEnded) -> dict[str, Any]:
+    return {
+        "seconds": end.seconds,
+        "source": end.source,
+        "resumed_bytes": end.resumed_bytes,
+        "num_retries": end.num_retries,
+    }
 
 
 def one_per_model(wants: Iterable[msg.Want]) -> Iterator[msg.Want]:

@@ -46,7 +46,6 @@ class FleetSettings(BaseSettings):
     start_timeout_s: float = advanced(60.0, ge=0)  # until a silent first start is killed; 0: never
     hang_misses: int = advanced(8, ge=0)  # probes missed before a kill, 2 s apart; 0: never
     min_free_bytes: int = advanced(200 * 1024 * 1024, ge=0)  # needed in the state directory
-    otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # empty: the console
 
     @field_validator("state_dir")
     @classmethod
