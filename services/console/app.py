@@ -39,6 +39,7 @@ from glowplug.services.console.request_log import RequestLog
 from glowplug.services.console.settings import ConsoleSettings
 from glowplug.services.console.span_export import SpanExport, to_endpoint
 from glowplug.services.console.stories import Stories
+from glowplug.services.console.story_disk import StoryDisk
 from glowplug.services.console.stream import Hub
 from glowplug.services.console.upstream import Addresses, Upstream
 from glowplug.services.console.usage_api import UsageReader
@@ -83,6 +84,7 @@ class Console:
         )
         self.view = FleetView(max_decisions=settings.decisions_kept)
         self.stories = Stories(settings.requests_shown, self.view.decisions, self.view.models)
+        self.disk: StoryDisk | None = None
         endpoint = settings.otlp_endpoint
         self.spans = SpanExport(self.stories, to_endpoint(endpoint), metrics, clock) if endpoint else None
         folder = settings.state_dir.absolute() / "console"  # a pod's service id changes, its data does not
@@ -98,8 +100,15 @@ class Console:
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 
     def open_disk(self) -> None:
-        """Restore the history, and write from now on. Blocks; call before serving."""
-        self.history.open_disk(self.settings.state_dir / "console" / "history.db")
+        """Restore history and stories, and write from now on. Blocks; call before serving."""
+        folder = self.settings.state_dir / "console"
+        self.history.open_disk(folder / "history.db")
+        if not self.settings.trace_disk:
+            return
+        self.disk = StoryDisk(folder / "stories.log")
+        for event in self.disk.read():
+            self.view.decisions.take(event)
+            self.stories.take(event)
 
 
 def build_app(console: Console) -> FastAPI:

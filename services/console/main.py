@@ -62,6 +62,8 @@ class Feed:
         loops = [self._listen, self._resync_loop, self._beat_loop, console.usage.forget, console.history.keep]
         if console.spans is not None:
             loops.append(console.spans.run)
+        if console.disk is not None:
+            loops.append(console.disk.run)
         self._tasks = [asyncio.create_task(loop()) for loop in loops]
         if stopping is not None:
             for task in self._tasks:
@@ -175,7 +177,8 @@ def take(console: Console, event: Event, now_s: float) -> None:
         console.events.take(one)
     console.view.take(event, now_s)
     console.requests.take(event, now_s)
-    console.stories.take(event)
+    if console.stories.take(event) and console.disk is not None:
+        console.disk.keep(event)
     console.history.take(event, now_s)
 
 
@@ -211,6 +214,8 @@ async def serve(stopping: asyncio.Event) -> None:
     await console.upstream.close()
     if console.spans is not None:
         await console.spans.close()
+    if console.disk is not None:
+        await asyncio.to_thread(console.disk.write)
     await world.close(waiter, server)
     console.ledger.close()
 

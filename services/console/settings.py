@@ -23,6 +23,7 @@ class ConsoleSettings(ServiceSettings):
     oidc_viewers: str = ""  # values of that claim, with commas: who may read; `*`: everybody who can log in
     oidc_operators: str = ""  # who may change models and nodes, too
     oidc_admins: str = ""  # who may change tenants and keys, too
+    trace_disk: bool = True  # keep sampled traces over a restart, in <state_dir>/console/stories.log
     otlp_endpoint: str = Field("", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")  # of spans; empty: none are sent
     events_kept: int = advanced(4000, ge=1)  # of each class: facts, commands, telemetry
     events_per_beat: int = advanced(60, ge=1)  # shown of each class per beat; the rest are counted

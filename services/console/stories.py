@@ -77,8 +77,8 @@ class Stories:
     def instance(self, instance_id: str) -> Instance | None:
         return self._decisions.instance(instance_id)
 
-    def take(self, event: Event) -> None:
-        """Take an event that `self._decisions` has taken."""
+    def take(self, event: Event) -> bool:
+        """Take an event that `self._decisions` has taken. Returns whether it is told."""
         match event.data:
             case RouterRequestsFinished() as report:
                 for fact, traceparent in report.traced():
@@ -87,23 +87,27 @@ class Stories:
                     told.requests.put(key, (fact, traceparent))
                     self._by_request.put(fact.request_id, told.trace_id)
                     self._touch(told, traceparent)
+                return True
             case DecisionMade(decision=record) if record.traceparent:
                 told = self._start(trace_of(record.traceparent))
                 told.decisions.put(record.decision_id, record)
                 self._touch(told, record.traceparent)
-            case WeightsFetched() | WeightsPartFetched() | WeightsFetchFailed() as fact:
-                if event.traceparent and fact.source != CACHE:
+                return True
+            case WeightsFetched() | WeightsPartFetched() | WeightsFetchFailed() as fact if event.traceparent:
+                if fact.source != CACHE:
                     told = self._start(trace_of(event.traceparent))
                     told.fetches.put(event.event_id, event)
                     self._touch(told, event.traceparent)
+                    return True
             case data if isinstance(data, InstanceChange):
-                self._take_instance(data.instance)
+                return self._take_instance(data.instance)
+        return False
 
-    def _take_instance(self, instance: Instance) -> None:
+    def _take_instance(self, instance: Instance) -> bool:
         name, is_over = instance.instance_id, has_started(instance)
         tells = (is_over and instance.phases, instance.ready_at, instance.spells)
         if not (is_over or instance.spells) or self._instances.get(name) == tells:
-            return
+            return False
         self._instances.put(name, tells)
         causes = {spell.traceparent for spell in instance.spells}
         decision = self._decisions.get(instance.decision_id)
@@ -114,6 +118,7 @@ class Stories:
             if traceparent == asked:
                 told.starts.add(name)
             self._touch(told, traceparent)
+        return True
 
     def _told(self, trace_id: str) -> Told:
         told = self._of_starts.get(trace_id) or self._of_requests.get(trace_id)

@@ -271,3 +271,19 @@ async def test_decisions_of_before_the_console_come_from_the_store(at: ConsoleUn
     await until(lambda: len(at.console.view.decisions) == 3, "three decisions")
     found = (await at.read("/api/v1/decisions"))["decisions"]
     assert [line["decision_id"] for line in found] == ["d-2", "d-1", "d-0"]
+
+
+@pytest.mark.parametrize("trace_disk", [True, False])
+async def test_traces_outlive_their_console(tmp_path: Path, trace_disk: bool) -> None:
+    async with serving(state_dir=tmp_path, trace_disk=trace_disk) as first:
+        first.console.open_disk()
+        await first.publish(*story.cold_trace(0, NOW - 5, "m", "r-0"))
+        before = await first.read("/api/v1/requests/r-0/trace")
+        if first.console.disk is not None:
+            first.console.disk.write()
+    async with serving(state_dir=tmp_path, trace_disk=trace_disk) as second:
+        second.console.open_disk()
+        if trace_disk:
+            assert await second.read("/api/v1/requests/r-0/trace") == before
+        else:
+            assert (await second.read("/api/v1/traces"))["num_kept"] == 0

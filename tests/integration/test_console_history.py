@@ -39,12 +39,12 @@ async def test_what_there_is_not_is_a_typed_error(query: str) -> None:
 
 
 async def test_the_history_outlives_its_console(tmp_path: Path) -> None:
-    async with serving(state_dir=tmp_path) as first:
+    async with serving(state_dir=tmp_path, trace_disk=False) as first:
         first.console.open_disk()
         await filled(first)
         before = await first.read("/v1/history")
         await first.console.history.close()
-    async with serving(state_dir=tmp_path) as second:
+    async with serving(state_dir=tmp_path, trace_disk=False) as second:
         second.clock.stopped_at = 1_700_000_405.0
         second.console.open_disk()
         assert await second.read("/v1/history") == before
