@@ -1,6 +1,6 @@
 """Sends the rows of sampled stories as OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT, each once.
 
-The console alone does so, since it alone hears all that a story is made of. While it is down no spans are sent."""
+The console alone does so, since it alone hears all parts of a story. While it is down no spans are sent."""
 
 import asyncio
 from collections.abc import Callable, Iterator

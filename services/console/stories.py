@@ -4,7 +4,7 @@ Those of requests alone have a ring of their own, so that many warm requests dis
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -57,7 +57,7 @@ class Stories:
         self._of_requests: Newest[str, Told] = Newest(num_kept)
         self._of_starts: Newest[str, Told] = Newest(num_kept)
         self._by_request: Newest[str, str] = Newest(2 * num_kept)
-        self._instances: Newest[str, object] = Newest(INSTANCES_KEPT)  # what is told of each
+        self._instances: Newest[str, tuple[Any, ...]] = Newest(INSTANCES_KEPT)  # as told
         self._summaries: Newest[str, TraceSummary] = Newest(2 * num_kept)
         self._changed: Newest[str, None] = Newest(CHANGES_TOLD)
         self._num_begun = 0
@@ -105,20 +105,22 @@ class Stories:
 
     def _take_instance(self, instance: Instance) -> bool:
         name, is_over = instance.instance_id, has_started(instance)
-        tells = (is_over and instance.phases, instance.ready_at, instance.spells)
-        if not (is_over or instance.spells) or self._instances.get(name) == tells:
+        tells = is_over, instance.ready_at, instance.phases if is_over else (), instance.spells
+        before = self._instances.get(name)
+        if not (is_over or instance.spells) or before == tells:
             return False
         self._instances.put(name, tells)
-        causes = {spell.traceparent for spell in instance.spells}
-        decision = self._decisions.get(instance.decision_id)
-        asked = decision.traceparent if decision is not None else ""
-        for traceparent in {asked, *causes} if is_over else causes:
-            told = self._start(trace_of(traceparent) or trace_of_its_own(name))
-            told.instances.put(name, instance)
-            if traceparent == asked:
-                told.starts.add(name)
-            self._touch(told, traceparent)
+        if is_over and not (before and before[0]):
+            decision = self._decisions.get(instance.decision_id)
+            self._tell(instance, decision.traceparent if decision is not None else "").starts.put(name, instance)
+        for traceparent in {spell.traceparent for spell in instance.spells}:
+            self._tell(instance, traceparent).lives.put(name, instance)
         return True
+
+    def _tell(self, instance: Instance, traceparent: str) -> Told:
+        told = self._start(trace_of(traceparent) or trace_of_its_own(instance.instance_id))
+        self._touch(told, traceparent)
+        return told
 
     def _told(self, trace_id: str) -> Told:
         told = self._of_starts.get(trace_id) or self._of_requests.get(trace_id)

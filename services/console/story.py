@@ -1,9 +1,9 @@
 """The life of a request and of a start, told once, by its events.
 
-`story` draws rows from what is known under one trace id: ends of requests, decisions, instances and fetches. The page's
-waterfall and the exported spans (span_export.py) are these rows. The ids of rows are derived from what they tell, so
-that the same events always give the same spans; the row `engine.generate` has the id that the engine was given, so
-that the engine's own spans lie under it, and `router.request` is below the client's.
+`story` draws the rows of one trace id: ends of requests, decisions, instances and fetches. The page's waterfall and the
+exported spans (span_export.py) are these rows. Ids of rows are hashes, so that the same events always give the same
+spans; the row `engine.generate` has the id that the engine was given, so that the engine's own spans come below it, and
+`router.request` is below the client's span.
 """
 
 from collections.abc import Iterable, Iterator
@@ -70,22 +70,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Told:
-    """What is known under one trace id. An instance is there for its start (`starts`), or for what its commands had it
-    do. `number`: order of coming."""
+    """The facts of one trace id. `starts`: instances as their start ended; `lives`: as they are, for their spells.
+    `number`: order of coming."""
 
     def __init__(self, trace_id: str, number: int = 0) -> None:
         self.trace_id, self.number = trace_id, number
         self.requests: Newest[tuple[str, str], tuple[RequestFinished, str]] = Newest(MAX_PARTS)
         self.decisions: Newest[str, DecisionRecord] = Newest(MAX_PARTS)
-        self.instances: Newest[str, Instance] = Newest(MAX_PARTS)
+        self.starts: Newest[str, Instance] = Newest(MAX_PARTS)
+        self.lives: Newest[str, Instance] = Newest(MAX_PARTS)
         self.fetches: Newest[str, Event] = Newest(MAX_PARTS)
-        self.starts = set[str]()
         self.is_sampled = False
         self.revision = 0
 
 
 class Names(Protocol):
-    """What a story looks up beside what it tells."""
+    """Models and instances, for a story that names them."""
 
     def model_name(self, model_key: str) -> str: ...
 
@@ -98,7 +98,7 @@ def trace_of(traceparent: str) -> str:
 
 
 def trace_of_its_own(*names: str) -> str:
-    """Return the trace id of what no request caused."""
+    """Return the trace id of a start that no request caused."""
     return _hash(16, *names)
 
 
@@ -117,7 +117,8 @@ def story(told: Told, names: Names) -> list[Row]:
     return [
         *(row for fact, traceparent in told.requests.values() for row in _request(names, fact, traceparent)),
         *(_decision(told, record) for record in told.decisions.values()),
-        *(row for instance in told.instances.values() for row in _instance(told, instance)),
+        *(row for instance in told.starts.values() for row in _start(told, instance)),
+        *(row for instance in told.lives.values() for row in _life(told, instance)),
         *(_fetch(told, event) for event in told.fetches.values()),
     ]
 
@@ -292,17 +293,14 @@ def _root(told: Told, traceparent: str, request_id: str = "") -> str:
 # instances
 
 
-def _instance(told: Told, instance: Instance) -> Iterator[Row]:
-    about = _about(instance)
-    if instance.instance_id in told.starts and has_started(instance):
-        yield from _start(told, instance, about)
+def _life(told: Told, instance: Instance) -> Iterator[Row]:
     for spell in instance.spells:
         if (trace_of(spell.traceparent) or trace_of_its_own(instance.instance_id)) == told.trace_id:
-            yield from _spell(told, instance, spell, about)
+            yield from _spell(told, instance, spell)
 
 
-def _start(told: Told, instance: Instance, about: Attributes) -> Iterator[Row]:
-    is_ready = instance.ready_at > 0
+def _start(told: Told, instance: Instance) -> Iterator[Row]:
+    is_ready, about = instance.ready_at > 0, _about(instance)
     above = span_id_of(instance.decision_id) if instance.decision_id in told.decisions else ""
     own = span_id_of(instance.instance_id, "start")
     said = f"it is ready after {instance.ready_at - instance.created_at:.2f} s" if is_ready else instance.reason
@@ -346,7 +344,8 @@ def _phase(
     )
 
 
-def _spell(told: Told, instance: Instance, spell: Spell, about: Attributes) -> Iterator[Row]:
+def _spell(told: Told, instance: Instance, spell: Spell) -> Iterator[Row]:
+    about = _about(instance)
     asked = (r for r in told.decisions.values() if instance.instance_id in named_in(r) and r.made_at <= spell.ended_at)
     latest = max(asked, key=lambda r: r.made_at, default=None)
     above = span_id_of(latest.decision_id) if latest is not None else _root(told, spell.traceparent)
@@ -397,12 +396,8 @@ def _fetch(told: Told, event: Event) -> Row:
     fact = event.data
     is_failure = isinstance(fact, WeightsFetchFailed)
     instance_id = getattr(fact, "instance_id", "")
-    placed = (
-        r.decision_id
-        for r in told.decisions.values()
-        if r.kind == "place" and r.model_key == fact.model_key and instance_id in ("", r.instance_id)
-    )
-    above = next(placed, "")
+    placed = (r for r in told.decisions.values() if r.kind == "place" and r.model_key == fact.model_key)
+    above = next((r.decision_id for r in placed if not instance_id or _is_of(instance_id, r.instance_id)), "")
     about: Attributes = {
         semconv.ATTR_MODEL: fact.model_key,
         semconv.ATTR_NODE_ID: fact.node_id,
@@ -428,6 +423,11 @@ def _fetch(told: Told, event: Event) -> Row:
         error=f"{fact.code}: {fact.message}" if is_failure else "",
         attributes=about,
     )
+
+
+def _is_of(instance_id: str, whole_id: str) -> bool:
+    """Return whether it is this instance or a later stage of it."""
+    return f"{instance_id}.".startswith(f"{whole_id}.")
 
 
 def _hash(size: int, *names: object) -> str:

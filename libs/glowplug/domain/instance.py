@@ -63,15 +63,18 @@ class Phase:
         return self.ended_at - self.started_at
 
 
+MAX_SPELLS = 8
+
+
 class SpellName(StrEnum):
-    DRAIN = "drain"  # until nothing runs there, or its grace is over
-    SLEEP = "sleep"  # from then until its engine is asleep
-    CONSOLIDATE = "consolidate"  # a stage loads the rest of its model
+    DRAIN = "drain"
+    SLEEP = "sleep"  # from the end of a drain until its engine is asleep
+    CONSOLIDATE = "consolidate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spell:
-    """A time in an instance's life after its start, once it is over. Epoch seconds. `predicted_s` 0: unknown."""
+    """A time in an instance's life after its start. Epoch seconds."""
 
     name: SpellName
     started_at: float
@@ -79,11 +82,8 @@ class Spell:
     predicted_s: float = 0.0
     phases: tuple[Phase, ...] = ()  # of a consolidation
     reason: str = ""
-    error: str = ""  # why a consolidation failed
-    traceparent: str = ""  # of the command that asked for it
-
-
-MAX_SPELLS = 8
+    error: str = ""  # of a failed consolidation
+    traceparent: str = ""  # of its command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,21 +52,21 @@ class RequestRejected:
     key_id: str = ""
 
 
-STAYS = "stays"  # no other engine could continue a stream that was to leave its own
+STAYS = "stays"  # no other engine could continue the stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMove:
     """A stream's way from one engine to another, or why it took none. Epoch seconds."""
 
-    at: float  # the engine was lost, or was to be left
-    until: float  # the next one began, or the stream stayed or ended
+    at: float
+    until: float  # the next engine began, or the stream stayed or ended
     reason: str  # engine_lost | engine_error | instance_ended | moved | drained | gave_way
-    message: str  # the reason in words
+    message: str
     num_tokens: int = 0  # at the client by then
     from_instance: str = ""
-    to_instance: str = ""  # "" if none continued it
-    outcome: str = ""  # STAYS, or why it stayed; "" if it went on elsewhere or ended
+    to_instance: str = ""
+    outcome: str = ""  # STAYS, or why it stayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +96,12 @@ class RequestFinished:
     tenant: str = ""  # whose key it came with; "" where the data port asks for none
     key_id: str = ""
     priority: str = ""  # the class that it counted as as it ended; "": standard
-    operation: str = ""  # chat, text_completion, ...: OpenTelemetry's gen_ai.operation.name
-    dispatched_s: float = 0.0  # from its arrival until it was first sent to an engine; 0: it was not
-    held: bool = False  # it waited for an instance
-    eta_s: float = 0.0  # how long it was expected to wait as it was held
+    operation: str = ""  # gen_ai.operation.name
+    dispatched_s: float = 0.0  # until it was first sent to an engine; 0: never
+    held: bool = False
+    eta_s: float = 0.0  # expected wait as it was held
     moves: tuple[StreamMove, ...] = ()  # the latest, oldest first
-    parent_span: str = ""  # id of the client's span (W3C), 16 hexadecimal digits; "": none
+    parent_span: str = ""  # the client's, 16 hexadecimal digits
 
     @property
     def first_token_s(self) -> float:

@@ -110,7 +110,7 @@ async def test_the_list_filters_and_leads_to_the_trace(at: ConsoleUnderTest, pag
     await at.publish(*story.failed_trace(27, now, "even", "req-27"))
     await page.goto(f"{at.url}/#/traces")
     lines = "document.querySelectorAll('.trace-list tbody tr')"
-    await until(page, f"{lines}.length === 16")
+    await until(page, f"{lines}.length === 20")
     await page.keyboard.press("/")
     await page.keyboard.type("even")
     await until(page, f"{lines}.length === 2")

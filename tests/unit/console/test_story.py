@@ -221,6 +221,30 @@ def test_a_consolidation_has_its_waits_below_it_and_its_failure() -> None:
         assert rows[name].parent_id == whole.span_id and rows[name].service == service and not rows[name].phase
 
 
+def test_the_stages_of_a_pipeline_and_their_fetches_lie_below_its_placement_and_stay_so() -> None:
+    """Once it is whole its row no longer says that it was a stage."""
+    about = {"model_key": "m", "traceparent": fleet.traceparent(SEED)}
+    place = fleet.a_decision(7, "place", made_at=AT, instance_id="i-1", **about)
+    first = started(num_stages=2, decision_id="d-7")
+    later = replace(first, instance_id="i-1.1", part_of="i-1")
+    part = WeightsPartFetched(
+        node_id="node-2", model_key="m", digest="d", instance_id="i-1.1", num_bytes=9, seconds=0.5, source="http"
+    )
+    kept = Kept(
+        fleet.told(DecisionMade(decision=place), AT, SEED),
+        fleet.told(part, AT + 1, SEED),
+        *(fleet.told(InstanceReady(instance=one), AT + 2, SEED) for one in (later, first)),
+    )
+    before = kept.rows()
+    spell = Spell(name=SpellName.CONSOLIDATE, started_at=AT + 3, ended_at=AT + 5, traceparent=fleet.traceparent(SEED))
+    kept.take(fleet.told(InstanceReady(instance=replace(first, num_stages=1, spells=(spell,), revision=9)), AT, SEED))
+    rows = kept.rows()
+    assert set(rows) == {"placer.place", "weights.fetch", "agent.start", "engine.load", "agent.consolidate"}
+    assert {rows[name].parent_id for name in ("weights.fetch", "agent.start")} == {rows["placer.place"].span_id}
+    assert rows["agent.start"] == before["agent.start"]
+    assert rows["agent.start"].attributes["glowplug.pipeline"] == "i-1"
+
+
 def test_a_fetch_is_told_unless_the_weights_were_there() -> None:
     about: dict[str, Any] = {"node_id": "node-1", "model_key": "m", "digest": "d", "seconds": 2.0, "source": "http"}
     came = fleet.told(WeightsPartFetched(**about, num_bytes=9, num_retries=2, instance_id="i-1"), AT + 2, SEED)
