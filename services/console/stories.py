@@ -4,6 +4,7 @@ Those of requests alone have a ring of their own, so that many warm requests dis
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -58,6 +59,7 @@ class Stories:
         self._of_starts: Newest[str, Told] = Newest(num_kept)
         self._by_request: Newest[str, str] = Newest(2 * num_kept)
         self._instances: Newest[str, tuple[Any, ...]] = Newest(INSTANCES_KEPT)  # as told
+        self._traceparents: Newest[str, str] = Newest(INSTANCES_KEPT)  # of decisions
         self._summaries: Newest[str, TraceSummary] = Newest(2 * num_kept)
         self._changed: Newest[str, None] = Newest(CHANGES_TOLD)
         self._num_begun = 0
@@ -88,10 +90,11 @@ class Stories:
                     self._by_request.put(fact.request_id, told.trace_id)
                     self._touch(told, traceparent)
                 return True
-            case DecisionMade(decision=record) if record.traceparent:
-                told = self._start(trace_of(record.traceparent))
-                told.decisions.put(record.decision_id, record)
-                self._touch(told, record.traceparent)
+            case DecisionMade(decision=record) if traceparent := record.traceparent or event.traceparent:
+                self._traceparents.put(record.decision_id, traceparent)
+                told = self._start(trace_of(traceparent))
+                told.decisions.put(record.decision_id, replace(record, traceparent=traceparent))
+                self._touch(told, traceparent)
                 return True
             case WeightsFetched() | WeightsPartFetched() | WeightsFetchFailed() as fact if event.traceparent:
                 if fact.source != CACHE:
@@ -111,8 +114,7 @@ class Stories:
             return False
         self._instances.put(name, tells)
         if is_over and not (before and before[0]):
-            decision = self._decisions.get(instance.decision_id)
-            self._tell(instance, decision.traceparent if decision is not None else "").starts.put(name, instance)
+            self._tell(instance, self._traceparents.get(instance.decision_id, "")).starts.put(name, instance)
         for traceparent in {spell.traceparent for spell in instance.spells}:
             self._tell(instance, traceparent).lives.put(name, instance)
         return True

@@ -236,10 +236,12 @@ def test_the_stages_of_a_pipeline_and_their_fetches_lie_below_its_placement_and_
         *(fleet.told(InstanceReady(instance=one), AT + 2, SEED) for one in (later, first)),
     )
     before = kept.rows()
+    whole = fleet.a_decision(8, "scale", service="autoscaler", made_at=AT + 3, instance_id="i-1", chosen="whole")
+    kept.take(fleet.told(DecisionMade(decision=whole), AT + 3, SEED))  # of an event of the trace, for no request
     spell = Spell(name=SpellName.CONSOLIDATE, started_at=AT + 3, ended_at=AT + 5, traceparent=fleet.traceparent(SEED))
     kept.take(fleet.told(InstanceReady(instance=replace(first, num_stages=1, spells=(spell,), revision=9)), AT, SEED))
     rows = kept.rows()
-    assert set(rows) == {"placer.place", "weights.fetch", "agent.start", "engine.load", "agent.consolidate"}
+    assert rows["agent.consolidate"].parent_id == rows["autoscaler.scale"].span_id
     assert {rows[name].parent_id for name in ("weights.fetch", "agent.start")} == {rows["placer.place"].span_id}
     assert rows["agent.start"] == before["agent.start"]
     assert rows["agent.start"].attributes["glowplug.pipeline"] == "i-1"
