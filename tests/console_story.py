@@ -51,14 +51,14 @@ def traceparent(seed: int) -> str:
 def cold_trace(seed: int, at: float, model_key: str, request_id: str) -> list[Event]:
     """A request that waited for a start: twelve rows, of which the request's three come last."""
     name, phases = f"i-{seed:04x}", _phases(at + 0.006, PHASE_SECONDS)
-    started = instance(name, model_key, "node-2", InstanceState.READY, at + 0.025, phases=phases, start_kind="cold")
+    started = instance(name, model_key, "node-9", InstanceState.READY, at + 0.025, phases=phases, start_kind="cold")
     about = {"model_key": model_key, "instance_id": name, "traceparent": traceparent(seed)}
     made = (
         a_decision(100 * seed, "scale", "1 request waits", service="autoscaler", made_at=at + 0.004, **about),
-        a_decision(100 * seed + 1, "place", FIRST_FIT, made_at=at + 0.006, chosen="node-2/0", **about),
+        a_decision(100 * seed + 1, "place", FIRST_FIT, made_at=at + 0.006, chosen="node-9/0", **about),
     )
     fetched = WeightsFetched(
-        node_id="node-2", model_key=model_key, digest="d" * 64, num_bytes=139 * MIB, seconds=0.61, source="http"
+        node_id="node-9", model_key=model_key, digest="d" * 64, num_bytes=139 * MIB, seconds=0.61, source="http"
     )
     asked = finished(request_id, model_key, at, 2.61, queue_s=1.758, ttft_s=1.79, held=True, eta_s=1.7, cold=True)
     started = replace(started, decision_id=made[1].decision_id)
@@ -70,7 +70,7 @@ def cold_trace(seed: int, at: float, model_key: str, request_id: str) -> list[Ev
     ]
 
 
-FIRST_FIT = "first GPU with 256 MiB free: node-2/0"
+FIRST_FIT = "first GPU with 256 MiB free: node-9/0"
 
 
 def _phases(at: float, seconds: Mapping[PhaseName, tuple[float, float]]) -> tuple[Phase, ...]:
@@ -106,7 +106,7 @@ def predicted_trace(seed: int, at: float) -> list[Event]:
         for name, (offset, took, predicted) in seconds.items()
     )
     started = instance(
-        f"i-{seed:04x}", "smol-poet", "node-2", InstanceState.READY, at + 0.02, phases=phases, ready_at=at + 1.52,
+        f"i-{seed:04x}", "smol-poet", "node-9", InstanceState.READY, at + 0.02, phases=phases, ready_at=at + 1.52,
         start_kind="cold", emulated=True, decision_id=decision.decision_id,
     )  # fmt: skip
     asked = finished(

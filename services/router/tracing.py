@@ -98,6 +98,7 @@ class Way:
 
     def stay_put(self, at: float, reason: str, message: str, instance: Instance | None) -> None:
         """Note that the stream was to leave, and no other engine can continue it."""
+        self._end_move(at)
         self._add(at, reason, message, 0, instance, STAYS)
 
     def ended(self, at: float) -> tuple[StreamMove, ...]:

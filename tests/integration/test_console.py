@@ -79,7 +79,7 @@ async def test_stream_sends_the_fleet_then_patches_then_traces(at: ConsoleUnderT
     name, fleet = await anext(stream)
     assert name == "fleet" and len(fleet["models"]) == 6
     await at.tell(ModelDeployed(model=story.model("new", "new-model", 10)))
-    await at.publish(*story.warm_trace(0, time.time(), "new", "r-9"))
+    await at.publish(*story.warm_trace(40, time.time(), "new", "r-9"))
     seen: dict[str, Any] = {}
     async with asyncio.timeout(WAIT_S):
         async for name, data in stream:
