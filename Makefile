@@ -98,7 +98,8 @@ format: $(DEV_STAMP) ## put the code into shape
 types: $(DEV_STAMP) ## strict types
 	@$(BIN)/mypy $(TYPED)
 
-proto: $(DEV_STAMP) ## lint the wire contract, refuse what breaks readers, hold the event classes against it
+proto: $(DEV_STAMP) ## write the wire contract from the event classes, number new fields, refuse what breaks readers
+	@$(BIN)/python -m glowplug.events.proto proto
 	@BUF=$(wildcard $(BIN)/buf) sh proto/check.sh
 	@$(PYTEST) tests/contract/test_proto.py
 

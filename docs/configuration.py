@@ -1,24 +1,22 @@
-"""Writes docs/configuration.md from the settings classes: `python docs/configuration.py > docs/configuration.md`."""
+"""Writes docs/configuration.md from the settings: `python docs/configuration.py > docs/configuration.md`."""
 
 import importlib
+import math
 from enum import Enum
 from typing import Any
 
-from pydantic_settings import BaseSettings
-
+from glowplug.domain.bounds import Bounds, marks_of
 from glowplug.events.document import comments_of
-from glowplug.runtime.settings import ElectedSettings, ServiceSettings, SourceSettings
+from glowplug.runtime.settings import ElectedSettings, NodeSettings, Place, ServiceSettings, Settings, SourceSettings
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 # ruff: noqa: E501 - a row of a table is one line
 SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent", "console", "operator")
 LOCAL = "The local fleet (`glowplug up`)"
-BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-USUAL = {("ge", 0), ("gt", 0), ("ge", 1), ("le", 65535)}  # what nobody would try
 INTRO = """\
 # Configuration
 
-Written by `python docs/configuration.py > docs/configuration.md`; change the settings classes, not this file.
+Written by `python docs/configuration.py > docs/configuration.md`; change the settings, not this file.
 
 Every setting is an environment variable, in seconds and bytes. `glowplug up` hands its environment on to every process and
 adds addresses, ports, tokens and secrets, and an embedded NATS and Valkey, where they are empty;
@@ -29,8 +27,9 @@ parentheses, unless it is empty. A value out of bounds ends the service at its s
 ADVANCED = """\
 ## Advanced
 
-Few fleets need another value than the default. Defaults and meanings stand in `services/<name>/settings.py`,
-`libs/glowplug/runtime/settings.py` (every service) and `libs/glowplug/runtime/supervisor/settings.py` (the local fleet).
+Few fleets need another value than the default. Defaults and meanings stand in `services/<name>/settings.py` and
+`libs/glowplug/controllers/<name>/params.py`, `libs/glowplug/runtime/settings.py` (every service) and
+`libs/glowplug/runtime/supervisor/settings.py` (the local fleet).
 """
 OTHERS = """\
 ## Read elsewhere
@@ -52,12 +51,6 @@ OTHERS = """\
 """
 
 
-def variable(cls: type[BaseSettings], name: str) -> str:
-    """The environment variable of one setting."""
-    alias = cls.model_fields[name].validation_alias
-    return str(alias) if alias else f"GLOWPLUG_{name.upper()}"
-
-
 def _default(value: Any) -> str:
     """The default in parentheses; nothing for an empty one."""
     if value is None or value == "":
@@ -66,63 +59,59 @@ def _default(value: Any) -> str:
     return f" (`{shown}`)"
 
 
-def _meaning(cls: type[BaseSettings], name: str, comment: str) -> str:
-    info = cls.model_fields[name]
-    found = [(key, getattr(m, key)) for m in info.metadata for key in BOUNDS if hasattr(m, key)]
-    bounds = [f"{BOUNDS[key]}{bound}" for key, bound in found if (key, bound) not in USUAL]
-    words = [w for w in (comment, ", ".join(bounds)) if w]
-    return "; ".join(words).replace("|", "/")
+def _meaning(place: Place) -> str:
+    bounds = next((mark for mark in marks_of(place.kind) if isinstance(mark, Bounds)), Bounds())
+    said = [comments_of(place.owner).get(place.path[-1], "")]
+    if bounds.least > 1:
+        said.append(f"≥{bounds.least:g}")
+    if bounds.most not in (math.inf, 65535):
+        said.append(f"≤{bounds.most:g}")
+    return "; ".join(filter(None, said)).replace("|", "/")
 
 
-def own_fields(cls: type[BaseSettings]) -> list[str]:
-    """Settings the class itself names, overridden defaults included."""
-    return [name for name in cls.model_fields if name in cls.__annotations__]
+def own(cls: type[Settings]) -> list[Place]:
+    """Settings the class itself names, overridden defaults and its params included."""
+    return [place for place in cls.places() if place.path[0] in cls.__annotations__]
 
 
-def is_advanced(cls: type[BaseSettings], name: str) -> bool:
-    """Whether the page lists the setting by name only."""
-    extra = cls.model_fields[name].json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get("advanced"))
-
-
-def _tables(found: dict[str, type[BaseSettings]]) -> list[str]:
+def _tables(found: dict[str, type[Settings]]) -> list[str]:
     """A list for each class, a variable once: where a later class has another default, its line says so."""
     rows: dict[str, tuple[str, str, list[str]]] = {}  # variable -> title, default, meanings
     for title, cls in found.items():
-        comments = comments_of(cls)
-        for name in own_fields(cls):
-            default, meaning = _default(cls.model_fields[name].default), _meaning(cls, name, comments.get(name, ""))
-            if is_advanced(cls, name):
+        for place in own(cls):
+            default = _default(place.default)
+            if place.mark.advanced:
                 continue
-            if variable(cls, name) not in rows:
-                rows[variable(cls, name)] = (title, default, [meaning])
-            elif title != LOCAL and default != rows[variable(cls, name)][1]:
-                rows[variable(cls, name)][2].append(
+            if place.variable not in rows:
+                rows[place.variable] = (title, default, [_meaning(place)])
+            elif title != LOCAL and default != rows[place.variable][1]:
+                rows[place.variable][2].append(
                     f"{title.removeprefix('The ')}:{default.replace('(', '').replace(')', '') or ' empty'}"
                 )
     out: list[str] = []
     for title in found:
-        own = [(name, row) for name, row in rows.items() if row[0] == title]
-        lines = [f"- `{name}`{default}: {'; '.join(filter(None, said))}" for name, (_, default, said) in own]
+        named = [(name, row) for name, row in rows.items() if row[0] == title]
+        lines = [f"- `{name}`{default}: {'; '.join(filter(None, said))}" for name, (_, default, said) in named]
         out += [f"## {title}", "", *(line.removesuffix(": ") for line in lines), ""]
     return out
 
 
-def _advanced(found: dict[str, type[BaseSettings]]) -> list[str]:
+def _advanced(found: dict[str, type[Settings]]) -> list[str]:
     """One line of each class: names."""
     out = [ADVANCED]
     for title, cls in found.items():
-        names = [name for name in own_fields(cls) if is_advanced(cls, name)]
-        out += [f"- {title}: {', '.join(f'`{variable(cls, name)}`' for name in names)}"] if names else []
+        names = [f"`{place.variable}`" for place in own(cls) if place.mark.advanced]
+        out += [f"- {title}: {', '.join(names)}"] if names else []
     return [*out, ""]
 
 
-def classes() -> dict[str, type[BaseSettings]]:
+def classes() -> dict[str, type[Settings]]:
     """Title -> settings class, in the order of the page."""
-    found: dict[str, type[BaseSettings]] = {
+    found: dict[str, type[Settings]] = {
         "Every service": ServiceSettings,
         "Autoscaler, placer, predictor and operator": ElectedSettings,
         "Prefetcher and autoscaler: sources of weights": SourceSettings,
+        "Agent and prefetcher": NodeSettings,
     }
     for service in SERVICES:
         module = importlib.import_module(f"glowplug.services.{service}.settings")

@@ -10,11 +10,13 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
+from glowplug.controllers.agent.params import AgentParams
+from glowplug.domain.bounds import kinds_of
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import process
 from glowplug.engines.drivers import driver
-from glowplug.engines.port import EngineDriver
+from glowplug.engines.port import EngineDriver, EngineSettings
 from glowplug.engines.probe import sample_sum
 from glowplug.events.commands import StartInstance, StopInstance
 from glowplug.events.envelope import Event, from_json
@@ -99,7 +101,12 @@ class AgentRig:
             "stop_grace_s": 2.0,
             "health_timeout_s": 60.0,
         }
-        self.settings = AgentSettings(**(given | settings))
+        given |= settings
+        of_params, of_driver = (
+            {name: given.pop(name) for name in kinds_of(kind).keys() & given.keys()}
+            for kind in (AgentParams, EngineSettings)
+        )
+        self.settings = AgentSettings(**given, params=AgentParams(**of_params), driver=EngineSettings(**of_driver))
         self.broker, self.store = MemoryBroker(), MemoryStore()
         self.sender = MemoryBus(self.broker)
         self.service: AgentService
@@ -107,7 +114,7 @@ class AgentRig:
     def open(self, drivers: dict[str, EngineDriver] | None = None) -> AgentService:
         registry = CollectorRegistry()
         if drivers is None:
-            drivers = {"emulated": driver("emulated", self.settings.engine_settings())}
+            drivers = {"emulated": driver("emulated", self.settings.driver)}
         self.service = AgentService(
             self.settings,
             MemoryBus(self.broker),
@@ -179,7 +186,7 @@ class AgentRig:
 
 class DormantRig(AgentRig):
     def __init__(self, folder: Path, **settings: Any) -> None:
-        super().__init__(folder, **({"kv_reservation": "paper"} | settings))
+        super().__init__(folder, **({"reservation": "paper"} | settings))
         self.model = emulated_model(mib=60, kv_bytes=100 * MIB)
 
     async def begin(self) -> None:

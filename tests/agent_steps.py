@@ -9,12 +9,12 @@ from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.record import State
 from glowplug.controllers.effects import Effect, Publish
 from glowplug.domain.hardware import Gpu
-from glowplug.domain.instance import Instance, Phase, PhaseName, Worker
+from glowplug.domain.instance import EngineFigures, Instance, Phase, PhaseName, Worker
 from glowplug.domain.model import Model
-from glowplug.events.commands import ResumeInstance, StartInstance, StopInstance
+from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.events.envelope import Event
 from glowplug.memory.ledger import ByteLedger
-from tests.fleet_builder import MIB, a_model, an_event
+from tests.fleet_builder import MIB, a_model, a_start, an_event
 
 NODE = "node-1"
 PARAMS = msg.AgentParams(
@@ -34,7 +34,7 @@ WIDE = replace(MODEL, kv_bytes=160 * MIB, max_concurrency=32)  # M = 160 MiB, M/
 
 
 class CheckedAgent(AgentController):
-    """A controller whose records, moves and bytes are checked after every stimulus. `seen`: all (state, stimulus) pairs
+    """A controller whose records, steps and bytes are checked after every stimulus. `seen`: all (state, stimulus) pairs
     so far."""
 
     seen: ClassVar[set[tuple[State | None, type]]] = set()
@@ -50,7 +50,7 @@ class CheckedAgent(AgentController):
         return effects
 
     def _check(self) -> None:
-        self.seen.update((move.before and move.before.state, move.stimulus) for move in self.moves)
+        self.seen.update((step.before and step.before.state, step.stimulus) for step in self.steps)
         self.validate()
 
     def instance(self, instance_id: str = "i-1") -> Instance:
@@ -101,13 +101,13 @@ class CheckedAgent(AgentController):
     def replica(self, instance_id: str = "r-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
         """Bring a replica to PREWARMED a second after `now_s`; it reports `shared` MiB as shared."""
         self.loading(instance_id, now_s, replica=True, **fields)
-        self.handle(msg.EnginePrewarmed(instance_id, shared * MIB), now_s + 1)
+        self.handle(msg.EnginePrewarmed(instance_id, shares(shared)), now_s + 1)
         return self
 
     def serving(self, instance_id: str = "i-1", now_s: float = 10.0, *, shared: int = 0, **fields: Any) -> Self:
         """Bring an instance to READY a second after `now_s`; it reports `shared` MiB as shared."""
         self.loading(instance_id, now_s, **fields)
-        self.handle(msg.EngineReady(instance_id, "http://e", shared_bytes=shared * MIB), now_s + 1)
+        self.handle(msg.EngineReady(instance_id, "http://e", figures=shares(shared)), now_s + 1)
         return self
 
     def drained(self, becomes: str, now_s: float = 20.0) -> list[Effect]:
@@ -170,8 +170,7 @@ def workers(instance_id: str, *gpus: int, mib: int = 0) -> tuple[Worker, ...]:
 def start(instance_id: str = "i-1", *, mib: int = 100, epoch: int = 1, **fields: Any) -> Event:
     model: Model = fields.pop("model", None) or a_model(mib=mib)
     worker = Worker(worker_id=f"{instance_id}-0", node_id=NODE, gpu_id=f"{NODE}/0", num_bytes=model.memory_bytes)
-    given: dict[str, Any] = {"target": NODE, "workers": (worker,), "decision_id": "d-1"}
-    command = StartInstance(instance_id=instance_id, model=model, **(given | fields))
+    command = a_start(model, instance_id, **({"workers": (worker,)} | fields))
     return an_event(command, issuer="placer-1", epoch=epoch, traceparent="tp")
 
 
@@ -184,6 +183,10 @@ def resume(instance_id: str = "i-1") -> Event:
     return an_event(
         ResumeInstance(target=NODE, instance_id=instance_id, reason="wanted"), issuer="autoscaler-1", epoch=1
     )
+
+
+def shares(mib: int) -> EngineFigures:
+    return EngineFigures(shared_bytes=mib * MIB)
 
 
 def of(kind: type[T], effects: list[Effect]) -> list[T]:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -92,7 +93,7 @@ class ConsoleUnderTest:
 async def serving(**settings: object) -> AsyncIterator[ConsoleUnderTest]:
     """Serve a console with in-memory doubles, and a temporary `state_dir` unless one is given."""
     with tempfile.TemporaryDirectory(prefix="gp-console-", ignore_cleanup_errors=True) as folder:
-        async with _serving(**{"state_dir": folder, **settings}) as console:
+        async with _serving(**{"state_dir": Path(folder), **settings}) as console:
             yield console
 
 

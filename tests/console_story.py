@@ -26,7 +26,7 @@ from glowplug.events.facts import (
     StreamMove,
     WeightsFetched,
 )
-from glowplug.services.console.fleet_view import FleetView
+from glowplug.services.console.fleet_view import ShownFleet
 from tests.fleet_builder import a_model, a_node, an_instance
 
 MIB = 1 << 20
@@ -177,8 +177,8 @@ def fact(data: Any, at: float, number: int = 0, traceparent: str = "") -> Event:
     return Event(event_id=id_, type=data.TYPE, occurred_at=at, issuer="story-1", data=data, traceparent=traceparent)
 
 
-def view(now: float) -> FleetView:
-    seen = FleetView()
+def view(now: float) -> ShownFleet:
+    seen = ShownFleet()
     for name in ("bus", "store"):
         seen.source(name, True, now)
     for event in fleet_events(now):

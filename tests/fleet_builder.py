@@ -8,6 +8,7 @@ from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Node
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model, WeightsRef, model_key
 from glowplug.domain.snapshot import ModelLoad
+from glowplug.events.commands import StartInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import RouterLoadReported
 
@@ -59,6 +60,11 @@ def an_instance(
     worker = Worker(worker_id=f"{instance_id}-0", node_id=gpu_id.rpartition("/")[0], gpu_id=gpu_id, num_bytes=mib * MIB)
     given: dict[str, Any] = {"engine": "emulated", "workers": (worker,), "revision": revision}
     return Instance(instance_id=instance_id, model_key=model, state=state, **(given | fields))
+
+
+def a_start(model: Model, instance_id: str = "i-1", **fields: Any) -> StartInstance:
+    given: dict[str, Any] = {"target": "node-1", "workers": (), "decision_id": "d-1"}
+    return StartInstance(instance_id=instance_id, model=model, **(given | fields))
 
 
 def an_event(

@@ -56,7 +56,7 @@ def dispatched(effects: list[Any]) -> list[tuple[int, str]]:
 
 
 def rejected(effects: list[Any]) -> list[tuple[int, int, str]]:
-    return [(e.ticket, e.status, e.code) for e in effects if isinstance(e, msg.Reject)]
+    return [(e.ticket, e.error.status, e.error.code) for e in effects if isinstance(e, msg.Reject)]
 
 
 def published(effects: list[Any], kind: type) -> list[Any]:

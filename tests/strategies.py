@@ -1,6 +1,7 @@
 """Hypothesis strategies for value types, made from their annotations."""
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,8 +11,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from glowplug.domain.access import AccessLimits, ApiKey, Tenant
+from glowplug.domain.bounds import Bounds, kinds_of, marks_of
 from glowplug.domain.instance import MAX_STAGES
-from glowplug.domain.model import MOST
+from glowplug.domain.model import Model
 from glowplug.events import Event
 
 MAX_ITEMS = 2
@@ -46,6 +48,14 @@ CHECKED: dict[type[Any], dict[str, st.SearchStrategy[Any]]] = {  # fields with c
 }
 
 
+MOST_OF_MODEL = {
+    name: mark.most
+    for name, kind in kinds_of(Model).items()
+    for mark in marks_of(kind)
+    if isinstance(mark, Bounds) and mark.most < math.inf
+}
+
+
 def values(cls: type[Any]) -> st.SearchStrategy[Any]:
     hints = {f.name: typing.get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
     plain = SOUND if hasattr(cls, "__post_init__") else {}
@@ -58,7 +68,7 @@ def _in_order(given: dict[str, Any]) -> dict[str, Any]:
     if "num_stages" in given:
         given["num_stages"] = min(given["num_stages"], MAX_STAGES)
     if "min_instances" in given:
-        given |= {name: min(given[name], int(most)) for name, most in MOST.items()}
+        given |= {name: min(given[name], int(most)) for name, most in MOST_OF_MODEL.items()}
         given["min_instances"] = min(given["min_instances"], given["max_instances"])
         given["min_instances"], given["max_instances"] = sorted((given["min_instances"], given["max_instances"]))
     return given

@@ -97,11 +97,11 @@ class DataPath:
     @classmethod
     def made(cls, length_model: str = "") -> "DataPath":
         """As services/router/main.py puts it together, with the default settings. Needs a running loop."""
-        settings = RouterSettings(_env_file=None)  # type: ignore[call-arg]
-        controller = RouterController(settings.params())
+        settings = RouterSettings()
+        controller = RouterController(settings.controller_params())
         clock = count(1000.0, 0.001)  # a machine that is busy decides nothing else
         table = RequestTable[Exchange](controller, clock=lambda: next(clock))
-        limits = replace(settings.limits(), engine_idle_s=86400.0)
+        limits = replace(settings.limits, engine_idle_s=86400.0)
         table.restore("models", {"m": a_model()})
         table.restore("instances", {"i-1": an_instance()})
         metrics = RouterMetrics(CollectorRegistry(), controller=controller)

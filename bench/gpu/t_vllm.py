@@ -1,5 +1,5 @@
-"""T14 and T15: a real vLLM through the driver that an agent uses: cold start, sleep and wake. T16 to T18 need what is
-not written, a loader and a KV cache of vLLM's in our slots, and stand in docs/gpu.md alone."""
+"""T14 and T15: a real vLLM through its driver: cold start, sleep and wake. T16 to T18 need a loader and a KV cache of
+vLLM's in our slots (docs/gpu.md)."""
 
 import asyncio
 import statistics
@@ -11,10 +11,12 @@ from pathlib import Path
 from bench.gpu.report import Place, Row, not_measured
 from bench.swap import first_token
 from glowplug.domain.errors import GlowplugError
+from glowplug.domain.hardware import Devices
 from glowplug.domain.model import Model, WeightsRef
-from glowplug.engines import vllm_sample
-from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest
+from glowplug.engines import port, vllm_sample
+from glowplug.engines.port import EngineHandle, EngineSettings
 from glowplug.engines.vllm import VllmDriver
+from glowplug.events.commands import StartInstance
 
 COLD = ("T14", "cold start of vLLM to the first token", "34 to 160 s, weights apart", "recorded")
 SLEEP = "sleep and wake of vLLM, {}", "0.3 to 0.6 s for 16 GB", "tokens equal"
@@ -35,7 +37,10 @@ async def _measured(place: Place, driver: VllmDriver, weights: Path) -> list[Row
     rows = []
     with tempfile.TemporaryDirectory(prefix="gp-bench-", ignore_cleanup_errors=True) as folder:
         began = time.perf_counter()
-        handle = await driver.launch(_request(place, weights, Path(folder)))
+        model, devices = _model(place, weights), Devices(kind=place.kind)
+        command = StartInstance(target="", instance_id="bench", model=model, workers=(), decision_id="")
+        at = port.Place(run_dir=Path(folder), log_path=Path(folder) / "engine.log", devices=devices)
+        handle = await driver.launch(command, at)
         try:
             report = await driver.load(handle, weights)
             handle = report.handle
@@ -71,9 +76,9 @@ async def _cycles(place: Place, driver: VllmDriver, handle: EngineHandle, become
     return Row("T15", SLEEP[0].format(becomes), *SLEEP[1:], shown, place.met(equal), figures)
 
 
-def _request(place: Place, weights: Path, folder: Path) -> LaunchRequest:
+def _model(place: Place, weights: Path) -> Model:
     num_bytes = sum(file.stat().st_size for file in weights.iterdir() if file.is_file())
-    model = Model(
+    return Model(
         name="Contract/Tiny",  # that bench/swap.py asks for
         key="contract-tiny",
         engine="vllm",
@@ -82,8 +87,4 @@ def _request(place: Place, weights: Path, folder: Path) -> LaunchRequest:
         kv_bytes=(8 << 30) if place.is_gpu else (256 << 20),
         context_tokens=1024,
         engine_args={"parked": False},
-    )
-    log = folder / "engine.log"
-    return LaunchRequest(
-        instance_id="bench", model=model, num_bytes=0, run_dir=folder, log_path=log, gpu_kind=place.kind
     )

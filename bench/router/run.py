@@ -36,8 +36,8 @@ import msgspec
 from bench.measured.data import data_option, write_data
 from bench.measured.load import Ratio, Timed, compare, load_now
 from glowplug.domain.access import NO_LIMITS, AccessLimits, ApiKey, Tenant, digest_of, key_id_of
+from glowplug.runtime.errors import NotInstalled
 from glowplug.runtime.supervisor.embedded import find_nats, find_valkey
-from glowplug.runtime.supervisor.errors import NotInstalled
 from glowplug.services.router.keys import KeyCopy
 from tests.fleet_builder import a_model, an_instance
 

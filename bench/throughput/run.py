@@ -40,8 +40,9 @@ from bench.throughput.processes import family, usages
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import vllm_env, vllm_sample
 from glowplug.engines.drivers import driver
-from glowplug.engines.port import EngineSettings, LaunchRequest
+from glowplug.engines.port import EngineSettings, Place
 from glowplug.engines.samples import sample_weights_path
+from glowplug.events.commands import StartInstance
 
 MODEL, SLOTS, CONTEXT_TOKENS, NUM_TOKENS = "smol", 6, 2048, 48
 KV_BYTES: Final = 288 << 20  # six slots of SmolLM2's 22.5 KiB a token
@@ -187,14 +188,9 @@ async def engine(kind: str) -> AsyncIterator[Contender]:
         max_concurrency=SLOTS,
     )
     with tempfile.TemporaryDirectory(prefix="glowplug-bench-", ignore_cleanup_errors=True) as folder:
-        request = LaunchRequest(
-            instance_id="bench",
-            model=model,
-            num_bytes=0,
-            run_dir=Path(folder),
-            log_path=Path(folder) / "engine.log",
-        )
-        handle = await engines.launch(request)
+        command = StartInstance(target="", instance_id="bench", model=model, workers=(), decision_id="")
+        place = Place(run_dir=Path(folder), log_path=Path(folder) / "engine.log")
+        handle = await engines.launch(command, place)
         try:
             report = await engines.load(handle, weights)
             yield Contender("engine", report.handle.url, report.handle.pid)

@@ -8,6 +8,7 @@ sleeping.py       routes of the agent to put a server to sleep and wake it
 worker.py         the CPU worker that frees memory; cpu_weights.py, region.py, layout.py: its weights
 shared_load.py    load a model in its files' pages
 landing.py        landed bytes of files that the node still fetches
+rendezvous.py     messages with the driver
 arriving.py       a server whose weights arrive; arriving_load.py: reads them in vLLM's loader as they land
 replaced.py       replace a name of vLLM for a while
 reloading.py      reload a GPU worker's weights from host memory

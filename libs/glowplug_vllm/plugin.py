@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glowplug_vllm import arriving, kv_limit, moving, process, rundir, sleeping
+from glowplug_vllm import arriving, kv_limit, moving, process, rendezvous, sleeping
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
@@ -22,7 +22,7 @@ _LOOPBACK_OF = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ServerStart:
     """Times of a server's start, epoch seconds. Set by server.py in the API server's process."""
 
     run_dir: Path
@@ -31,7 +31,7 @@ class Start:
     load_began_at: float
 
 
-START: Start | None = None
+START: ServerStart | None = None
 
 
 def register() -> None:
@@ -118,7 +118,7 @@ def holds(engine_client: Any) -> dict[str, int]:
     }
 
 
-async def announce(start: Start, host: str, port: int, held: Mapping[str, int]) -> None:
+async def announce(start: ServerStart, host: str, port: int, held: Mapping[str, int]) -> None:
     loaded_at = time.time()
     host = _LOOPBACK_OF.get(host, host)
     while True:
@@ -134,4 +134,4 @@ async def announce(start: Start, host: str, port: int, held: Mapping[str, int]) 
         ("load", start.load_began_at, loaded_at),
         ("warmup", loaded_at, time.time()),
     ]
-    rundir.write(start.run_dir, rundir.READY, {"port": port, "phases": phases, **held})
+    rendezvous.write(start.run_dir, rendezvous.READY, {"port": port, "phases": phases, **held})

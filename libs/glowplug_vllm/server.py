@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glowplug_vllm import arriving, plugin, rundir, stage
+from glowplug_vllm import arriving, plugin, rendezvous, stage
 from glowplug_vllm.landing import Landing
 
 # Check the headers of safetensors files: vLLM's own errors name no file. Format: 8 bytes little-endian header length, a
@@ -165,11 +165,11 @@ def failure_code(error: BaseException) -> str:
 def run(run_dir: Path, serve: Serve | None = None) -> int:
     """Serve until asked to end. Return the exit status; failures go to failed.json and the log."""
     try:
-        spec = rundir.read(run_dir, rundir.SPEC)
+        spec = rendezvous.wait(run_dir, rendezvous.SPEC, 0.0)
         serve = serve or load_serve()
         imported_at = time.time()
-        weights = Path(rundir.wait(run_dir, rundir.GO, spec["wait_s"])["path"])
-        plugin.START = plugin.Start(run_dir, spec["launched_at"], imported_at, time.time())
+        weights = Path(rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"])
+        plugin.START = plugin.ServerStart(run_dir, spec["launched_at"], imported_at, time.time())
         if spec.get("num_stages", 1) > 1:
             os.environ[stage.START] = stage.started(run_dir, spec["launched_at"], imported_at, time.time())
             os.environ.pop(stage.PARTITION, None)  # the cut must be the fetcher's
@@ -197,7 +197,7 @@ def run(run_dir: Path, serve: Serve | None = None) -> int:
         if run_dir.is_dir():
             code = failure_code(error)
             failed = {"message": str(error), "code": code} if code else {"message": f"{type(error).__name__}: {error}"}
-            rundir.write(run_dir, rundir.FAILED, failed)
+            rendezvous.write(run_dir, rendezvous.FAILED, failed)
         return 1
     return 0
 

@@ -2,8 +2,8 @@
 section 4).
 
 order.json beside the files holds the cut (by bytes, see glowplug/weights/order.py). Stages meet in a store of the
-first one's process. A later stage has no server: a file (rundir.py) reports its loaded weights, and is renewed while
-it lives. A later stage ends with the store, the first one after `SILENT_S` without a sign of a later one. Only
+first one's process. A later stage has no server: a file (rendezvous.py) reports its loaded weights, and is renewed
+while it lives. A later stage ends with the store, the first one after `SILENT_S` without a sign of a later one. Only
 tensors of own layers are read: the rest of the files may be holes."""
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from glowplug_vllm import arriving, rundir
+from glowplug_vllm import arriving, rendezvous
 from glowplug_vllm.replaced import replaced
 
 START = "_GLOWPLUG_START"  # environment variable with JSON
@@ -78,9 +78,9 @@ def agree(store: Any, rank: int) -> None:
 
 def report_loaded(local_rank: int) -> Path:
     start = json.loads(os.environ[START])
-    run_dir, name = Path(start["run_dir"]), rundir.loaded(local_rank)
+    run_dir, name = Path(start["run_dir"]), rendezvous.loaded(local_rank)
     phases = [*start["phases"], ["load", start["load_began_at"], time.time()]]
-    rundir.write(run_dir, name, {"phases": phases})
+    rendezvous.write(run_dir, name, {"phases": phases})
     return run_dir / name
 
 

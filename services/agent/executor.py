@@ -5,7 +5,6 @@ Nothing blocks the shell's loop: each effect becomes a task whose outcome return
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
@@ -21,15 +20,15 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed, EngineUnable, GlowplugError, NoSpace
-from glowplug.domain.instance import Phase, PhaseName
+from glowplug.domain.instance import EngineFigures, Phase, PhaseName
 from glowplug.engines.port import (
     AdapterHost,
     EngineDriver,
     EngineHandle,
-    LaunchRequest,
     LoadReport,
     Moved,
     Mover,
+    Place,
     RefusingSleeper,
     Sleeper,
     StageEndpoint,
@@ -57,18 +56,19 @@ class AdapterMoves:
     async def load(self, effect: msg.LoadAdapter) -> EngineHandle:
         """Return the handle of the host, whose engine now answers for the adapter. Raises EngineFailed, EngineUnable if
         engines of its kind take no adapters."""
-        handle = self._state.handles.get(effect.host_id)
+        command = effect.command
+        handle = self._state.handles.get(command.host_id)
         if handle is None or not self._is_alive(handle):
-            raise EngineFailed(f"the engine of {effect.host_id}, which was to take the adapter, is gone")
-        await self._host(handle).load_adapter(handle, effect.model, Path(effect.path))
+            raise EngineFailed(f"the engine of {command.host_id}, which was to take the adapter, is gone")
+        await self._host(handle).load_adapter(handle, command.model, Path(effect.path))
         return handle
 
     async def unload(self, effect: msg.UnloadAdapter) -> bool:
-        handle = self._state.handles.get(effect.host_id)
+        handle = self._state.handles.get(effect.command.host_id)
         if handle is None or not self._is_alive(handle):
             return True
         try:
-            await self._host(handle).unload_adapter(handle, effect.model)
+            await self._host(handle).unload_adapter(handle, effect.command.model)
         except EngineFailed:
             if self._is_alive(handle):
                 raise
@@ -84,33 +84,23 @@ class AdapterMoves:
 # Keys of the agent's own entries in the data of an engine's handle.
 
 KEY_ID = "key_id"
-GPU_KIND, GPU_INDEX = "gpu_kind", "gpu_index"
 REPLICA = "replica"  # to hold weights, not to serve
-HOLDS = "holds"  # what the load reported, as JSON
+SHARED, SHARED_FILE = "shared", "shared_file"  # the weights in shared pages: their path, and their file at the load
 
 
-def holds_of(handle: EngineHandle) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(handle.data.get(HOLDS, "{}"))
-    return found
+def noting_shared(handle: EngineHandle, path: str) -> EngineHandle:
+    """Note the weights at `path` that a loaded engine reads in shared pages, if any."""
+    if not handle.figures.shared_bytes:
+        return handle
+    return replace(handle, data={**handle.data, SHARED: path, SHARED_FILE: _file(path)})
 
 
-def with_holds(report: LoadReport, path: str = "") -> LoadReport:
-    """Store the engine's properties in the handle, for a wake and for the agent after a restart. `path`: of the
-    weights."""
-    said = ("num_slots", "kv_tokens", "lacks", "step_s")
-    holds: dict[str, Any] = {name: getattr(report, name) for name in said}
-    if report.shared_bytes and path:
-        holds |= {"shared_bytes": report.shared_bytes, "weights": path, "file": _file(path)}
-    data = {**report.handle.data, HOLDS: json.dumps(holds)}
-    return replace(report, handle=replace(report.handle, data=data))
-
-
-def shared_bytes(handle: EngineHandle) -> int:
-    """Return bytes of weights in shared pages; 0 once the node has fetched them anew: the engine keeps those of its
-    open file."""
-    holds = holds_of(handle)
-    is_same = bool(holds.get("file")) and _file(holds["weights"]) == holds["file"]
-    return int(holds["shared_bytes"]) if is_same else 0
+def figures(handle: EngineHandle) -> EngineFigures:
+    """Return the figures of the last load. No bytes are shared once the node has fetched the weights anew: the engine
+    keeps those of its open file."""
+    file = handle.data.get(SHARED_FILE)
+    is_same = bool(file) and _file(handle.data[SHARED]) == file
+    return handle.figures if is_same else replace(handle.figures, shared_bytes=0)
 
 
 def key_id(handle: EngineHandle) -> str:
@@ -138,8 +128,8 @@ async def in_flight(
     """None if the engine does not answer, which is logged."""
     name, kv_bytes_used = effect.instance_id, -1
     try:
-        if effect.model is not None and isinstance(driver, AdapterHost):
-            num_in_flight = await driver.num_of_adapter(handle, effect.model)
+        if effect.adapter is not None and isinstance(driver, AdapterHost):
+            num_in_flight = await driver.num_of_adapter(handle, effect.adapter.model)
         else:
             num_in_flight = await driver.num_in_flight(handle)
     except EngineFailed as error:
@@ -387,49 +377,37 @@ class EngineExecutor:
         return driver.adopt(handle) if driver else is_alive(handle.pid, handle.pid_started_at)
 
     async def _launch(self, effect: msg.LaunchEngine) -> None:
-        driver = self._drivers[effect.model.engine]
-        if len(effect.workers) > 1 and not driver.capabilities.groups:
-            reason = f"{effect.model.engine} runs on one GPU, not on {len(effect.workers)}"
+        command, devices = effect.command, effect.devices
+        driver, num_gpus = self._drivers[command.model.engine], len(devices.ordinals)
+        if num_gpus > 1 and not driver.capabilities.groups:
+            reason = f"{command.model.engine} runs on one GPU, not on {num_gpus}"
             await self._report(msg.EngineStartFailed(effect.instance_id, "engine_unavailable", reason))
             return
-        num_bytes = sum(w.num_bytes for w in effect.workers)
         run_dir, log_path = self.run_dir(effect.instance_id), self.log_path(effect.instance_id)
         own_key = secrets.token_hex(8)
         try:
             port = self._ports.take(effect.instance_id, (handle.port for handle in self._state.handles.values()))
-            request = LaunchRequest(
-                instance_id=effect.instance_id,
-                model=effect.model,
-                num_bytes=num_bytes or -(-effect.model.memory_bytes // effect.num_stages),
+            place = Place(
                 run_dir=run_dir,
                 log_path=log_path,
-                gpu_id=effect.workers[0].gpu_id,
-                gpu_kind=effect.gpu_kind,
-                gpu_index=effect.gpu_index,
-                gpu_indices=effect.gpu_indices,
-                stage=effect.stage,
-                num_stages=effect.num_stages,
-                rendezvous=effect.rendezvous,
-                address=self._settings.address,
+                devices=devices,
                 traceparent=effect.traceparent,
                 host=self._settings.host,
                 port=port,
                 api_key=engine_key(self._settings.engine_secret, own_key),
-                first_bytes=num_bytes if effect.replica else 0,
-                adapter_slots=effect.adapter_slots,
-                adapter_rank=effect.adapter_rank,
+                address=self._settings.address,
             )
             shutil.rmtree(run_dir, ignore_errors=True)
             run_dir.mkdir(parents=True, mode=0o700)
             log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = await driver.launch(request)
+            handle = await driver.launch(command, place)
         except OSError as error:
             raise NoSpace(f"cannot prepare {run_dir}: {error}") from error
         else:
-            limit = limit_bytes(request, self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes)
-            data = {**handle.data, LIMIT: str(limit), KEY_ID: own_key}
-            data |= {GPU_KIND: effect.gpu_kind, GPU_INDEX: str(effect.gpu_index)}
-            handle = replace(handle, data=data | ({REPLICA: "1"} if effect.replica else {}))
+            overhead_bytes = self._settings.engine_overhead_bytes or driver.capabilities.overhead_bytes
+            limit = limit_bytes(command.model, devices, overhead_bytes)
+            data = {**handle.data, LIMIT: str(limit), KEY_ID: own_key} | ({REPLICA: "1"} if command.replica else {})
+            handle = replace(handle, devices=devices, data=data)
             self._state.put_handle(handle)
             self._begin(effect.instance_id, "watch", self._watch(handle))
             await self._report(msg.EngineLaunched(effect.instance_id))
@@ -444,29 +422,31 @@ class EngineExecutor:
         handle = self._state.handles[effect.instance_id]
         driver = self._driver(handle)
         await self._until_freed(handle)
-        loaded = with_holds(await driver.load(handle, Path(effect.path)), effect.path)
-        self._state.put_handle(loaded.handle)
+        report = await driver.load(handle, Path(effect.path))
+        loaded = noting_shared(report.handle, effect.path)
+        self._state.put_handle(loaded)
         if REPLICA in handle.data:
             if isinstance(driver, Sleeper):
-                await driver.sleep(loaded.handle, "prewarmed")
-            await self._report(msg.EnginePrewarmed(effect.instance_id, shared_bytes(loaded.handle)))
+                await driver.sleep(loaded, "prewarmed")
+            await self._report(msg.EnginePrewarmed(effect.instance_id, figures(loaded)))
             return
-        await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
+        await self._report(self._ready(effect.instance_id, loaded, report.phases))
 
     async def _activate(self, effect: msg.ActivateEngine) -> None:
+        source = effect.command.source
         for kind in ("load", "sleep", "limit", "watch", "health", "count"):
-            await self._cancel(effect.source, kind)
-        handle = self._state.rename_handle(effect.source, effect.instance_id)
-        path = self._weights.pop(effect.source, "")
+            await self._cancel(source, kind)
+        handle = self._state.rename_handle(source, effect.instance_id)
+        path = self._weights.pop(source, "")
         if handle is None or not self._is_alive(handle):
-            raise EngineFailed(f"the engine of {effect.source} is gone")
+            raise EngineFailed(f"the engine of {source} is gone")
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(handle.log_path, self.log_path(effect.instance_id))  # one log under both names
         self._begin(effect.instance_id, "watch", self._watch(handle))
         driver, began = self._driver(handle), self._clock()
         await self._until_freed(handle)
         if not handle.url:
-            handle = with_holds(await driver.load(handle, Path(path)), path).handle
+            handle = noting_shared((await driver.load(handle, Path(path))).handle, path)
         handle = replace(handle, data={k: v for k, v in handle.data.items() if k != REPLICA})
         self._state.put_handle(handle)
         if isinstance(driver, Sleeper):
@@ -479,10 +459,10 @@ class EngineExecutor:
 
         Their grant passes to others at once, but the device frees it only with the process. Host memory tolerates
         the overlap."""
-        if handle.data.get(GPU_KIND) != CUDA:
+        if handle.devices.kind != CUDA:
             return
-        device = handle.data.get(GPU_INDEX)
-        there = {i for i, known in self._state.handles.items() if known.data.get(GPU_INDEX) == device} & self._killed
+        device = handle.devices.ordinals[0]
+        there = {i for i, known in self._state.handles.items() if known.devices.ordinals[0] == device} & self._killed
         ending = [task for (i, kind), task in self._tasks.items() if kind == "stop" and i in there]
         if ending:
             await asyncio.wait(ending, timeout=FREED_S)
@@ -506,18 +486,8 @@ class EngineExecutor:
         return True
 
     def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> msg.EngineReady:
-        holds = holds_of(handle)
-        return msg.EngineReady(
-            instance_id,
-            advertised(handle.url, self._settings.advertise_host),
-            phases,
-            kv_tokens=holds.get("kv_tokens", 0),
-            key_id=key_id(handle),
-            num_slots=holds.get("num_slots", 0),
-            lacks=tuple(holds.get("lacks", ())),
-            shared_bytes=shared_bytes(handle),
-            step_s=holds.get("step_s", 0.0),
-        )
+        url = advertised(handle.url, self._settings.advertise_host)
+        return msg.EngineReady(instance_id, url, phases, key_id(handle), figures(handle))
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:
         """Raises EngineFailed if the instance has no engine, EngineUnable for an engine without stages."""
@@ -533,7 +503,7 @@ class EngineExecutor:
         handle, driver = self._staged(effect.instance_id)
         secret = self._settings.engine_secret
         later = [StageEndpoint(url=one.url, api_key=engine_key(secret, one.key_id)) for one in effect.later]
-        loaded = with_holds(await driver.serve_stages(handle, later))
+        loaded = await driver.serve_stages(handle, later)
         self._state.put_handle(loaded.handle)
         await self._report(self._ready(effect.instance_id, loaded.handle, loaded.phases))
 
@@ -570,7 +540,7 @@ class EngineExecutor:
 
         The KV cache is read while all stages live, then routers continue their streams in the new process. If a
         stage ends meanwhile, the KV cache is computed anew."""
-        handle = with_holds(whole).handle
+        handle = whole.handle
         self._moving[instance_id] = asyncio.Event()
         try:
             came = await self._stage_moves.kv_moved(driver, handle)
@@ -582,7 +552,7 @@ class EngineExecutor:
             await self._cancel(instance_id, kind)
         self._begin(instance_id, "watch", self._watch(handle))
         url = advertised(handle.url, self._settings.advertise_host)
-        await self._report(msg.EngineConsolidated(instance_id, whole.kv_tokens, url, key_id(handle), phases))
+        await self._report(msg.EngineConsolidated(instance_id, handle.figures.kv_tokens, url, key_id(handle), phases))
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """Ask the engine for the outcome; one that cannot become whole stays a stage."""
@@ -605,8 +575,7 @@ class EngineExecutor:
     async def _whole(self, instance_id: str, kv_tokens: int, phases: tuple[Phase, ...] = ()) -> None:
         handle = self._state.handles.get(instance_id)
         if handle is not None:
-            holds = holds_of(handle) | {"kv_tokens": kv_tokens}
-            self._state.put_handle(replace(handle, data={**handle.data, HOLDS: json.dumps(holds)}))
+            self._state.put_handle(replace(handle, figures=replace(handle.figures, kv_tokens=kv_tokens)))
         await self._report(msg.EngineConsolidated(instance_id, kv_tokens, phases=phases))
 
     async def _sleep(self, effect: msg.SleepEngine) -> None:
@@ -638,7 +607,7 @@ class EngineExecutor:
         most = driver.capabilities.asleep_bytes if becomes == "swapped_out" else 0
         deadline = self._clock() + SETTLE_S
         while True:
-            kept: int = await asyncio.to_thread(bytes_kept, handle, handle.data.get(GPU_KIND, ""))
+            kept: int = await asyncio.to_thread(bytes_kept, handle)
             if not most or kept <= most or self._clock() > deadline:
                 return kept
             await asyncio.sleep(SETTLE_POLL_S)
@@ -720,10 +689,13 @@ class EngineExecutor:
         await self._report(msg.HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
 
     async def _count(self, effect: msg.CountInFlight) -> None:
-        handle = self._state.handles.get(effect.host_id or effect.instance_id)
+        engine_id = effect.adapter.host_id if effect.adapter is not None else effect.instance_id
+        handle = self._state.handles.get(engine_id)
         seen = None
         if handle is not None:
-            seen = await in_flight(self._driver(handle), handle, effect, reads_kv=bool(self._settings.kv_reservation))
+            seen = await in_flight(
+                self._driver(handle), handle, effect, reads_kv=bool(self._settings.params.reservation)
+            )
         if seen is not None:
             await self._report(seen)
 

@@ -120,7 +120,7 @@ def _tail(path: Path, num_lines: int) -> str:
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    settings = AgentSettings()
+    settings = AgentSettings.read()
     settings.service_id = settings.service_id or f"agent-{settings.node}"
     world = World.open("agent", settings)
     world.metrics.observers.append(FailureCounter().saw)

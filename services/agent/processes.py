@@ -19,7 +19,9 @@ import psutil
 from glowplug.controllers.agent.messages import EngineOverLimit
 from glowplug.domain.address import PortRange
 from glowplug.domain.errors import EngineFailed
-from glowplug.engines.port import EngineHandle, LaunchRequest
+from glowplug.domain.hardware import Devices
+from glowplug.domain.model import Model
+from glowplug.engines.port import EngineHandle
 from glowplug.engines.process import anonymous_bytes, group_members, kill_group, started_at
 from glowplug.memory.discovery import EMULATED, HOST, HardwareUnavailable, cuda_bytes
 
@@ -70,9 +72,9 @@ class EnginePorts:
         return True
 
 
-def limit_bytes(request: LaunchRequest, overhead_bytes: int) -> int:
+def limit_bytes(model: Model, devices: Devices, overhead_bytes: int) -> int:
     """Return grant plus overhead; on an emulated GPU no grant is real."""
-    granted = 0 if request.gpu_kind == EMULATED else max(request.num_bytes, request.model.memory_bytes)
+    granted = 0 if devices.kind == EMULATED else max(devices.num_bytes, model.memory_bytes)
     return granted + overhead_bytes
 
 
@@ -88,12 +90,12 @@ def private_bytes(leaders: Collection[int]) -> dict[int, int]:
     return used
 
 
-def bytes_kept(handle: EngineHandle, gpu_kind: str) -> int:
+def bytes_kept(handle: EngineHandle) -> int:
     """Return GPU bytes held; on host memory, anonymous bytes. -1 if unknown."""
-    if gpu_kind == EMULATED:
+    if handle.devices.kind == EMULATED:
         return -1
     members = group_members(handle.pid, handle.pid_started_at)
-    if gpu_kind == HOST:
+    if handle.devices.kind == HOST:
         return sum(map(anonymous_bytes, members))
     try:
         return cuda_bytes(members)

@@ -154,7 +154,7 @@ class AgentService:
             kinds,
             agent_url=settings.agent_url,
             stages_at=settings.stages_at,
-            params=settings.params(),
+            params=settings.params,
             memory=self._state.memory,
         )
         self.shell = Shell(
@@ -273,7 +273,7 @@ class AgentService:
     async def _stop_engines(self) -> None:
         settings = self.settings
         await self.shell.put(NodeStopping("the agent was asked to stop", settings.drain_s))
-        deadline = time.monotonic() + settings.drain_s + settings.stop_grace_s + STOP_MARGIN_S
+        deadline = time.monotonic() + settings.drain_s + settings.params.stop_grace_s + STOP_MARGIN_S
         await asyncio.sleep(0)
         while time.monotonic() < deadline and (self.shell.restored and not self._has_stopped()):
             await asyncio.sleep(0.02)
@@ -301,7 +301,7 @@ def find_engines(settings: AgentSettings) -> tuple[dict[str, EngineDriver], dict
     refused: dict[str, EngineKind] = {}
     for name in asked:
         try:
-            driver = drivers.driver(name, settings.engine_settings())
+            driver = drivers.driver(name, settings.driver)
             why, emulated = driver.unavailable(), driver.capabilities.emulated
         except (GlowplugError, ImportError) as error:
             driver, why, emulated = None, str(error), False

@@ -13,7 +13,7 @@ from glowplug.engines.port import EngineHandle
 from glowplug.events.envelope import MalformedEvent, from_json
 
 log = logging.getLogger(__name__)
-SCHEMA = 3  # 1 knew an instance by flags, 2 by twenty states, 3 by fifteen
+SCHEMA = 4  # 1 knew an instance by flags, 2 by twenty states; 3 kept fields of a start, 4 keeps its command
 MAX_STATE_BYTES = 64 << 20  # instances of one node, each with its model: a few KiB apiece
 
 

@@ -32,14 +32,15 @@ class WeightsWatch:
         """Poll until the region is complete or failed; past the deadline the controller has given up.
 
         A streaming engine may begin once the region has a layout, in vain if the generation changes later."""
-        if not effect.weights.uri:
+        weights, stage, num_stages = effect.command.model.weights, effect.command.stage, effect.command.num_stages
+        if not weights.uri:
             await self._report(msg.WeightsComplete(effect.instance_id, "", StartKind.CACHED))
             return
-        region = self._region(effect.weights)
+        region = self._region(weights)
         began = self._clock()
         is_first, generation = True, ""
         while self._clock() < effect.deadline_at:
-            status = region.read_state(effect.instance_id, stage=effect.stage, num_stages=effect.num_stages)
+            status = region.read_state(effect.instance_id, stage=stage, num_stages=num_stages)
             if generation and status.state is not RegionState.FAILED and status.generation != generation:
                 why = "they were dropped, and come again from the start"
                 await self._report(msg.WeightsReplaced(effect.instance_id, why))
@@ -48,11 +49,11 @@ class WeightsWatch:
                 generation = status.generation
                 await self._report(msg.WeightsArriving(effect.instance_id, status.path))
             if status.state is RegionState.COMPLETE and status.info is not None:
-                is_part = effect.num_stages > 1
-                path = status.info.path if is_part else _path_of(status.info, effect.weights)
+                is_part = num_stages > 1
+                path = status.info.path if is_part else _path_of(status.info, weights)
                 region.touch(self._clock())
                 if is_part:
-                    self._read[effect.instance_id] = effect.weights, status.generation
+                    self._read[effect.instance_id] = weights, status.generation
                 fetched = StartKind.DISK if status.info.source == DISK else StartKind.COLD
                 found = StartKind.CACHED if is_first else fetched
                 await self._report(msg.WeightsComplete(effect.instance_id, path, found))

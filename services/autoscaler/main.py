@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from glowplug.controllers import operator
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.autoscaler.keeping import why_unable
-from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.autoscaler.reads import READS
 from glowplug.domain.access import Role
 from glowplug.domain.declared import check_owner
@@ -24,8 +23,9 @@ from glowplug.domain.errors import BadRequest, InvalidModelFile
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, Rung, Temperature
 from glowplug.fleet.status import ModelState, model_state, temperature
+from glowplug.fleet.tables import find_model
 from glowplug.policies.registry import choose
-from glowplug.runtime.control import ControlService, find_model
+from glowplug.runtime.control import ControlService
 from glowplug.runtime.model_files import ModelFile, fewer_slots
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.service import World, run
@@ -246,17 +246,16 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    settings = AutoscalerSettings()
+    settings = AutoscalerSettings.read()
     service = ControlService(World.open("autoscaler", settings), READS)
     REGISTRY.register(ModelCollector(lambda: service.controller(AutoscalerController) if service.shell else None))
     scale = choose("scaling", settings.policy_scaling)
-    params = AutoscalerParams(stop_becomes=settings.stop_becomes, lead_s=settings.forecast_lead_s)
     options, ask_s = settings.source_options(), min(ASK_S, 0.8 * READ_S)
     measure = partial(measured, options=options, timeout_s=ask_s)
     watch, access_watch = ModelWatch(settings.models_dir, measure=measure), AccessWatch(settings.access_dir)
 
     def controller(epoch: int) -> AutoscalerController:
-        return AutoscalerController(scale, settings.policy_scaling, epoch, params)
+        return AutoscalerController(scale, settings.policy_scaling, epoch, settings.params)
 
     async def follow(shell: Shell) -> None:
         await asyncio.gather(access_watch.run(shell), watch.run(shell))

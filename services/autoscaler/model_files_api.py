@@ -19,8 +19,9 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model, Rung
 from glowplug.domain.units import show_bytes
 from glowplug.engines.drivers import declaration, installed
+from glowplug.fleet.tables import find_model
 from glowplug.runtime import model_forms
-from glowplug.runtime.control import ControlService, find_model
+from glowplug.runtime.control import ControlService
 from glowplug.runtime.model_files import MAX_FILE_BYTES, ModelFile, Strict, fewer_slots, json_schema
 from glowplug.runtime.model_forms import Fault
 from glowplug.services.autoscaler.model_watch import ModelWatch

@@ -1,14 +1,17 @@
 """Settings of the autoscaler."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from glowplug.domain.instance import Becomes
-from glowplug.runtime.settings import ElectedSettings, SourceSettings, advanced
+from glowplug.controllers.autoscaler.params import AutoscalerParams
+from glowplug.policies.systems import UNION
+from glowplug.runtime.settings import ElectedSettings, SourceSettings, a_policy
 
 
+@dataclass(kw_only=True)
 class AutoscalerSettings(ElectedSettings, SourceSettings):
     models_dir: Path | None = None  # folder of model files; changes are followed
     access_dir: Path | None = None  # folder of files of tenants and keys; changes are followed
-    policy_scaling: str = "union"
-    stop_becomes: Becomes = "prewarmed"  # what an idle instance becomes where its engine can
-    forecast_lead_s: float = advanced(0.0, ge=0)  # scaling sees the forecast for this far ahead
+    policy_scaling: Annotated[str, a_policy("scaling")] = UNION.policies["scaling"]
+    params: AutoscalerParams = field(default_factory=lambda: AutoscalerParams(**UNION.params["autoscaler"]))

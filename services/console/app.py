@@ -1,4 +1,4 @@
-"""The console's REST: OTLP receiver, trace and fleet APIs, the page, and its questions to other services."""
+"""The console's REST: trace and fleet APIs, the page, and its questions to other services."""
 
 import hashlib
 import time
@@ -29,10 +29,10 @@ from glowplug.services.console import (
     usage_api,
 )
 from glowplug.services.console.events import EventLog
-from glowplug.services.console.fleet_view import FleetView
+from glowplug.services.console.fleet_view import ShownFleet
 from glowplug.services.console.history_keeper import HistoryKeeper
 from glowplug.services.console.log_view import LogReader, LogSources
-from glowplug.services.console.login import Access
+from glowplug.services.console.login import ConsoleAccess
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.oidc import Oidc
 from glowplug.services.console.request_log import RequestLog
@@ -43,7 +43,7 @@ from glowplug.services.console.story_disk import StoryDisk
 from glowplug.services.console.stream import Hub
 from glowplug.services.console.upstream import Addresses, Upstream
 from glowplug.services.console.usage_api import UsageReader
-from glowplug.services.console.usage_ledger import Ledger
+from glowplug.services.console.usage_ledger import UsageLedger
 from glowplug.services.console.usage_prices import PriceFile
 from glowplug.telemetry import logs
 
@@ -73,7 +73,7 @@ class Console:
     ) -> None:
         self.settings, self.metrics, self.clock = settings, metrics, clock
         self.oidc = Oidc(settings, clock) if settings.oidc_issuer else None
-        self.access = Access(
+        self.access = ConsoleAccess(
             settings.console_key or settings.api_key,
             settings.console_session_s,
             clock,
@@ -82,13 +82,13 @@ class Console:
             is_api_key=not settings.console_key,
             has_oidc=self.oidc is not None,
         )
-        self.view = FleetView(max_decisions=settings.decisions_kept)
+        self.view = ShownFleet(max_decisions=settings.decisions_kept)
         self.stories = Stories(settings.requests_shown, self.view.decisions, self.view.models)
         self.disk: StoryDisk | None = None
         endpoint = settings.otlp_endpoint
         self.spans = SpanExport(self.stories, to_endpoint(endpoint), metrics, clock) if endpoint else None
         folder = settings.state_dir.absolute() / "console"  # a pod's service id changes, its data does not
-        self.ledger = Ledger(settings.usage_database_url or f"sqlite:///{folder / 'usage.db'}")
+        self.ledger = UsageLedger(settings.usage_database_url or f"sqlite:///{folder / 'usage.db'}")
         self.usage = UsageReader(self.ledger, metrics, settings.usage_kept_days, clock)
         self.prices = PriceFile(settings.usage_prices)
         self.hub = Hub(queue_limit=settings.stream_queue, max_clients=settings.stream_max_clients)

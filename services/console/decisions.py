@@ -4,7 +4,6 @@ Pure. Bounded by `max_decisions`; the latest `INSTANCES_KEPT` instances stay, al
 
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Final
 
@@ -18,71 +17,15 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.facts import DecisionMade, InstanceChange, ModelDeployed, ModelUndeployed
-from glowplug.services.console.events import EventLog, EventRow, trace_id_of
-from glowplug.services.console.fleet_rows import DecisionRow, PhaseRow, began_at, phase_rows
-from glowplug.services.console.records import Newest, json_response, record_of
+from glowplug.runtime.decision_search import DecisionSearch
+from glowplug.services.console.events import EventLog, EventRow
+from glowplug.services.console.fleet_rows import DecisionMarks, DecisionRow, FleetRow, TimedStart, timed_start
+from glowplug.services.console.records import Newest, json_response
+from glowplug.telemetry.tracing import trace_id_of
 
 INSTANCES_KEPT: Final = 4000
 RELATED_SHOWN: Final = 50
 MAX_LINES: Final = 500
-_Text = Annotated[str, Query(max_length=200)]
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`start_s`: 0 until ready; an unfinished phase lasts -1."""
-
-    instance_id: str
-    model_key: str
-    state: str
-    reason: str
-    node_id: str
-    gpu_id: str
-    created_at: float
-    ready_at: float
-    changed_at: float
-    start_s: float
-    phases: tuple[PhaseRow, ...]
-    decision_id: str
-    emulated: bool
-
-
-class DecisionLine(DecisionRow, frozen=True, kw_only=True):
-    request_id: str
-    num_rivals: int
-    emulated: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecisionWanted:
-    """A search: all fields must match exactly, except the text `q`. `instance` finds victims too."""
-
-    kind: _Text = ""
-    policy: _Text = ""
-    service: _Text = ""
-    model: _Text = ""
-    node: _Text = ""
-    gpu: _Text = ""
-    instance: _Text = ""
-    request: _Text = ""
-    trace: _Text = ""
-    q: _Text = ""
-
-    def wants(self, record: DecisionRecord) -> bool:
-        pairs = (
-            (self.kind, record.kind),
-            (self.policy, record.policy),
-            (self.service, record.service),
-            (self.model, record.model_key),
-            (self.node, record.node_id),
-            (self.gpu, record.gpu_id),
-            (self.request, record.request_id),
-            (self.trace.lower(), trace_id_of(record.traceparent)),
-        )
-        return (
-            all(not given or given == value for given, value in pairs)
-            and (not self.instance or self.instance in named_in(record))
-            and (not self.q or self.q.strip().lower() in _text(record))
-        )
 
 
 class DecisionLog:
@@ -148,25 +91,16 @@ class DecisionLog:
         """Latest change first."""
         return (one for one in reversed(self._instances.values()) if one.model_key == model_key)
 
-    def outcome(self, instance_id: str) -> Outcome | None:
-        instance = self.instance(instance_id)
-        return outcome_of(instance) if instance is not None else None
-
-    def newest(self, wanted: DecisionWanted = DecisionWanted()) -> Iterator[DecisionRecord]:
+    def newest(self, wanted: DecisionSearch = DecisionSearch()) -> Iterator[DecisionRecord]:
         return (record for record in reversed(self._records.values()) if wanted.wants(record))
 
     def latest(self, num: int) -> list[DecisionRecord]:
         """Newest first."""
         return list(islice(reversed(self._records.values()), num))
 
-    def line(self, record: DecisionRecord) -> DecisionLine:
-        return record_of(
-            DecisionLine,
-            record,
-            trace_id=trace_id_of(record.traceparent),
-            num_rivals=len(record.rivals),
-            emulated=self.is_emulated(record),
-        )
+    def row(self, record: DecisionRecord) -> DecisionRow:
+        trace_id = trace_id_of(record.traceparent)
+        return FleetRow(record, DecisionMarks(trace_id=trace_id, emulated=self.is_emulated(record)))
 
     def is_emulated(self, record: DecisionRecord) -> bool:
         instances = (self.instance(instance_id) for instance_id in named_in(record))
@@ -201,43 +135,26 @@ def named_in(record: DecisionRecord) -> set[str]:
     return {record.instance_id, *(victim for victim in victims if " " not in victim)} - {""}
 
 
-def outcome_of(instance: Instance) -> Outcome:
-    began = began_at(instance) or instance.changed_at
-    return record_of(
-        Outcome,
-        instance,
-        state=instance.state.value,
-        start_s=max(0.0, instance.ready_at - began) if instance.ready_at else 0.0,
-        phases=phase_rows(instance, began, unfinished_s=-1.0),
-    )
-
-
-def _text(record: DecisionRecord) -> str:
-    texts = (record.decision_id, record.reason, record.model_key, record.instance_id, record.node_id, record.gpu_id,
-             record.request_id, record.chosen, record.policy, record.kind)  # fmt: skip
-    return " ".join(texts).lower()
-
-
 class DecisionList(msgspec.Struct, frozen=True, kw_only=True):
     """Newest first. `num_matching` may exceed the lines; `facets`: filter values."""
 
-    decisions: list[DecisionLine]
+    decisions: list[DecisionRow]
     num_matching: int
     num_kept: int
     facets: dict[str, list[str]]
 
 
 class DecisionPage(msgspec.Struct, frozen=True, kw_only=True):
-    """`chain`: causes, nearest first; `is_whole` False if an older cause was dropped."""
+    """`chain`: causes, nearest first; `is_whole` False if an older cause was dropped. `outcome`: the start that it led
+    to."""
 
-    line: DecisionLine
-    record: DecisionRecord
+    decision: DecisionRow
     event_id: str
     chain: list[EventRow]
     is_whole: bool
-    outcome: Outcome | None
-    victims: list[Outcome]
-    related: list[DecisionLine]
+    outcome: TimedStart | None
+    victims: list[Instance]
+    related: list[DecisionRow]
     command: str
 
 
@@ -246,13 +163,13 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
 
     @router.get("/decisions")
     async def latest(
-        wanted: Annotated[DecisionWanted, Depends()], limit: int = Query(200, ge=1, le=MAX_LINES)
+        wanted: Annotated[DecisionSearch, Depends()], limit: int = Query(200, ge=1, le=MAX_LINES)
     ) -> Response:
         """What was decided, newest first; filters are exact, `q` looks anywhere, `instance` finds victims too."""
         found = list(decisions.newest(wanted))
         return json_response(
             DecisionList(
-                decisions=[decisions.line(record) for record in found[:limit]],
+                decisions=[decisions.row(record) for record in found[:limit]],
                 num_matching=len(found),
                 num_kept=len(decisions),
                 facets=decisions.facets(),
@@ -272,16 +189,16 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
 
 def _page(record: DecisionRecord, decisions: DecisionLog, events: EventLog) -> DecisionPage:
     chain, is_whole = events.chain(record.cause_id)
+    placed = decisions.instance(record.instance_id)
     victims = sorted(named_in(record) - {record.instance_id})
     subject = record.instance_id or record.model_key or record.gpu_id or record.node_id or record.decision_id
     return DecisionPage(
-        line=decisions.line(record),
-        record=record,
+        decision=decisions.row(record),
         event_id=decisions.event_of(record.decision_id),
         chain=chain,
         is_whole=is_whole,
-        outcome=decisions.outcome(record.instance_id),
-        victims=[outcome for victim in victims if (outcome := decisions.outcome(victim))],
-        related=[decisions.line(other) for other in decisions.related(record)],
+        outcome=timed_start(placed) if placed is not None else None,
+        victims=[victim for name in victims if (victim := decisions.instance(name)) is not None],
+        related=[decisions.row(other) for other in decisions.related(record)],
         command=shlex.join(["glowplug", "why", subject]),
     )

@@ -21,6 +21,7 @@ from glowplug.events.envelope import PAYLOADS, encode
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, Sighting, sight, summary
 from glowplug.events.subjects import subject
 from glowplug.services.console.records import HEARTBEAT_S, Mailbox, json_response, message, streamed
+from glowplug.telemetry.tracing import trace_id_of
 from glowplug.weights.source import redacted
 
 ROW_OVERHEAD_BYTES: Final = 900  # measured with tracemalloc, rounded up
@@ -41,14 +42,8 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int
     event_id: str
-    plane: str
-    type: str
-    entity: str
-    issuer: str
+    seen: Sighting
     occurred_at: float
-    model_key: str
-    node_id: str
-    entity_id: str
     cause_id: str
     trace_id: str
     words: str
@@ -57,7 +52,6 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     row: EventRow
-    seen: Sighting
     raw: bytes  # JSON without system prompts and secrets of addresses
 
     @property
@@ -65,7 +59,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return len(self.raw) + ROW_OVERHEAD_BYTES
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[EventRow]
     num_skipped: int
     num_passed: int  # since the start
@@ -77,13 +71,15 @@ class Watcher(Mailbox[EventRow]):
         self.wanted = wanted
 
     def offer(self, entry: Entry) -> None:
-        if self.wanted.wants(entry.seen, entry.raw):
+        if self.wanted.wants(entry.row.seen, entry.raw):
             self.put(entry.row)
 
-    async def batches(self, log: "EventLog", beat_s: float, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[Batch]:
+    async def batches(
+        self, log: "EventLog", beat_s: float, heartbeat_s: float = HEARTBEAT_S
+    ) -> AsyncIterator[EventBatch]:
         """Yield at most one batch a beat, an empty one as heartbeat. Ends when closed."""
         async for rows, num_skipped in self.arrivals(heartbeat_s):
-            yield Batch(rows=rows, num_skipped=num_skipped, num_passed=log.num_passed)
+            yield EventBatch(rows=rows, num_skipped=num_skipped, num_passed=log.num_passed)
             if rows:
                 await asyncio.sleep(beat_s)
 
@@ -116,7 +112,7 @@ class EventLog:
             return
         seen = sight(subject(event.data), event.issuer, event.data)
         self.num_passed += 1
-        entry = Entry(_row(self.num_passed, event, seen), seen, encode(discreet_event(event)))
+        entry = Entry(_row(self.num_passed, event, seen), encode(discreet_event(event)))
         self._rings[seen.plane].put(entry)
         for watcher in self.watchers:
             watcher.offer(entry)
@@ -141,7 +137,7 @@ class EventLog:
 
     def latest(self, wanted: EventFilter, limit: int) -> list[EventRow]:
         """Oldest first."""
-        matching = (entry.row for entry in self._newest(wanted.planes) if wanted.wants(entry.seen, entry.raw))
+        matching = (entry.row for entry in self._newest(wanted.planes) if wanted.wants(entry.row.seen, entry.raw))
         return list(islice(matching, limit))[::-1]
 
     def chain(self, cause_id: str) -> tuple[list[EventRow], bool]:
@@ -236,7 +232,8 @@ def routes(log: EventLog, *, max_watchers: int) -> APIRouter:
         if entry is None:
             raise NotFound(f"the console has no event {event_id[:64]}: it keeps the latest since it started")
         chain, is_whole = log.chain(entry.row.cause_id)
-        wanted = EventFilter(planes=(entry.seen.plane,), types=(entry.seen.kind,), entity_id=entry.seen.entity_id)
+        seen = entry.row.seen
+        wanted = EventFilter(planes=(seen.plane,), types=(seen.kind,), entity_id=seen.entity_id)
         return json_response(
             EventPage(
                 row=entry.row,
@@ -292,24 +289,12 @@ def clip(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
-def trace_id_of(traceparent: str) -> str:
-    """ "" unless sampled."""
-    parts = traceparent.split("-")
-    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 and parts[3][-1:] in "13579bdf" else ""
-
-
 def _row(seq: int, event: Event, seen: Sighting) -> EventRow:
     return EventRow(
         seq=seq,
         event_id=event.event_id,
-        plane=seen.plane,
-        type=seen.kind,
-        entity=seen.entity,
-        issuer=event.issuer,
+        seen=seen,
         occurred_at=event.occurred_at,
-        model_key=seen.model_key,
-        node_id=seen.node_id,
-        entity_id=seen.entity_id,
         cause_id=event.cause_id,
         trace_id=trace_id_of(event.traceparent),
         words=clip(summary(event.data), MAX_WORDS_CHARS),

@@ -1,7 +1,8 @@
 """The fleet as JSON and as a stream of changes; matching requests; one model in full."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Query
@@ -9,84 +10,59 @@ from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
 from glowplug.domain.decision import DecisionRecord
-from glowplug.domain.errors import Contended, ModelNotFound
-from glowplug.domain.instance import Instance, InstanceState, PhaseName
-from glowplug.domain.model import Model
+from glowplug.domain.errors import Contended
+from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
+from glowplug.fleet.tables import find_model
 from glowplug.services.console import fleet_rows as rows
 from glowplug.services.console.decisions import DecisionLog, named_in
-from glowplug.services.console.events import discreet_model
-from glowplug.services.console.fleet_view import Fetches, FleetView
-from glowplug.services.console.records import json_response, record_of, streamed
+from glowplug.services.console.fleet_view import Fetches, ShownFleet
+from glowplug.services.console.records import json_response, streamed
 from glowplug.services.console.request_log import RequestLog
-from glowplug.services.console.stream import Client, Hub, TooManyClients
+from glowplug.services.console.stream import Hub, OpenPage, TooManyClients
 
 STARTS_SHOWN: Final = 10
 
 
-class Coming(msgspec.Struct, frozen=True, kw_only=True):
-    """A start under way. Offsets of phases are from `began_at`."""
-
-    instance_id: str
-    node_id: str
-    state: str
-    began_at: float
-    emulated: bool
-    phases: tuple[rows.PhaseRow, ...]
-    fetch: rows.FetchRow | None
-
-
-class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision behind a model's state; `decision_id`: "" if none is recorded."""
-
-    reason: str
-    decision_id: str = ""
-    made_at: float = 0.0
-
-
 class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """`model`: the fleet's row; `declared`: by its file or the API."""
+    """`why` the model is in its state, by `decision` if one is recorded."""
 
     now: float
     model: rows.ModelRow
     instances: list[rows.InstanceRow]
-    declared: dict[str, Any]
-    starts: list[rows.Start]
-    coming: list[Coming]
-    why: Why
+    starts: list[rows.TimedStart]
+    coming: list[rows.TimedStart]
+    why: str
+    decision: DecisionRecord | None
 
 
-def starts(instances: Iterable[Instance]) -> list[rows.Start]:
+def starts(instances: Iterable[Instance]) -> list[rows.TimedStart]:
     """Newest first."""
-    over = [start for instance in instances if (start := rows.start_of(instance)) is not None]
+    over = [start for instance in instances if (start := rows.past_start(instance)) is not None]
     return sorted(over, key=lambda start: -start.ended_at)[:STARTS_SHOWN]
 
 
-def coming(instances: Iterable[Instance], fetches: Fetches, now_s: float) -> list[Coming]:
+def coming(instances: Iterable[Instance], fetches: Fetches, now_s: float) -> list[rows.TimedStart]:
     """Oldest first."""
-    found = []
-    for instance in sorted(instances, key=lambda i: (i.created_at, i.instance_id)):
-        if instance.state.is_coming:
-            began, phases = rows.began_at(instance), _phases_so_far(instance)
-            fetch = fetches.of(instance.model_key, instance.node_id, now_s)
-            found.append(
-                record_of(Coming, instance, state=instance.state.value, began_at=began, phases=phases, fetch=fetch)
-            )
-    return found
+    return [
+        rows.timed_start(with_fetch(instance), fetches.of(instance.model_key, instance.node_id, now_s))
+        for instance in sorted(instances, key=lambda i: (i.created_at, i.instance_id))
+        if instance.state.is_coming
+    ]
 
 
-def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog) -> Why:
-    """Return the decision that placed the newest serving or starting instance; else the latest about the model, or one
-    that evicted an instance of it."""
+def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog) -> tuple[str, DecisionRecord | None]:
+    """Return the reason and the decision that placed the newest serving or starting instance; else the latest about the
+    model, or one that evicted an instance of it."""
     living = sorted((i for i in instances if not i.state.is_gone), key=lambda i: (i.created_at, i.instance_id))
     active = [i for i in living if not i.state.is_dormant and i.state is not InstanceState.DRAINING]
     found = next((d for i in reversed(active) if (d := decisions.get(i.decision_id)) is not None), None)
     if found is None and not active:
         found = next((d for d in decisions.newest() if _concerns(d, model_key, decisions)), None)
     if found is not None:
-        return Why(reason=found.reason, decision_id=found.decision_id, made_at=found.made_at)
+        return found.reason, found
     if living:
-        return Why(reason=living[-1].reason or "the decision that placed it is on record no more")
-    return Why(reason="nothing has been decided about it: no request has asked for it")
+        return living[-1].reason or "the decision that placed it is on record no more", None
+    return "nothing has been decided about it: no request has asked for it", None
 
 
 def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) -> bool:
@@ -96,27 +72,20 @@ def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) ->
     return any(victim is not None and victim.model_key == model_key for victim in victims)
 
 
-def _phases_so_far(instance: Instance) -> tuple[rows.PhaseRow, ...]:
+def with_fetch(instance: Instance) -> Instance:
     """Add the fetch: agents report LOADING once the weights are complete in host memory."""
-    began = rows.began_at(instance)
-    reported = rows.phase_rows(instance, began)
-    if instance.state is not InstanceState.LOADING or any(phase.name == PhaseName.FETCH for phase in reported):
-        return reported
-    offset_s = instance.created_at - began
-    fetch_s = max(0.0, instance.changed_at - instance.created_at)
-    return (*reported, rows.PhaseRow(PhaseName.FETCH.value, offset_s, fetch_s, 0.0))
-
-
-def declared(model: Model) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(discreet_model(model))
-    return fields
+    if instance.state is not InstanceState.LOADING or any(phase.name is PhaseName.FETCH for phase in instance.phases):
+        return instance
+    created_at = instance.created_at
+    fetch = Phase(name=PhaseName.FETCH, started_at=created_at, ended_at=max(created_at, instance.changed_at))
+    return replace(instance, phases=(*instance.phases, fetch))
 
 
 MAX_LINES = 500
 
 
 def routes(
-    view: FleetView,
+    view: ShownFleet,
     hub: Hub,
     requests: RequestLog,
     clock: Callable[[], float],
@@ -151,28 +120,28 @@ def routes(
 
     @router.get("/models/{key}")
     async def model(key: str) -> Response:
-        """One model: its row, its instances, what its owner declared, its latest starts and the one under way."""
+        """One model by key, name or alias, as its owner declared it; its instances, its latest starts and those under
+        way."""
         now_s = clock()
+        key = find_model(view.models, key).key
         snapshot = view.snapshot(now_s)
-        row = next((row for row in snapshot.models if row.key == key), None)
-        if row is None:
-            raise ModelNotFound(f"no model {key[:256]!r} is deployed", param="key")
         mine = list(view.fleet.of(key).values())
+        why, decision = why_so(key, mine, view.decisions)
         detail = ModelDetail(
             now=snapshot.now,
-            model=row,
-            instances=[line for line in snapshot.instances if line.model_key == key],
-            declared=declared(view.models[key]),
+            model=view.model_rows.rows[key],
+            instances=[row for row in snapshot.instances if row.value.model_key == key],
             starts=starts(view.decisions.instances_of(key)),
             coming=coming(mine, view.fetches, now_s),
-            why=why_so(key, mine, view.decisions),
+            why=why,
+            decision=decision,
         )
         return json_response(detail)
 
     return router
 
 
-async def _until_gone(hub: Hub, client: Client) -> AsyncIterator[bytes]:
+async def _until_gone(hub: Hub, client: OpenPage) -> AsyncIterator[bytes]:
     try:
         async for raw in client.messages():
             yield raw

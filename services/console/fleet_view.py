@@ -4,8 +4,8 @@ Pure and bounded (fleet/tables.py says which row counts, and for how long). A ro
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Generic
+from dataclasses import replace
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -32,10 +32,12 @@ from glowplug.events.facts import (
 from glowplug.fleet.demand import LoadReports
 from glowplug.fleet.start_times import START_TIMES, StartRow
 from glowplug.fleet.status import StartEstimates
-from glowplug.fleet.tables import ABSENT_S, Fleet, NodeTable
+from glowplug.fleet.tables import ABSENT_S, FleetTables, NodeTable
 from glowplug.services.console import fleet_rows as rows
 from glowplug.services.console.decisions import DecisionLog
-from glowplug.services.console.records import Newest, RecordT, record_of
+from glowplug.services.console.events import discreet_model
+from glowplug.services.console.fleet_rows import FleetRow, WatchedFetch
+from glowplug.services.console.records import Newest
 
 DECISIONS_SHOWN: Final = 200
 MODELS_REMEMBERED: Final = 4096
@@ -59,21 +61,24 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Models by name, nodes and instances by id, decisions newest first."""
 
     now: float
-    sources: dict[str, rows.SourceRow]
+    sources: dict[str, rows.SourceState]
     models: list[rows.ModelRow]
     instances: list[rows.InstanceRow]
     nodes: list[rows.NodeRow]
     decisions: list[rows.DecisionRow]
 
 
-class RowTable(Generic[RecordT]):
+RowT = TypeVar("RowT")
+
+
+class RowTable(Generic[RowT]):
     """Rows that are made anew only when touched. `make(key, now_s)` returns None for a row that is gone."""
 
-    def __init__(self, make: Callable[[str, float], RecordT | None]) -> None:
-        self.rows: dict[str, RecordT] = {}
+    def __init__(self, make: Callable[[str, float], RowT | None]) -> None:
+        self.rows: dict[str, RowT] = {}
         self._make = make
         self._touched: set[str] = set()
-        self._before: dict[str, RecordT | None] = {}  # changed rows as last taken
+        self._before: dict[str, RowT | None] = {}  # changed rows as last taken
 
     def touch(self, keys: Iterable[str]) -> None:
         self._touched.update(keys)
@@ -90,44 +95,28 @@ class RowTable(Generic[RecordT]):
                 self.rows[key] = row
         self._touched.clear()
 
-    def take_changed(self) -> dict[str, RecordT | None]:
+    def take_changed(self) -> dict[str, RowT | None]:
         """Return changed keys with the row at the last call. One reader only: the hub."""
         before, self._before = self._before, {}
         return before
 
 
-@dataclass(slots=True)
-class Fetch:
-    """`bytes_per_s` is 0 until the second report."""
-
-    node_id: str
-    model_key: str
-    digest: str
-    num_bytes_done: int
-    num_bytes: int
-    reported_at: float
-    bytes_per_s: float = 0.0
-
-
 class Fetches:
     def __init__(self) -> None:
-        self._by_node: dict[str, dict[str, Fetch]] = {}  # node id -> digest -> fetch
+        self._by_node: dict[str, dict[str, WatchedFetch]] = {}  # node id -> digest -> fetch
 
     def progress(self, report: WeightsProgressed, now_s: float) -> None:
         here = self._by_node.setdefault(report.node_id, {})
         known = here.get(report.digest)
-        if known is None or report.num_bytes_done < known.num_bytes_done:
-            here[report.digest] = Fetch(
-                report.node_id, report.model_key, report.digest, report.num_bytes_done, report.num_bytes, now_s
-            )
+        if known is None or report.num_bytes_done < known.report.num_bytes_done:
+            here[report.digest] = WatchedFetch(report, now_s)
             return
         took_s = now_s - known.reported_at
-        if took_s > 0:
-            rate = (report.num_bytes_done - known.num_bytes_done) / took_s
-            old = known.bytes_per_s
-            known.bytes_per_s = rate if not old else old + NEWEST * (rate - old)
-            known.reported_at = now_s
-        known.num_bytes_done, known.num_bytes = report.num_bytes_done, report.num_bytes
+        if took_s <= 0:
+            here[report.digest] = replace(known, report=report)
+            return
+        rate, old = (report.num_bytes_done - known.report.num_bytes_done) / took_s, known.bytes_per_s
+        here[report.digest] = WatchedFetch(report, now_s, rate if not old else old + NEWEST * (rate - old))
 
     def end(self, fact: WeightsFetched | WeightsPartFetched | WeightsFetchFailed) -> None:
         self._by_node.get(fact.node_id, {}).pop(fact.digest, None)
@@ -141,24 +130,20 @@ class Fetches:
                     del here[digest]
                     touched.add(node_id)
                 elif silent_s >= STALLED_S and fetch.bytes_per_s:
-                    fetch.bytes_per_s = 0.0
+                    here[digest] = replace(fetch, bytes_per_s=0.0)
                     touched.add(node_id)
             if not here:
                 del self._by_node[node_id]
         return touched
 
-    def of(self, model_key: str, node_id: str, now_s: float) -> rows.FetchRow | None:
+    def of(self, model_key: str, node_id: str, now_s: float) -> WatchedFetch | None:
         """None if its latest report is older than FETCH_LEASE_S."""
-        mine = (fetch for fetch in self._by_node.get(node_id, {}).values() if fetch.model_key == model_key)
+        mine = (fetch for fetch in self.to(node_id) if fetch.report.model_key == model_key)
         latest = max(mine, key=lambda fetch: fetch.reported_at, default=None)
-        return _fetch_row(latest) if latest is not None and now_s - latest.reported_at < FETCH_LEASE_S else None
+        return latest if latest is not None and now_s - latest.reported_at < FETCH_LEASE_S else None
 
-    def rows(self, node_id: str) -> tuple[rows.FetchRow, ...]:
-        return tuple(map(_fetch_row, self._by_node.get(node_id, {}).values()))
-
-
-def _fetch_row(fetch: Fetch) -> rows.FetchRow:
-    return record_of(rows.FetchRow, fetch, bytes_per_s=round(fetch.bytes_per_s))
+    def to(self, node_id: str) -> tuple[WatchedFetch, ...]:
+        return tuple(self._by_node.get(node_id, {}).values())
 
 
 class Loads:
@@ -166,7 +151,7 @@ class Loads:
 
     def __init__(self) -> None:
         self._reports = LoadReports()
-        self.by_model: dict[str, rows.Load] = {}
+        self.by_model: dict[str, rows.ShownLoad] = {}
         self._by_instance = Counter[str]()
         self._is_stale = False
 
@@ -174,8 +159,8 @@ class Loads:
         self._reports.take(report, now_s)
         self._is_stale = True
 
-    def model(self, key: str) -> rows.Load:
-        return self.by_model.get(key, rows.Load())
+    def model(self, key: str) -> rows.ShownLoad:
+        return self.by_model.get(key, rows.ShownLoad())
 
     def instance(self, key: str) -> int:
         return self._by_instance[key]
@@ -185,12 +170,12 @@ class Loads:
         if not self._reports.expire(now_s) and not self._is_stale:
             return set(), set()
         self._is_stale = False
-        models, instances = dict[str, rows.Load](), Counter[str]()
+        models, instances = dict[str, rows.ShownLoad](), Counter[str]()
         for loads in self._reports.loads.values():
             for key, load in loads.items():
                 if load.num_waiting or load.num_in_flight:
                     waiting, running = models.get(key, (0, 0))
-                    models[key] = rows.Load(waiting + load.num_waiting, running + load.num_in_flight)
+                    models[key] = rows.ShownLoad(waiting + load.num_waiting, running + load.num_in_flight)
                 instances.update(load.in_flight_by_instance)
         changed_models = {key for key, _ in models.items() ^ self.by_model.items()}
         changed_instances = {key for key, _ in instances.items() ^ self._by_instance.items()}
@@ -198,14 +183,14 @@ class Loads:
         return changed_models, changed_instances
 
 
-class FleetView:
+class ShownFleet:
     def __init__(self, *, max_decisions: int = 2000) -> None:
-        self.fleet = Fleet()
+        self.fleet = FleetTables()
         self.models, self.instances = self.fleet.models, self.fleet.instances
         self.node_table = NodeTable()
         self.nodes: Mapping[str, Node] = self.node_table.by_id
         self.decisions = DecisionLog(max_decisions=max_decisions)
-        self.sources = {name: rows.SourceRow(is_up=False, stale_since=0.0) for name in ("bus", "store")}
+        self.sources = {name: rows.SourceState(is_up=False, stale_since=0.0) for name in ("bus", "store")}
         self.model_rows = RowTable(self._model_row)
         self.instance_rows = RowTable(self._instance_row)
         self.node_rows = RowTable(self._node_row)
@@ -216,8 +201,8 @@ class FleetView:
         self.fetches = Fetches()
         self._left_at: dict[str, float] = {}  # node id -> when it left or was given up
         self._lost: dict[str, float] = {}  # node id -> silent since, as shown
-        self._starts: Newest[str, rows.Start] = Newest(MODELS_REMEMBERED)
-        self._failures: Newest[str, rows.Failure] = Newest(MODELS_REMEMBERED)
+        self._starts: Newest[str, rows.TimedStart] = Newest(MODELS_REMEMBERED)  # the latest by model
+        self._failures: Newest[str, Instance] = Newest(MODELS_REMEMBERED)
 
     def take(self, event: Event, now_s: float) -> None:
         self.decisions.take(event)
@@ -275,7 +260,7 @@ class FleetView:
     def source(self, name: str, is_up: bool, now_s: float) -> None:
         old = self.sources[name]
         if old.is_up != is_up or (not is_up and not old.stale_since):
-            self.sources[name] = rows.SourceRow(is_up=is_up, stale_since=0.0 if is_up else now_s)
+            self.sources[name] = rows.SourceState(is_up=is_up, stale_since=0.0 if is_up else now_s)
 
     def refresh(self, now_s: float) -> float:
         """Return the time of the rows: while no source answers, the last moment one did, so that no node counts as
@@ -293,7 +278,7 @@ class FleetView:
             table.refresh(now_s)
         return now_s
 
-    def loads(self, now_s: float) -> Mapping[str, rows.Load]:
+    def loads(self, now_s: float) -> Mapping[str, rows.ShownLoad]:
         model_keys, instance_ids = self._loads.refresh(now_s)
         self.model_rows.touch(model_keys)
         self.instance_rows.touch(instance_ids)
@@ -304,14 +289,14 @@ class FleetView:
         return Snapshot(
             now=now_s,
             sources=dict(self.sources),
-            models=sorted(self.model_rows.rows.values(), key=lambda row: (row.name.lower(), row.key)),
+            models=sorted(self.model_rows.rows.values(), key=lambda row: (row.value.name.lower(), row.value.key)),
             instances=[row for _, row in sorted(self.instance_rows.rows.items())],
-            nodes=[row for _, row in sorted(self.node_rows.rows.items())],
-            decisions=list(map(rows.decision_row, self.decisions.latest(DECISIONS_SHOWN))),
+            nodes=[FleetRow(self.nodes[key], row.joined) for key, row in sorted(self.node_rows.rows.items())],
+            decisions=list(map(self.decisions.row, self.decisions.latest(DECISIONS_SHOWN))),
         )
 
     def _put_model(self, model: Model, now_s: float) -> None:
-        if self.fleet.model_table.apply(model, now_s):
+        if self.fleet.model_table.apply(discreet_model(model), now_s):
             self.model_rows.touch([model.key])
 
     def _put_node(self, node: Node, seen_at: float) -> None:
@@ -336,7 +321,7 @@ class FleetView:
         if instance.state is InstanceState.READY and (known is None or known.state.is_coming):
             self._learn_start(instance)
         if instance.state is InstanceState.FAILED:
-            self._failures.put(instance.model_key, rows.Failure(key, instance.changed_at, instance.reason))
+            self._failures.put(instance.model_key, instance)
         elif instance.state in _HEALTHY:
             self._forgive(instance)
         if instance.state.is_coming:
@@ -348,18 +333,17 @@ class FleetView:
     def _touch_around(self, instance: Instance) -> None:
         self.instance_rows.touch([instance.instance_id])
         self.model_rows.touch([instance.model_key])
-        self.node_rows.touch(worker.node_id for worker in instance.workers)
 
     def _forgive(self, instance: Instance) -> None:
         failure = self._failures.get(instance.model_key)
-        if failure and instance.changed_at >= failure.failed_at:
+        if failure and instance.changed_at >= failure.changed_at:
             del self._failures[instance.model_key]
 
     def _learn_start(self, instance: Instance) -> None:
         if (model := self.models.get(instance.model_key)) is not None:
             self._estimates.times.learn(instance, model)
         latest = self._starts.get(instance.model_key)
-        start = rows.start_of(instance)
+        start = rows.past_start(instance)
         if start is not None and (latest is None or start.ended_at >= latest.ended_at):
             self._starts.put(instance.model_key, start)
 
@@ -395,21 +379,19 @@ class FleetView:
 
     def _instance_row(self, key: str, _: float) -> rows.InstanceRow | None:
         instance = self.instances.get(key)
-        return None if instance is None else rows.instance_row(instance, self._loads.instance(key))
+        if instance is None:
+            return None
+        return FleetRow(instance, rows.InstanceStatus(num_in_flight=self._loads.instance(key)))
 
     def _node_row(self, key: str, now_s: float) -> rows.NodeRow | None:
         node = self.nodes.get(key)
         if node is None:
             return None
-        return rows.node_row(
-            node,
-            self.instances,
-            lost_since=self._lost_since(key, now_s),
-            cordoned=key in self._cordoned,
-            fetches=self.fetches.rows(key),
-        )
+        lost_since, fetches = self._lost_since(key, now_s), self.fetches.to(key)
+        return FleetRow(node, rows.NodeStatus(lost_since=lost_since, cordoned=key in self._cordoned, fetches=fetches))
 
 
 def _drawn(node: Node) -> tuple[object, ...]:
+    """Leave out the fields that change with each beat."""
     on_disk = tuple((copy.digest, copy.num_bytes, copy.model_keys) for copy in node.on_disk)
     return node.gpus, node.engines, node.links, node.cached, on_disk, node.draining, node.host_cache_bytes

@@ -78,7 +78,7 @@ class Sample(NamedTuple):
     total_bytes: int
 
 
-class Row(NamedTuple):
+class SavedCell(NamedTuple):
     """`is_open`: not yet part of a coarser slot."""
 
     width_s: int
@@ -88,14 +88,14 @@ class Row(NamedTuple):
     cell: bytes
 
 
-class Series(msgspec.Struct, frozen=True):
+class ChartSeries(msgspec.Struct, frozen=True):
     """One line of a chart: a value for each time of the page, None without a measurement."""
 
     name: str
     values: list[float | None]
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryPage(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics over a span. `times`: starts of slots of `step_s` seconds; the last slot is still open."""
 
     now: float
@@ -105,7 +105,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     emulated: bool
     times: list[int]
-    metrics: dict[str, list[Series]]
+    metrics: dict[str, list[ChartSeries]]
     problem: str = ""
 
 
@@ -186,7 +186,7 @@ class History:
             cell.waiting_peak = max(cell.waiting_peak, waiting)
             cell.running += sample.running.get(scope, 0) if scope else sum(sample.running.values())
 
-    def page(self, span: str, model: str, metrics: Iterable[str], now_s: float) -> Page:
+    def page(self, span: str, model: str, metrics: Iterable[str], now_s: float) -> HistoryPage:
         """Return metrics of the fleet (`model` "") or of one model over the span that ends now. Raises BadRequest."""
         if span not in self.rings:
             raise BadRequest(f"span is one of {', '.join(self.rings)}", param="span")
@@ -195,7 +195,7 @@ class History:
         times = [first + i * ring.width_s for i in range(ring.num_slots)]
         slots = [self._slot(span, start, model) for start in times]
         seconds = [max(1.0, min(ring.width_s, now_s - start)) for start in times]
-        return Page(
+        return HistoryPage(
             now=now_s,
             span=span,
             model=model,
@@ -206,24 +206,26 @@ class History:
             metrics={name: METRICS[name](slots, seconds) for name in known_metrics(metrics, model)},
         )
 
-    def changes(self) -> tuple[list[tuple[int, int]], list[Row]]:
+    def changes(self) -> tuple[list[tuple[int, int]], list[SavedCell]]:
         """Return slots (width_s, start) changed since the last call, and the cells that replace theirs on disk."""
         slots, rows = [], []
         for ring in self._levels:
             for start in sorted(ring.unsaved):
                 slots.append((ring.width_s, start))
-                rows += [Row(ring.width_s, start, scope, False, raw) for scope, raw in ring.closed[start].items()]
+                rows += [SavedCell(ring.width_s, start, scope, False, raw) for scope, raw in ring.closed[start].items()]
             ring.unsaved.clear()
             if ring.open_at is not None:
                 slots.append((ring.width_s, ring.open_at))
-                rows += [Row(ring.width_s, ring.open_at, key, True, _encode(cell)) for key, cell in ring.open.items()]
+                rows += [
+                    SavedCell(ring.width_s, ring.open_at, key, True, _encode(cell)) for key, cell in ring.open.items()
+                ]
         return slots, rows
 
     def not_saved(self, slots: Iterable[tuple[int, int]]) -> None:
         for ring in self._levels:
             ring.unsaved.update(start for width_s, start in slots if width_s == ring.width_s and start in ring.closed)
 
-    def restore(self, rows: Iterable[Row], now_s: float) -> None:
+    def restore(self, rows: Iterable[SavedCell], now_s: float) -> None:
         """Restore rows of an earlier process, before any other call; rows too old, of the future or unreadable are
         skipped."""
         by_width = {ring.width_s: ring for ring in self._levels}
@@ -358,22 +360,22 @@ def known_metrics(names: Iterable[str], model: str) -> list[str]:
     return asked
 
 
-def _lines(slots: Slots, **values: Callable[[Cell, Cell], float | None]) -> list[Series]:
-    return [Series(name, [None if slot is None else of(*slot) for slot in slots]) for name, of in values.items()]
+def _lines(slots: Slots, **values: Callable[[Cell, Cell], float | None]) -> list[ChartSeries]:
+    return [ChartSeries(name, [None if slot is None else of(*slot) for slot in slots]) for name, of in values.items()]
 
 
-def _tokens(slots: Slots, seconds: list[float]) -> list[Series]:
+def _tokens(slots: Slots, seconds: list[float]) -> list[ChartSeries]:
     def rates(tokens: Callable[[Cell], int]) -> list[float | None]:
         pairs = zip(slots, seconds, strict=True)
         return [None if slot is None else round(tokens(slot[1]) / length_s, 3) for slot, length_s in pairs]
 
     return [
-        Series("prompt", rates(lambda cell: cell.prompt_tokens)),
-        Series("response", rates(lambda cell: cell.response_tokens)),
+        ChartSeries("prompt", rates(lambda cell: cell.prompt_tokens)),
+        ChartSeries("response", rates(lambda cell: cell.response_tokens)),
     ]
 
 
-def _ttft(slots: Slots, _: list[float]) -> list[Series]:
+def _ttft(slots: Slots, _: list[float]) -> list[ChartSeries]:
     return _lines(
         slots,
         p50=lambda _, cell: quantile(cell.ttft, 0.5),
@@ -386,7 +388,7 @@ def _mean(total: int, fleet: Cell) -> float | None:
     return round(total / fleet.num_samples, 3) if fleet.num_samples else None
 
 
-def _queue(slots: Slots, _: list[float]) -> list[Series]:
+def _queue(slots: Slots, _: list[float]) -> list[ChartSeries]:
     return _lines(
         slots,
         waiting=lambda fleet, cell: _mean(cell.waiting, fleet),
@@ -395,7 +397,7 @@ def _queue(slots: Slots, _: list[float]) -> list[Series]:
     )
 
 
-def _gpu(slots: Slots, _: list[float]) -> list[Series]:
+def _gpu(slots: Slots, _: list[float]) -> list[ChartSeries]:
     return _lines(
         slots,
         used=lambda fleet, _: _mean(fleet.used_bytes, fleet),
@@ -404,16 +406,18 @@ def _gpu(slots: Slots, _: list[float]) -> list[Series]:
     )
 
 
-def _starts(slots: Slots, _: list[float]) -> list[Series]:
+def _starts(slots: Slots, _: list[float]) -> list[ChartSeries]:
     total: defaultdict[str, int] = defaultdict(int)
     for slot in slots:
         for kind, num in slot[1].starts.items() if slot else ():
             total[kind] += num
     names = [name for name in STARTS if total[name] or name == STARTS[0]]
-    return [Series(name, [None if slot is None else slot[1].starts.get(name, 0) for slot in slots]) for name in names]
+    return [
+        ChartSeries(name, [None if slot is None else slot[1].starts.get(name, 0) for slot in slots]) for name in names
+    ]
 
 
-def _hits(slots: Slots, _: list[float]) -> list[Series]:
+def _hits(slots: Slots, _: list[float]) -> list[ChartSeries]:
     def share(_: Cell, cell: Cell) -> float | None:
         num = cell.num_warm + cell.num_cold
         return round(cell.num_warm / num, 4) if num else None
@@ -421,7 +425,7 @@ def _hits(slots: Slots, _: list[float]) -> list[Series]:
     return _lines(slots, warm=share)
 
 
-METRICS: Final[dict[str, Callable[[Slots, list[float]], list[Series]]]] = {
+METRICS: Final[dict[str, Callable[[Slots, list[float]], list[ChartSeries]]]] = {
     "tokens": _tokens,
     "ttft": _ttft,
     "queue": _queue,

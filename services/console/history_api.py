@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.model import model_key
-from glowplug.services.console.history import SPANS, History, Page, Series, known_metrics
+from glowplug.services.console.history import SPANS, ChartSeries, History, HistoryPage, known_metrics
 from glowplug.services.console.records import json_response
 from glowplug.telemetry import semconv
 
@@ -63,7 +63,7 @@ def queries(metric: str, model: str, step_s: int) -> list[PromQuery]:
 
 async def read_page(
     client: httpx.AsyncClient, url: str, span: str, model: str, metrics: Iterable[str], now_s: float
-) -> Page:
+) -> HistoryPage:
     """Return the page from Prometheus at `url`; its failures are in the page. Raises BadRequest for an unknown
     metric."""
     width_s, num_slots = SPANS[span]
@@ -72,7 +72,7 @@ async def read_page(
     times = list(range(last - (width_s * num_slots // step_s - 1) * step_s, last + 1, step_s))
     wanted = known_metrics(metrics, model)
     asked = [(name, query) for name in wanted for query in queries(name, model, step_s)]
-    found: dict[str, list[Series]] = {name: [] for name in wanted}
+    found: dict[str, list[ChartSeries]] = {name: [] for name in wanted}
     problem = ""
     try:
         answers = await asyncio.gather(*(_range(client, url, query.text, times, step_s) for _, query in asked))
@@ -82,7 +82,7 @@ async def read_page(
         problem = f"Prometheus does not answer at {url}: {type(error).__name__}"
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         problem = f"Prometheus answered with something that is no range of values: {error}"
-    return Page(
+    return HistoryPage(
         now=now_s,
         span=span,
         model=model,
@@ -104,14 +104,14 @@ async def _range(client: httpx.AsyncClient, url: str, text: str, times: list[int
     return lines[:MOST_LINES]
 
 
-def _series(query: PromQuery, lines: list[dict[str, Any]], times: list[int]) -> list[Series]:
+def _series(query: PromQuery, lines: list[dict[str, Any]], times: list[int]) -> list[ChartSeries]:
     found = []
     for line in lines:
         values = {int(float(at)): float(value) for at, value in line["values"]}
         known = [values.get(at) for at in times]
         name = line["metric"].get(query.label, query.name) if query.label else query.name
-        found.append(Series(name, [None if v is None or v != v else v for v in known]))
-    return found or [Series(query.name, [None] * len(times))]
+        found.append(ChartSeries(name, [None if v is None or v != v else v for v in known]))
+    return found or [ChartSeries(query.name, [None] * len(times))]
 
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {400: {"description": "no such metric, span or model name"}}

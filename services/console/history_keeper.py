@@ -11,8 +11,8 @@ from typing import Final
 
 from glowplug.domain.hardware import Gpu, GrantOwner
 from glowplug.events import Event
-from glowplug.services.console.fleet_view import FleetView
-from glowplug.services.console.history import History, Row, Sample
+from glowplug.services.console.fleet_view import ShownFleet
+from glowplug.services.console.history import History, Sample, SavedCell
 
 # The history on disk: one SQLite file of this console alone, so that a restart loses seconds at most. Methods block.
 
@@ -38,14 +38,14 @@ class HistoryDisk:
             path.replace(path.with_name(f"{path.name}.broken"))
             self._connection = _opened(path)
 
-    def read(self) -> Iterable[Row]:
+    def read(self) -> Iterable[SavedCell]:
         """By rising start."""
         asked = "SELECT width_s, start, scope, is_open, cell FROM history ORDER BY start, width_s, scope"
         for width_s, start, scope, is_open, cell in self._connection.execute(asked):
-            yield Row(width_s, start, scope, bool(is_open), cell)
+            yield SavedCell(width_s, start, scope, bool(is_open), cell)
 
     def write(
-        self, slots: Iterable[tuple[int, int]], rows: Iterable[Row], bounds: Mapping[int, tuple[int, int]]
+        self, slots: Iterable[tuple[int, int]], rows: Iterable[SavedCell], bounds: Mapping[int, tuple[int, int]]
     ) -> None:
         """Replace the contents of these slots by `rows`, and delete slots outside the bounds of their width, in one
         transaction. Raises sqlite3.Error."""
@@ -81,7 +81,7 @@ SAVE_EVERY_S: Final = 10.0
 class HistoryKeeper:
     """Without `open_disk` the history is in memory only."""
 
-    def __init__(self, view: FleetView, clock: Callable[[], float]) -> None:
+    def __init__(self, view: ShownFleet, clock: Callable[[], float]) -> None:
         self.history = History()
         self._view, self._clock = view, clock
         self._disk: HistoryDisk | None = None
@@ -136,7 +136,7 @@ class HistoryKeeper:
             self._disk = None
 
 
-def sample_of(view: FleetView, now_s: float) -> Sample:
+def sample_of(view: ShownFleet, now_s: float) -> Sample:
     loads = view.loads(now_s)
     used = reserved = total = 0
     for node_id, node in view.nodes.items():

@@ -29,7 +29,7 @@ SERVICES: Final = ("router", "autoscaler", "placer", "predictor", "prefetcher", 
 ENGINES: Final = "engines"
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class LogSource(msgspec.Struct, frozen=True, kw_only=True):
     """`name`: the service id, or "engines of <node>"."""
 
     name: str
@@ -39,7 +39,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     path: str = log_rest.PATH
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`cursors` by source; none: the newest lines. `words`: all must match, `ids`: one."""
 
     cursors: dict[str, str] = {}
@@ -89,10 +89,10 @@ class LogSources:
     def __init__(self) -> None:
         self.processes: Mapping[str, Holder] = {}
 
-    def find(self, nodes_now: Callable[[], Iterable[Node]], clock: Callable[[], float]) -> list[Source]:
+    def find(self, nodes_now: Callable[[], Iterable[Node]], clock: Callable[[], float]) -> list[LogSource]:
         nodes, now_s = list(nodes_now()), clock()
         found = [
-            Source(name=service_id, service=service_of(service_id), url=holder.url.rstrip("/"))
+            LogSource(name=service_id, service=service_of(service_id), url=holder.url.rstrip("/"))
             for service_id, holder in self.processes.items()
             if holder.seen_at > now_s - GONE_S
         ]
@@ -100,10 +100,10 @@ class LogSources:
         found = [msgspec.structs.replace(one, node=prefetchers.get(one.url, "")) for one in found]
         for node in nodes:
             url = node.agent_url.rstrip("/")
-            found.append(Source(name=f"agent-{node.node_id}", service="agent", url=url, node=node.node_id))
+            found.append(LogSource(name=f"agent-{node.node_id}", service="agent", url=url, node=node.node_id))
             path = f"{log_rest.PATH}/{ENGINES}"
             name = f"engines of {node.node_id}"
-            found.append(Source(name=name, service=ENGINES, url=url, node=node.node_id, path=path))
+            found.append(LogSource(name=name, service=ENGINES, url=url, node=node.node_id, path=path))
         return sorted((one for one in found if one.url.startswith(("http://", "https://"))), key=lambda one: one.name)
 
 
@@ -111,7 +111,7 @@ def service_of(service_id: str) -> str:
     return next((one for one in SERVICES if service_id == one or service_id.startswith(f"{one}-")), service_id)
 
 
-def is_wanted(source: Source, asked: Asked) -> bool:
+def is_wanted(source: LogSource, asked: LogQuery) -> bool:
     return asked.service in ("", source.service, source.name) and asked.node in ("", source.node)
 
 
@@ -127,11 +127,11 @@ class LogReader:
         answer_s: float = ANSWER_S,
     ) -> None:
         self._upstream, self._own, self._answer_s = upstream, own, answer_s
-        self._console = Source(name=own_id, service="console", url="")
+        self._console = LogSource(name=own_id, service="console", url="")
         self._may_read_own = may_read_own
         self._slots = asyncio.Semaphore(AT_ONCE)
 
-    async def read(self, sources: Iterable[Source], asked: Asked, token: str) -> LogPage:
+    async def read(self, sources: Iterable[LogSource], asked: LogQuery, token: str) -> LogPage:
         """Raises Unauthorized if every answering source wants another token."""
         wanted = [one for one in (*sources, self._console) if is_wanted(one, asked)]
         answers = await asyncio.gather(*(self._one(one, asked, token) for one in wanted))
@@ -155,7 +155,7 @@ class LogReader:
         is_first = not asked.cursors
         return LogPage(lines=lines[-asked.limit :] if is_first else lines, cursors=cursors, sources=rows)
 
-    async def _one(self, source: Source, asked: Asked, token: str) -> _Answer | GlowplugError:
+    async def _one(self, source: LogSource, asked: LogQuery, token: str) -> _Answer | GlowplugError:
         after = asked.cursors.get(source.name, "")
         if not source.url:
             return self._read_own(after, asked, token)
@@ -179,14 +179,14 @@ class LogReader:
             except msgspec.MsgspecError as error:
                 return GlowplugError(f"{source.name} answered with something that is no log: {error}")
 
-    def _read_own(self, after: str, asked: Asked, token: str) -> _Answer | GlowplugError:
+    def _read_own(self, after: str, asked: LogQuery, token: str) -> _Answer | GlowplugError:
         if not self._may_read_own(token):
             return Unauthorized("the admin token is missing or wrong")
         page = self._own.read(after, Wanted(asked.level, tuple(asked.words), tuple(asked.ids)), asked.limit)
         return msgspec.convert(log_rest.page_row(page), _Answer)
 
 
-def routes(reader: LogReader, find: Callable[[], list[Source]]) -> APIRouter:
+def routes(reader: LogReader, find: Callable[[], list[LogSource]]) -> APIRouter:
     router = APIRouter(prefix="/api/v1", tags=["logs"])
 
     @router.post("/logs", response_class=Response, responses={401: {"description": "the admin token is missing"}})
@@ -200,10 +200,10 @@ def routes(reader: LogReader, find: Callable[[], list[Source]]) -> APIRouter:
     return router
 
 
-def read_asked(body: bytes) -> Asked:
+def read_asked(body: bytes) -> LogQuery:
     """Raises BadRequest."""
     try:
-        asked = msgspec.json.decode(body or b"{}", type=Asked)
+        asked = msgspec.json.decode(body or b"{}", type=LogQuery)
     except msgspec.MsgspecError as error:
         raise BadRequest(str(error)) from error
     texts: list[tuple[str, int, Any]] = [

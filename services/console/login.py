@@ -69,7 +69,7 @@ class Session:
     id_token: str = ""
 
 
-class Access:
+class ConsoleAccess:
     """Roles by key, and open sessions.
 
     `key`: the console's own, else the router's API key (`is_api_key`); `keys`: reads named keys; `has_oidc`: people
@@ -176,7 +176,7 @@ def cookie_name(port: int) -> str:
 
 
 class Locked:
-    def __init__(self, app: ASGIApp, access: Access, cookie: str) -> None:
+    def __init__(self, app: ASGIApp, access: ConsoleAccess, cookie: str) -> None:
         self._app, self._access, self._cookie = app, access, cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,7 +211,7 @@ class Locked:
         await answer(scope, receive, send)
 
     async def _by_key(self, headers: Headers, address: str) -> Who:
-        """Raises KeyRequired, and as `Access.who`."""
+        """Raises KeyRequired, and as `ConsoleAccess.who`."""
         given = headers.get(KEY_HEADER) or _bearer(headers)
         if not given:
             raise KeyRequired("This console asks for its key: log in at /login, or send it as a Bearer token.")
@@ -288,12 +288,14 @@ def is_https(request: Request) -> bool:
     return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
 
 
-def open_session(answer: Response, request: Request, access: Access, cookie: str, who: Who, id_token: str = "") -> None:
+def open_session(
+    answer: Response, request: Request, access: ConsoleAccess, cookie: str, who: Who, id_token: str = ""
+) -> None:
     token, max_age = access.log_in(who, id_token), int(access.session_s)
     answer.set_cookie(cookie, token, max_age, httponly=True, samesite="strict", secure=is_https(request))
 
 
-def routes(access: Access, cookie: str, oidc: Oidc | None) -> APIRouter:
+def routes(access: ConsoleAccess, cookie: str, oidc: Oidc | None) -> APIRouter:
     """Return the routes to log in and out, without effect on a console that asks for no login."""
     router = APIRouter(tags=["login"])
     said: dict[int | str, dict[str, object]] = {

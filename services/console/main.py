@@ -200,7 +200,7 @@ def as_listed(event: Event) -> Iterator[Event]:
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    settings = ConsoleSettings()
+    settings = ConsoleSettings.read()
     world = World.open("console", settings)
     console = Console(settings, ConsoleMetrics(), keys=KeyReader(world.store))
     await asyncio.to_thread(console.open_disk)

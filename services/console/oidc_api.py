@@ -9,7 +9,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse
 
-from glowplug.services.console.login import Access, is_https, open_session, own_url
+from glowplug.services.console.login import ConsoleAccess, is_https, open_session, own_url
 from glowplug.services.console.oidc import ATTEMPT_S, LoginFailed, Oidc
 from glowplug.services.console.roles import Who
 
@@ -20,7 +20,7 @@ _VIEW: Final = re.compile(r"#/[\x21-\x7e]{0,500}")
 _NOT_KEPT: Final = {"Cache-Control": "no-store"}
 
 
-def routes(access: Access, cookie: str, oidc: Oidc) -> APIRouter:
+def routes(access: ConsoleAccess, cookie: str, oidc: Oidc) -> APIRouter:
     router = APIRouter(tags=["login"])
     under_way = f"{cookie}-login"
 

@@ -1,26 +1,18 @@
-"""Records of the console: copied from domain values, bounded, sent as JSON or as a stream."""
+"""Records of the console: bounded, sent as JSON or as a stream."""
 
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from fastapi.responses import Response, StreamingResponse
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
-RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 HEARTBEAT_S: Final = 10.0
 _encode = msgspec.json.Encoder().encode
-
-
-def record_of(kind: type[RecordT], source: object, **others: Any) -> RecordT:
-    """Make a record of `others` and of equally named fields of `source`. Raises TypeError for a missing field without
-    default."""
-    names = (name for name in kind.__struct_fields__ if name not in others and hasattr(source, name))
-    return kind(**{name: getattr(source, name) for name in names}, **others)
 
 
 class Newest(OrderedDict[KeyT, ValueT]):

@@ -3,7 +3,7 @@ request's text."""
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -11,8 +11,8 @@ from glowplug.domain.access import prefix_of
 from glowplug.domain.snapshot import LiveRequest
 from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsFinished, RouterRequestsReported
-from glowplug.services.console.events import trace_id_of
-from glowplug.services.console.records import Newest, record_of
+from glowplug.services.console.records import Newest
+from glowplug.telemetry.tracing import trace_id_of
 
 REPORT_LEASE_S: Final = 3.0
 LIVE_STATES: Final = ("held", "dispatched", "streaming")
@@ -20,15 +20,16 @@ ENDED_STATES: Final = ("finished", "left", "failed", "refused")
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: held, dispatched, streaming, finished, left, failed or refused. Seconds; 0 if unknown.
+    """A request from its first report to its end, in one form. `state`: held, dispatched, streaming, finished, left,
+    failed or refused. Seconds; 0 if unknown.
 
     `ttft_s`: of streamed answers; for others the first byte is the whole. `tpot_s`: mean time between tokens after
     the first; needs two. `num_unlisted`: refusals before this one without a line."""
 
     request_id: str
     model_key: str
-    router_id: str
-    state: str
+    router_id: str = ""
+    state: str = ""
     arrived_at: float = 0.0
     finished_at: float = 0.0
     status: int = 0
@@ -132,7 +133,7 @@ class RequestLog:
             self._ended[_key(known)] = msgspec.structs.replace(known, **refusal)
             return
         trace_id = trace_id_of(event.traceparent)
-        self._end(record_of(RequestLine, fact, state="refused", arrived_at=event.occurred_at, trace_id=trace_id))
+        self._end(_line(fact, state="refused", arrived_at=event.occurred_at, trace_id=trace_id))
 
 
 def _key(line: RequestLine) -> tuple[str, str]:
@@ -145,16 +146,19 @@ def _text(line: RequestLine) -> str:
     return " ".join((*parts, *whose)).lower()
 
 
+def _line(report: LiveRequest | RequestFinished | RequestRejected, **others: Any) -> RequestLine:
+    return msgspec.structs.replace(msgspec.convert(report, RequestLine, from_attributes=True), **others)
+
+
 def _live(router_id: str, row: LiveRequest) -> RequestLine:
     state = row.state if row.state in LIVE_STATES else "dispatched"
-    return record_of(RequestLine, row, router_id=router_id, state=state, ttft_s=row.first_token_s)
+    return _line(row, router_id=router_id, state=state, ttft_s=row.first_token_s)
 
 
 def _finished(fact: RequestFinished, trace_id: str) -> RequestLine:
     num_gaps = fact.response_tokens - 1
     has_gaps = fact.first_token_s and num_gaps > 0
-    return record_of(
-        RequestLine,
+    return _line(
         fact,
         state="finished" if fact.status < 400 else "left" if fact.status == 499 else "failed",
         code=fact.error_code,

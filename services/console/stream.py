@@ -5,8 +5,8 @@ A slow page loses its oldest messages and gets their number; it then asks for th
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
-from glowplug.services.console.fleet_rows import decision_row
-from glowplug.services.console.fleet_view import DECISIONS_SHOWN, FleetView, RowTable
+from glowplug.services.console.fleet_rows import FleetRow
+from glowplug.services.console.fleet_view import DECISIONS_SHOWN, RowTable, ShownFleet
 from glowplug.services.console.records import HEARTBEAT_S, Mailbox, message
 from glowplug.services.console.stories import TraceSummary
 
@@ -26,9 +26,9 @@ class Differ:
         self._decisions: frozenset[str] = frozenset()
         self._sources: object = None
 
-    def patch(self, view: FleetView, now_s: float) -> dict[str, Any] | None:
-        """Return new rows, changed fields under `changed`, ids under `removed`, and new decisions, newest first; None
-        without a change."""
+    def patch(self, view: ShownFleet, now_s: float) -> dict[str, Any] | None:
+        """Return new rows, changed fields of values and of joined facts under `changed`, ids under `removed`, and new
+        decisions, newest first; None without a change."""
         now_s = view.refresh(now_s)
         patch: dict[str, Any] = {}
         for name, (table, key) in _TABLES.items():
@@ -41,14 +41,14 @@ class Differ:
                 patch.setdefault("removed", {})[name] = removed
         latest = view.decisions.latest(DECISIONS_SHOWN)
         if fresh := [record for record in latest if record.decision_id not in self._decisions]:
-            patch["decisions"] = list(map(decision_row, fresh))
+            patch["decisions"] = list(map(view.decisions.row, fresh))
             self._decisions = frozenset(record.decision_id for record in latest)
         if view.sources != self._sources:
             patch["sources"] = self._sources = dict(view.sources)
         return {"now": now_s, **patch} if patch else None
 
 
-def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
+def _compared(table: RowTable[FleetRow[Any, Any]], key: str) -> tuple[list[Any], list[dict[str, Any]], list[str]]:
     new, changed, removed = [], [], []
     for id_, old in table.take_changed().items():
         row = table.rows.get(id_)
@@ -57,12 +57,19 @@ def _compared(table: RowTable[Any], key: str) -> tuple[list[Any], list[dict[str,
                 removed.append(id_)
         elif old is None:
             new.append(row)
-        elif fields := {f: value for f in row.__struct_fields__ if (value := getattr(row, f)) != getattr(old, f)}:
-            changed.append({key: id_, **fields})
+        else:
+            parts = {"value": _other(old.value, row.value), "joined": _other(old.joined, row.joined)}
+            if parts := {name: fields for name, fields in parts.items() if fields}:
+                changed.append({key: id_, **parts})
     return new, changed, removed
 
 
-class Client(Mailbox[bytes]):
+def _other(old: Any, new: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that have other values."""
+    return {f: value for f in new.__dataclass_fields__ if (value := getattr(new, f)) != getattr(old, f)}
+
+
+class OpenPage(Mailbox[bytes]):
     async def messages(self, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[bytes]:
         async for waiting, num_dropped in self.arrivals(heartbeat_s):
             if num_dropped:
@@ -75,27 +82,27 @@ class Hub:
     """All open pages. `flush` does nothing without any."""
 
     def __init__(self, *, queue_limit: int = 64, max_clients: int = 64) -> None:
-        self.clients: set[Client] = set()
+        self.clients: set[OpenPage] = set()
         self.num_dropped = 0
         self._queue_limit = queue_limit
         self._max_clients = max_clients
         self._differ = Differ()
         self._closed = False
 
-    def join(self, view: FleetView, now_s: float) -> Client:
+    def join(self, view: ShownFleet, now_s: float) -> OpenPage:
         """Add a page, which gets the whole fleet first. Raises TooManyClients."""
         if self._closed or len(self.clients) >= self._max_clients:
             raise TooManyClients
         self._flush_fleet(view, now_s)  # brings the others to the new page's first state
-        client = Client(self._queue_limit)
+        client = OpenPage(self._queue_limit)
         client.put(message("fleet", view.snapshot(now_s)))
         self.clients.add(client)
         return client
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: OpenPage) -> None:
         self.clients.discard(client)
 
-    def flush(self, view: FleetView, now_s: float, traces: Sequence[TraceSummary] = ()) -> None:
+    def flush(self, view: ShownFleet, now_s: float, traces: Sequence[TraceSummary] = ()) -> None:
         """Send changes, and the traces that have changed."""
         self._flush_fleet(view, now_s)
         if traces:
@@ -107,7 +114,7 @@ class Hub:
         for client in self.clients:
             client.close()
 
-    def _flush_fleet(self, view: FleetView, now_s: float) -> None:
+    def _flush_fleet(self, view: ShownFleet, now_s: float) -> None:
         patch = self._differ.patch(view, now_s)
         if patch is not None:
             self._send(message("patch", patch))

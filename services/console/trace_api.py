@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from glowplug.domain.errors import NotFound
 from glowplug.domain.instance import PhaseName
-from glowplug.services.console.records import json_response, record_of
+from glowplug.services.console.records import json_response
 from glowplug.services.console.stories import Stories, TraceSummary
 from glowplug.services.console.story import FIRST_TOKEN, GENERATE, HOLD, REQUEST, Attributes, Row, Told, tree
 from glowplug.telemetry import semconv
@@ -148,9 +148,17 @@ class Waterfall(msgspec.Struct, frozen=True):
 def waterfall(summary: TraceSummary, rows: Sequence[Row]) -> Waterfall:
     """Return rows depth first, siblings by start."""
     drawn = [_drawn(row, depth, num_children, summary.start_at) for row, depth, num_children in tree(rows)]
-    return record_of(
-        Waterfall,
-        summary,
+    return Waterfall(
+        trace_id=summary.trace_id,
+        name=summary.name,
+        service=summary.service,
+        model=summary.model,
+        request_ids=summary.request_ids,
+        start_at=summary.start_at,
+        duration_s=summary.duration_s,
+        num_errors=summary.num_errors,
+        is_emulated=summary.is_emulated,
+        revision=summary.revision,
         services=list(dict.fromkeys(row.service for row in drawn)),
         phases=[_phase(row) for row in sorted(drawn, key=_by_stage) if row.phase],
         stages=stages(rows),
@@ -163,21 +171,27 @@ def _by_stage(row: DrawnRow) -> tuple[float, int]:
 
 
 def _drawn(row: Row, depth: int, num_children: int, origin: float) -> DrawnRow:
-    return record_of(
-        DrawnRow,
-        row,
+    return DrawnRow(
+        span_id=row.span_id,
         parent_id=row.parent_id if depth else "",
         depth=depth,
         num_children=num_children,
+        name=row.name,
+        service=row.service,
+        process=row.process,
+        kind=row.kind,
         offset_s=row.started_at - origin,
         duration_s=row.ended_at - row.started_at,
+        error=row.error,
+        phase=row.phase,
+        attributes=row.attributes,
         events=[Point(mark.name, mark.at - origin, mark.attributes) for mark in row.marks],
     )
 
 
 def _phase(row: DrawnRow) -> PhaseBar:
     predicted = row.attributes.get(semconv.ATTR_PREDICTED_SECONDS, 0.0)
-    return record_of(PhaseBar, row, name=row.phase, predicted_s=float(predicted))
+    return PhaseBar(row.phase, row.span_id, row.offset_s, row.duration_s, float(predicted))
 
 
 class TracePage(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ class NoAddress(NoCapacity):
     code = "no_address"
 
 
-class Unreachable(GlowplugError):
+class ServiceUnreachable(GlowplugError):
     """The service does not answer (502)."""
 
     status, type, code = 502, "server_error", "upstream_unreachable"
@@ -84,7 +84,7 @@ class Upstream:
         """Return an answer with its body unread. `silence_s` bounds each wait for bytes; `base`: address of one of
         several services of that name.
 
-        Raises NoAddress, Unreachable (the request was not accepted) and TimedOut (it may have been)."""
+        Raises NoAddress, ServiceUnreachable (the request was not accepted) and TimedOut (it may have been)."""
         base = base or self.addresses.url(service)
         url = base + path
         if self._client is None:
@@ -94,11 +94,11 @@ class Upstream:
         try:
             return await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL) as error:
-            raise Unreachable(f"the {service} does not answer at {base}") from error
+            raise ServiceUnreachable(f"the {service} does not answer at {base}") from error
         except httpx.TimeoutException as error:
             raise TimedOut(f"the {service} took the request and has been silent for {silence_s:g} s") from error
         except httpx.HTTPError as error:
-            raise Unreachable(f"the {service} broke off: {type(error).__name__}") from error
+            raise ServiceUnreachable(f"the {service} broke off: {type(error).__name__}") from error
 
     async def close(self) -> None:
         if self._client is not None:
@@ -133,7 +133,7 @@ async def read_answer(response: httpx.Response, max_bytes: int) -> bytes:
             if len(body) >= max_bytes:
                 break
     except httpx.HTTPError as error:
-        raise Unreachable("the answer broke off") from error
+        raise ServiceUnreachable("the answer broke off") from error
     finally:
         await response.aclose()
     return bytes(body[:max_bytes])

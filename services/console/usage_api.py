@@ -28,7 +28,7 @@ from glowplug.events.facts import UsageRecorded
 from glowplug.events.subjects import among_facts, facts_of
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.records import json_response
-from glowplug.services.console.usage_ledger import HOUR_S, SUMS, Ledger, Question
+from glowplug.services.console.usage_ledger import HOUR_S, SUMS, UsageLedger, UsageQuery
 from glowplug.services.console.usage_prices import PriceFile, Prices
 
 # Usage records go from the bus into the ledger, and are acknowledged once committed. Consoles share one reader's name
@@ -45,7 +45,7 @@ KEPT_DAY_S: Final = 86400.0
 class UsageReader:
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: UsageLedger,
         metrics: ConsoleMetrics,
         kept_days: float,
         clock: Callable[[], float],
@@ -109,10 +109,10 @@ Row = dict[str, Any]
 class Usage:
     """Raises NoCapacity (503) if the database is down."""
 
-    def __init__(self, ledger: Ledger, prices: PriceFile, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: UsageLedger, prices: PriceFile, clock: Callable[[], float]) -> None:
         self._ledger, self._prices, self.clock = ledger, prices, clock
 
-    async def sums(self, question: Question) -> tuple[list[Row], str]:
+    async def sums(self, question: UsageQuery) -> tuple[list[Row], str]:
         """Return rows by `question.by` with their `cost`, and the currency. The cost is None if no model of a row has a
         price."""
         asked = replace(question, by=(*question.by, *({"model_key"} - set(question.by))))
@@ -167,7 +167,7 @@ def _plain_route(router: APIRouter, usage: Usage) -> None:
         end = -(-(_moment("until", until, now_s) if until else int(now_s) + 1) // width_s) * width_s
         if start >= end:
             raise BadRequest("`since` is not before `until`", param="since")
-        question = Question(
+        question = UsageQuery(
             start=start,
             end=end,
             by=tuple(BY[name] for name in names if BY[name]),
@@ -242,7 +242,7 @@ def _costs_route(router: APIRouter, usage: Usage) -> None:
         return json_response(_page(question, last, rows, result))
 
 
-def _buckets(now_s: float, start: int, end: int | None, width_s: int, limit: int, page: str) -> tuple[Question, int]:
+def _buckets(now_s: float, start: int, end: int | None, width_s: int, limit: int, page: str) -> tuple[UsageQuery, int]:
     """Return the question for one page, and the end of the last page. A page's name is its first second; buckets are
     whole minutes, hours or days of UTC."""
     if page and not page.isdecimal():
@@ -251,10 +251,10 @@ def _buckets(now_s: float, start: int, end: int | None, width_s: int, limit: int
     last = -(-(int(now_s) + 1 if end is None else end) // width_s) * width_s
     if first >= last:
         raise BadRequest("start_time is not before end_time", param="start_time")
-    return Question(start=first, end=min(last, first + limit * width_s), width_s=width_s), last
+    return UsageQuery(start=first, end=min(last, first + limit * width_s), width_s=width_s), last
 
 
-def _page(question: Question, last: int, rows: Iterable[Row], result: Callable[[Row], Row]) -> Row:
+def _page(question: UsageQuery, last: int, rows: Iterable[Row], result: Callable[[Row], Row]) -> Row:
     results: defaultdict[int, list[Row]] = defaultdict(list)
     for row in rows:
         results[row["bucket"]].append(result(row))

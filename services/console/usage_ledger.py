@@ -86,7 +86,7 @@ _WIDTHS: Final = {"request_id": 256, "model_key": 256, "path": 256, "instance_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class UsageQuery:
     """Requests that ended in [start, end) (epoch seconds), of these models, tenants and keys (default: all), summed by
     `by` (KEYS) in buckets of `width_s` from `start`; 0: one bucket."""
 
@@ -99,7 +99,7 @@ class Question:
     keys: tuple[str, ...] = ()
 
 
-class Ledger:
+class UsageLedger:
     def __init__(self, url: str) -> None:
         self._engine = create_engine(url, pool_pre_ping=True)
         if self._engine.dialect.name == "sqlite":
@@ -118,7 +118,7 @@ class Ledger:
                     raise
         raise AssertionError("the last collision is raised")
 
-    def sums(self, question: Question) -> list[dict[str, Any]]:
+    def sums(self, question: UsageQuery) -> list[dict[str, Any]]:
         """Return a row for each bucket and group with usage, the oldest first: `bucket` (its start), the fields of
         `by`, SUMS. Whole hours are read from the totals."""
         is_whole = not any(edge % HOUR_S for edge in (question.start, question.end, question.width_s))

@@ -21,7 +21,7 @@ DECISIONS: Final = 500
 NOT_FOUND: Final = 404
 
 
-class Fleet:
+class FleetRest:
     def __init__(self, *, autoscaler: str, placer: str, router: str, token: str) -> None:
         self._autoscaler, self._placer, self._router = autoscaler, placer, router
         headers = {"Authorization": f"Bearer {token}"} if token else {}

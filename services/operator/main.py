@@ -21,7 +21,7 @@ from glowplug.runtime.rest import make_app
 from glowplug.runtime.service import run, serve_rest
 from glowplug.runtime.tasks import end, essential
 from glowplug.services.operator.api_server import ApiError, ApiServer, Expired, Unreachable
-from glowplug.services.operator.fleet import Fleet
+from glowplug.services.operator.fleet import FleetRest
 from glowplug.services.operator.settings import OperatorSettings
 from glowplug.telemetry import logs
 from glowplug.telemetry.metrics import ShellMetrics
@@ -98,7 +98,7 @@ NOTE_CHARS: Final = 1024  # Kubernetes' limit for a note
 
 
 class Operator:
-    def __init__(self, api: ApiServer, fleet: Fleet, metrics: ShellMetrics, service_id: str, look_s: float) -> None:
+    def __init__(self, api: ApiServer, fleet: FleetRest, metrics: ShellMetrics, service_id: str, look_s: float) -> None:
         self._api, self._fleet, self._metrics = api, fleet, metrics
         self._service_id, self._look_s = service_id, look_s
         self._controller = ResourcesController()
@@ -274,7 +274,7 @@ RENEW = 1 / 3  # of the lease's time; after two failed renewals a holder stops a
 
 
 class Leading:
-    def __init__(self, api: ApiServer, fleet: Fleet, settings: OperatorSettings) -> None:
+    def __init__(self, api: ApiServer, fleet: FleetRest, settings: OperatorSettings) -> None:
         self._api, self._fleet, self._settings = api, fleet, settings
         self._metrics = ShellMetrics("operator")
         self._metrics.introduce(settings.service_id)
@@ -338,13 +338,13 @@ class Leading:
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    settings = OperatorSettings()
+    settings = OperatorSettings.read()
     settings.service_id = settings.service_id or "operator-1"
     logs.configure(settings.service_id, level=settings.log_level, json=settings.log_json)
     if not settings.api_server():
         raise SystemExit("glowplug: GLOWPLUG_KUBERNETES_URL: give the API server's address outside a cluster")
     api = ApiServer(settings.api_server(), settings.kubernetes_account, settings.watch_namespace)
-    fleet = Fleet(
+    fleet = FleetRest(
         autoscaler=settings.autoscaler_url.rstrip("/"),
         placer=settings.placer_url.rstrip("/"),
         router=settings.router_url.rstrip("/"),

@@ -1,23 +1,26 @@
 """Settings of the operator."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
-
-from glowplug.runtime.settings import ElectedSettings, advanced
+from glowplug.domain.bounds import word
+from glowplug.domain.reading import ADVANCED
+from glowplug.runtime.settings import ElectedSettings
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
+@dataclass(kw_only=True)
 class OperatorSettings(ElectedSettings):
     autoscaler_url: str = "http://autoscaler:8080"  # of models and tenants
     placer_url: str = "http://placer:8080"  # of instances and decisions
     router_url: str = "http://router:8080"  # of estimates of starts: the admin port of any router; empty: none
-    leader_lease_s: float = Field(15.0, ge=0)  # as above, by a Lease of Kubernetes
+    leader_lease_s: float = 15.0  # as above, by a Lease of Kubernetes
     kubernetes_url: str = ""  # of the API server; empty: that of the cluster the process runs in
-    kubernetes_account: Path = advanced(ACCOUNT)  # folder with token, ca.crt and namespace
-    watch_namespace: str = Field("", max_length=63)  # whose custom resources it follows; empty: all namespaces
+    kubernetes_account: Annotated[Path, ADVANCED] = ACCOUNT  # folder with token, ca.crt and namespace
+    watch_namespace: Annotated[str, word(r"[^/]*", 63)] = ""  # whose custom resources it follows; empty: all namespaces
 
     def api_server(self) -> str:
         """The URL of the API server; "" outside a cluster where none is given."""

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, FastAPI, Query
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer.controller import Cordon, PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import Cordon, PlacerController
 from glowplug.controllers.placer.costs import Verb
 from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
 from glowplug.controllers.placer.reads import reads_of
@@ -23,9 +24,10 @@ from glowplug.domain.errors import NoCapacity, NotFound
 from glowplug.domain.lease import Leader
 from glowplug.domain.model import Rung
 from glowplug.events.facts import NodeLeft
-from glowplug.policies.placement.hydraserve_allocation import StageSeconds
+from glowplug.fleet.tables import find_model
 from glowplug.policies.registry import choose
-from glowplug.runtime.control import ControlService, find_model
+from glowplug.runtime.control import ControlService
+from glowplug.runtime.decision_search import DecisionSearch
 from glowplug.runtime.key_reader import KeyReader
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.service import World, run
@@ -40,7 +42,7 @@ REMEMBER_LOST_S = 3600.0
 
 
 class FleetCollector(Collector):
-    """Read the placer's controller at each scrape; `controller()` is None before the service connects."""
+    """`controller()` is None before the service connects."""
 
     def __init__(self, controller: Callable[[], PlacerController | None], clock: Callable[[], float]) -> None:
         self._controller, self._clock = controller, clock
@@ -204,48 +206,32 @@ def _models(app: FastAPI, service: ControlService, settings: PlacerSettings) -> 
 
 
 def _decisions(app: FastAPI, service: ControlService) -> None:
-    async def rows(count: int) -> list[dict[str, Any]]:
+    async def newest() -> list[DecisionRecord]:
         try:
-            raw = await service.world.store.tail(DECISIONS_LOG, count)
+            raw = await service.world.store.tail(DECISIONS_LOG, DECISIONS_KEPT)
         except NotATable as error:
             raise NoCapacity(f"the decisions cannot be read: {error}", retry_after_s=2) from error
         except StoreUnavailable as error:
             raise NoCapacity("the store does not answer; decisions are kept there", retry_after_s=2) from error
         found, _ = read_rows(DECISIONS_LOG, {str(place): row for place, row in enumerate(raw)}, DecisionRecord)
-        return [msgspec.to_builtins(record) for record in found.values()]
+        return list(found.values())
 
     @app.get("/v1/decisions", tags=["decisions"])
     async def decisions(
-        model: str = "",
-        instance: str = "",
-        request: str = "",
-        gpu: str = "",
-        node: str = "",
-        kind: str = "",
-        limit: int = Query(100, ge=1, le=DECISIONS_KEPT),
+        wanted: Annotated[DecisionSearch, Depends()], limit: int = Query(100, ge=1, le=DECISIONS_KEPT)
     ) -> dict[str, Any]:
-        """The decisions of all services of the fleet, newest first; filters are exact.
-
-        `instance` finds the decisions about an instance and those that chose it as a victim.
-        """
-        wanted = {
-            "model_key": model,
-            "request_id": request,
-            "gpu_id": gpu,
-            "node_id": node,
-            "kind": kind,
-        }
-        found = [row for row in await rows(DECISIONS_KEPT) if all(not v or row.get(k) == v for k, v in wanted.items())]
-        if instance:
-            found = [r for r in found if r["instance_id"] == instance or instance in r["chosen"].split(", ")]
-        return {"object": "list", "data": found[:limit]}
+        """Decisions of all services, newest first; filters are exact, `q` looks anywhere, `instance` finds victims
+        too."""
+        found = islice(filter(wanted.wants, await newest()), limit)
+        return {"object": "list", "data": [msgspec.to_builtins(record) for record in found]}
 
     @app.get("/v1/decisions/{decision_id}", tags=["decisions"])
     async def decision(decision_id: str) -> dict[str, Any]:
         """One decision with its inputs, rule, rivals and reason."""
-        for row in await rows(DECISIONS_KEPT):
-            if row["decision_id"] == decision_id:
-                return row
+        for record in await newest():
+            if record.decision_id == decision_id:
+                shown: dict[str, Any] = msgspec.to_builtins(record)
+                return shown
         raise NotFound(f"no decision {decision_id!r} is kept (the newest {DECISIONS_KEPT} are)")
 
 
@@ -271,27 +257,8 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
         return await cordon(node_id, False)
 
 
-HOLE_GRACE_S = 3.0  # in which an engine notices a lost stage at its next step, and its agent reports it
-
-
-def params_of(settings: PlacerSettings) -> PlacerParams:
-    return settings.filled(
-        PlacerParams,
-        follows_parts=True,
-        hole_grace_s=HOLE_GRACE_S,
-        start_stages=StageSeconds(
-            container_s=settings.start_container_s,
-            cuda_s=settings.start_cuda_s,
-            library_s=settings.start_library_s,
-            hop_s=settings.stage_hop_s,
-            prefill_s=settings.prefill_s,
-            decode_s=settings.decode_s,
-        ),
-    )
-
-
 async def serve(stopping: asyncio.Event) -> None:
-    settings = PlacerSettings()
+    settings = PlacerSettings.read()
     policies = {
         "placement": settings.policy_placement,
         "eviction": settings.policy_eviction,
@@ -302,7 +269,7 @@ async def serve(stopping: asyncio.Event) -> None:
     collector = FleetCollector(lambda: service.controller(PlacerController) if service.shell else None, time.time)
     service.world.metrics.observers += [collector.saw, FailureCounter().saw]
     REGISTRY.register(collector)
-    params = params_of(settings)
+    params = settings.controller_params()
 
     def controller(epoch: int) -> PlacerController:
         return PlacerController(place, evict, policies, epoch, params, prewarm=prewarm)

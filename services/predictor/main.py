@@ -135,13 +135,12 @@ def _rows(model_key: str, forecast: Forecast) -> Iterator[dict[str, Any]]:
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    settings = PredictorSettings()
+    settings = PredictorSettings.read()
     service = ControlService(World.open("predictor", settings), READS)
     REGISTRY.register(ForecastCollector(lambda: service.controller(PredictorController) if service.shell else None))
     forecaster = choose("prediction", settings.policy_prediction)
-    make_with(forecaster, settings.window_s or 60.0)  # raises if the forecaster cannot be made here
-    params = settings.params()
-    await service.run(stopping, make(service, settings), lambda _: PredictorController(params, forecaster))
+    make_with(forecaster, settings.params.window_s or 60.0)  # raises if the forecaster cannot be made here
+    await service.run(stopping, make(service, settings), lambda _: PredictorController(settings.params, forecaster))
 
 
 def main() -> None:

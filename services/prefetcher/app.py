@@ -89,14 +89,14 @@ def job_row(job: FetchJob) -> dict[str, Any]:
     return {
         "digest": job.digest,
         "stage": job.stage.value,
-        "model_keys": sorted({want.model_key for want in job.wants}),
+        "model_keys": sorted({want.command.model_key for want in job.wants}),
         "instance_ids": list(job.instance_ids),
         "num_bytes": job.num_bytes,
         "num_bytes_done": job.num_bytes_done,
-        "first_byte": job.first_byte,
-        "last_byte": job.last_byte,
-        "pipeline_stage": job.pipeline_stage,
-        "num_stages": job.num_stages,
+        "first_byte": job.part.first_byte,
+        "last_byte": job.part.last_byte,
+        "pipeline_stage": job.part.stage,
+        "num_stages": job.part.num_stages,
         "urgency": job.urgency,
         "started_at": job.started_at,
         "from_disk": job.from_disk,
@@ -217,7 +217,7 @@ def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: Prefetch
             if landed.find(b"\0", pieces.start, pieces.stop) >= 0:
                 raise Conflict(f"bytes {first} to {last} of {digest[:12]} have not all landed here")
         serving.check()
-        chunks = _read(there, layout, first, last, settings.fetch_chunk_bytes)
+        chunks = _read(there, layout, first, last, settings.sources.chunk_bytes)
         body = serving.passed(chunks, link, metrics)
         headers = {
             "Content-Range": f"bytes {first}-{last - 1}/{layout.num_bytes}",

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,7 @@ class Fetcher:
 
     async def _start(self, effect: msg.StartFetch, _: Event | None) -> None:
         self._metrics.misses.inc()
-        running = _Running(effect, urgency=effect.urgency)
+        running = _Running(effect, urgency=effect.want.urgency)
         self._running[effect.digest] = running
         running.task = asyncio.create_task(self._run(running), name=f"fetch-{effect.digest[:12]}")
 
@@ -220,7 +220,7 @@ class Fetcher:
         effect = running.effect
         try:
             end = await self._from_disk(running) if effect.from_disk else None
-            end = end or await self._read(running, open_source(effect.weights.uri, self._source_options))
+            end = end or await self._read(running, open_source(effect.want.command.weights.uri, self._source_options))
         except asyncio.CancelledError:
             if not running.stopping:
                 raise
@@ -259,7 +259,7 @@ class Fetcher:
     async def _from_disk(self, running: _Running) -> msg.FetchEnded | None:
         """Fetch from the disk copy. None if it is unusable or damaged: then it is dropped, and only its good pieces are
         in host memory."""
-        digest, weights = running.effect.digest, running.effect.weights
+        digest, weights = running.effect.digest, running.effect.want.command.weights
         assert self._copies is not None
         try:
             copy = await asyncio.to_thread(self._copies.open, digest, self._source_options)
@@ -300,36 +300,37 @@ class Fetcher:
         await self._put(msg.CopyLost(digest, str(error)))
 
     def _fetch(self, running: _Running, source: Source, copy: DiskSource | None) -> Fetch:
-        effect = running.effect
+        digest, command = running.effect.digest, running.effect.want.command
         options = self._fetch_options
         if copy is not None:
             options = replace(options, max_attempts=2, max_mismatches=0)
 
         async def on_sized(num_bytes: int) -> int:
             running.granted = asyncio.get_running_loop().create_future()
-            await self._put(msg.FetchSized(effect.digest, num_bytes))
+            await self._put(msg.FetchSized(digest, num_bytes))
             return await running.granted
 
         return Fetch(
-            copy.reference(effect.weights) if copy else effect.weights,
-            self.region(effect.digest),
+            copy.reference(command.weights) if copy else command.weights,
+            self.region(digest),
             source,
             self._disk_link if copy else self.link,
             on_sized,
             options=options,
             priority=running.urgency,
-            first_byte=effect.first_byte,
-            last_byte=effect.last_byte,
-            stage=effect.stage,
-            num_stages=effect.num_stages,
-            peers=self._peers(effect) if source.scheme not in LOCAL else (),
+            first_byte=command.first_byte,
+            last_byte=command.last_byte,
+            stage=command.stage,
+            num_stages=command.num_stages,
+            peers=self._peers(digest, command.peers) if source.scheme not in LOCAL else (),
             piece_digests=copy.piece_digests if copy else (),
         )
 
-    def _peers(self, effect: msg.StartFetch) -> list[PeerRegion]:
-        chunk_bytes, urls = self._source_options.chunk_bytes, effect.peers[: self._max_peers]
-        window = self.link.window
-        return [PeerRegion(url, effect.digest, self._peer_token, chunk_bytes, window=window) for url in urls]
+    def _peers(self, digest: str, urls: Sequence[str]) -> list[PeerRegion]:
+        chunk_bytes, window = self._source_options.chunk_bytes, self.link.window
+        return [
+            PeerRegion(url, digest, self._peer_token, chunk_bytes, window=window) for url in urls[: self._max_peers]
+        ]
 
     async def _failed(self, running: _Running, code: str, message: str) -> msg.FetchEnded:
         fetch = running.fetch
@@ -346,7 +347,8 @@ class Fetcher:
         )
 
     def _observe(self, running: _Running, end: msg.FetchEnded) -> None:
-        effect, fetch, scheme, now_s = running.effect, running.fetch, running.scheme, time.time()
+        fetch, scheme, now_s = running.fetch, running.scheme, time.time()
+        digest, model_key = running.effect.digest, running.effect.want.command.model_key
         if scheme and fetch:
             for holder, num_bytes in fetch.tally.by_holder.items():
                 self._metrics.fetched_bytes(scheme if holder == scheme else PEER).inc(num_bytes)
@@ -360,7 +362,7 @@ class Fetcher:
         fetched, resumed = (fetch.tally.num_bytes, fetch.num_bytes_resumed) if fetch else (0, 0)
         came = f"{end.num_bytes} bytes ({fetched} from {scheme}, {resumed} resumed) in {end.seconds:.2f} s"
         said = end.message or came
-        log.info("fetch of %s for %s: %s", effect.digest[:12], effect.model_key, said)
+        log.info("fetch of %s for %s: %s", digest[:12], model_key, said)
 
     async def _grant(self, effect: msg.GrantRoom, _: Event | None) -> None:
         running = self._running.get(effect.digest)
@@ -389,9 +391,10 @@ class Fetcher:
             return
         self._metrics.hits.inc()
         region.touch(time.time())
-        region.add_model_key(effect.want.model_key)
-        if not effect.want.weights.sha256:
-            self._checks.spawn(region, effect.want.weights.uri)
+        region.add_model_key(effect.want.command.model_key)
+        weights = effect.want.command.weights
+        if not weights.sha256:
+            self._checks.spawn(region, weights.uri)
 
     async def _name(self, effect: msg.NameRegion, _: Event | None) -> None:
         self.region(effect.digest).add_model_key(effect.model_key)

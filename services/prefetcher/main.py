@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.messages import Measured, RegionsFound
-from glowplug.controllers.prefetcher.params import IMPORTANCE, PrefetcherParams
+from glowplug.controllers.prefetcher.params import IMPORTANCE
 from glowplug.controllers.prefetcher.reads import reads_of
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.hardware import CachedWeights
@@ -72,7 +72,7 @@ def found_regions(settings: PrefetcherSettings, disk: Disk = Disk()) -> RegionsF
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    settings = PrefetcherSettings()
+    settings = PrefetcherSettings.read()
     settings.service_id = settings.service_id or f"prefetcher-{settings.node_id}"
     world = World.open("prefetcher", settings)
     reads = reads_of(settings.policy_caching, IMPORTANCE)  # fails for an unknown name
@@ -90,7 +90,6 @@ async def serve(stopping: asyncio.Event) -> None:
         settings.node_id,
         stimuli.put,
         metrics,
-        fetch_options=settings.fetch_options(),
         source_options=settings.source_options(),
         link_bytes_per_s=settings.link_bytes_per_s,
         copies=disk.copies,
@@ -99,8 +98,8 @@ async def serve(stopping: asyncio.Event) -> None:
     )
 
     def controller(_: int) -> PrefetcherController:
-        params = settings.filled(
-            PrefetcherParams,
+        params = replace(
+            settings.params,
             capacity_bytes=capacity_bytes,
             caching=settings.policy_caching,
             disk_bytes=disk.capacity_bytes,

@@ -41,6 +41,8 @@ Take = Callable[["ClientConnection", HttpRequest], bool]
 
 
 class ClientConnection(asyncio.Protocol):
+    counts_all = False
+
     def __init__(self, context: PortContext[Exchange], take: Take, others: "set[ClientConnection]") -> None:
         self._context, self._take, self._others = context, take, others
         self.exchange: Answerer | None = None
@@ -72,7 +74,7 @@ class ClientConnection(asyncio.Protocol):
         self.write: wire.Write = wire.writer(self.transport)
         self.transport.set_write_buffer_limits(high=self._context.limits.write_buffer_bytes)
         self._others.add(self)
-        if len(self._others) > self._context.limits.num_connections:
+        if len(self._others) > self._context.limits.max_connections:
             self.refuse(refused(503, "Too many connections.", "overloaded", retry_after_s=1.0))
 
     def data_received(self, data: bytes) -> None:
@@ -252,7 +254,7 @@ class ClientConnection(asyncio.Protocol):
         length = now.headers.get(b"content-length")
         if now.path == FILES and self._parser.get_method() == b"POST":
             self._begin_upload(now, None if length is None else int(length))
-        elif length is not None and int(length) > limits.body_bytes:
+        elif length is not None and int(length) > limits.max_body_bytes:
             raise http_request.body_too_large(limits)
         if b"expect" in now.headers and now.is_http11:
             if now.headers[b"expect"].lower() != b"100-continue":
@@ -275,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
             if type(self._body) is bytes:
                 self._body = bytearray(self._body)  # a list of small pieces would weigh many times their bytes
             self._body += body
-        if self._body_bytes > self._context.limits.body_bytes:
+        if self._body_bytes > self._context.limits.max_body_bytes:
             raise http_request.body_too_large(self._context.limits)
         if self._context.buffered_bytes > self._context.limits.buffered_bytes:
             message = "Too many request bodies are being held; try again."
@@ -406,7 +408,7 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(refused(408, f"The headers took longer than {limits.header_s:g} s.", "request_timeout"))
         elif self.state == BODY and waited_s > limits.body_s:
             self.refuse(refused(408, f"The body took longer than {limits.body_s:g} s.", "request_timeout"))
-        elif self.state == IDLE and self.exchange is None and waited_s > limits.idle_s:
+        elif self.state == IDLE and self.exchange is None and waited_s > limits.client_idle_s:
             self.close()
 
     def postpone(self, by_s: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from glowplug.services.router import wire
+from glowplug.services.router.exchange_states import State
 from glowplug.services.router.http_request import HttpRequest
 
 
@@ -25,6 +26,7 @@ class ClientSink(Protocol):
     exchange: Any
     write: Callable[[bytes], None]
     write_paused: bool
+    counts_all: bool  # it sums the tokens of several sequences
 
     def respond(
         self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
@@ -61,13 +63,13 @@ class EngineSource(Protocol):
 class EngineReader(Protocol):
     """An exchange, or the move of its stream."""
 
+    state: State
     engine: EngineSource | None
-    is_flowing: bool  # whole chunks of events may pass unparsed
 
     def engine_request(self, credentials: bytes) -> bytes: ...
 
-    def attempt(self) -> Callable[[], bool]:
-        """Return a check, for a connection just made, that this attempt still needs it."""
+    def wanted(self) -> Callable[[], bool]:
+        """Return a check, for a connection just made, that this attempt still wants it."""
         ...
 
     def attach(self, engine: EngineSource) -> None:
@@ -75,7 +77,7 @@ class EngineReader(Protocol):
         ...
 
     def pass_on(self, body: bytes, chunk: bytes) -> None:
-        """Pass on whole events while `is_flowing`; `chunk`: the same in HTTP's framing."""
+        """Pass on whole events while FLOWING; `chunk`: the same in HTTP's framing."""
         ...
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:

@@ -18,6 +18,7 @@ from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance
 from glowplug.services.router import wire
 from glowplug.services.router.ends import EngineReader
+from glowplug.services.router.exchange_states import State
 from glowplug.services.router.settings import Limits
 from glowplug.telemetry.semconv import HEADER_REFUSED
 
@@ -30,6 +31,7 @@ _DROPPED = frozenset(
 )
 _REFUSED = HEADER_REFUSED.encode()
 _OF_PAGES = b"access-control-"  # CORS is the data port's decision
+FLOWING = State.FLOWING
 _EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
@@ -81,7 +83,7 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()
             return
         self.heard_at = _monotonic()
-        if self._between_chunks and exchange.is_flowing and data.endswith(_EVENT_CHUNK_ENDS):
+        if self._between_chunks and exchange.state is FLOWING and data.endswith(_EVENT_CHUNK_ENDS):
             end = data.find(b"\r\n")
             if data.startswith(b"%x\r\n" % (len(data) - end - 4)):
                 exchange.pass_on(data[end + 2 : -2], data)
@@ -233,7 +235,7 @@ class Pool:
             elif not connection.transport.is_closing():
                 connection.send(exchange)
                 return
-        task = asyncio.get_running_loop().create_task(self._connect(exchange, exchange.attempt()))
+        task = asyncio.get_running_loop().create_task(self._connect(exchange, exchange.wanted()))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 

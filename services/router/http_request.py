@@ -140,7 +140,7 @@ def too_many_headers(limits: Limits) -> ApiError:
 
 
 def body_too_large(limits: Limits) -> ApiError:
-    return refused(413, f"The request's body is larger than {limits.body_bytes} bytes.", "request_too_large")
+    return refused(413, f"The request's body is larger than {limits.max_body_bytes} bytes.", "request_too_large")
 
 
 class Access:

@@ -196,8 +196,8 @@ def _inflated(body: bytes, encoding: bytes, limits: Limits) -> bytes:
     try:
         for _ in range(_MOST_MEMBERS):
             stream = zlib.decompressobj(bits)
-            out += stream.decompress(body, limits.body_bytes + 1 - len(out))
-            if len(out) > limits.body_bytes:
+            out += stream.decompress(body, limits.max_body_bytes + 1 - len(out))
+            if len(out) > limits.max_body_bytes:
                 raise body_too_large(limits)
             if not stream.eof:
                 raise _wrong(encoding, "it ends too early")
@@ -440,16 +440,7 @@ class Intake:
         """Make an exchange of a checked request. `sizes`: tokens of the prompt and, at most, of the answer."""
         way, traceparent = self._traced(request)
         exchange = client.exchange = Exchange(
-            self._context,
-            client,
-            request,
-            model,
-            api,
-            bool(asked.stream),
-            needs,
-            sizes[0],
-            way,
-            traceparent,
+            self._context, client, request, model, api, bool(asked.stream), needs, sizes[0], way, traceparent
         )
         if reserved is not None:
             self._table.limits.reserved[exchange.ticket] = reserved
@@ -603,7 +594,7 @@ class Intake:
 
     def _name_it(self, request: HttpRequest, name: str, model: Model) -> None:
         """Write the model's own name into the body: engines do not know the others."""
-        if name not in (model.name, *model.aliases) and request.path in self._readers:
+        if name not in model.names and request.path in self._readers:
             before = len(request.body)
             request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | {"model": model.name})
             self._context.buffered_bytes += len(request.body) - before

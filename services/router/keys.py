@@ -135,7 +135,7 @@ class _AtModel:
 
 
 def _names(model: Model) -> tuple[str, ...]:
-    return model.name, model.key, *model.aliases
+    return (model.key, *model.names)
 
 
 ANYBODY: Final = Caller()  # before the sender is known, or where no key is needed

@@ -91,8 +91,7 @@ class CallerLimits:
         if type(effect) is Hold:
             refusal = self.limiter.hold(reservation)
             if refusal is not None:
-                why = _error(refusal)
-                return Reject(effect.ticket, why.status, why.type, why.code, why.message, why.retry_after_s or 0.0)
+                return Reject(effect.ticket, _error(refusal))
         elif type(effect) is Dispatch:
             self.limiter.release(reservation)
         return effect

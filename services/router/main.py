@@ -86,10 +86,10 @@ AWAIT_BUS_S = 5.0  # later the router serves without the bus
 
 
 async def serve(stopping: asyncio.Event) -> None:
-    settings = RouterSettings()
+    settings = RouterSettings.read()
     world = World.open("router", settings)
-    raise_file_limit(settings.max_connections)
-    controller = RouterController(settings.params())
+    raise_file_limit(settings.limits.max_connections)
+    controller = RouterController(settings.controller_params())
     metrics = RouterMetrics(controller=controller, shell=world.metrics)
     outbox = Outbox(world.bus, settings.service_id, metrics)
     table = RequestTable[Exchange](controller, outbox.publish)
@@ -102,7 +102,7 @@ async def serve(stopping: asyncio.Event) -> None:
         metrics,
         reports.finished,
         reports.refusals.take,
-        settings.limits(),
+        settings.limits,
         api_key=settings.api_key,
         rules=settings.web_rules(),
         sampler=settings.sampler(),

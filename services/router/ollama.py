@@ -31,7 +31,7 @@ OPERATORS = frozenset((b"/api/create", b"/api/copy", b"/api/delete", b"/api/push
 PATHS = paths.OLLAMA | OPERATORS
 _CHATS, _COMPLETIONS, _EMBEDDINGS = b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"
 CAPABILITIES = (("completion", _CHATS.decode()), ("tools", _CHATS.decode()), ("embedding", _EMBEDDINGS.decode()))
-LINES_HEADERS = b"content-type: application/x-ndjson\r\n"
+LINES_HEADERS = b"content-type: application/x-ndjson\r\ncache-control: no-cache\r\n"
 IS_KEPT = (
     "A model is unloaded by an operator (`glowplug unload`) or when its keep-alive is over, not over this port, unless "
     "its operator lets clients say so (GLOWPLUG_CLIENT_KEEP_ALIVE_S)."

@@ -135,8 +135,9 @@ class DataPort:
         for connection in list(self.connections):
             connection.sweep(now)
         for exchange in list(self._table.exchanges.values()):
-            engine = exchange.engine
-            silence_s = limits.deserted_silence_s if exchange.is_deserted else limits.engine_silence_s
+            engine, attempt = exchange.engine, exchange.attempt
+            is_deserted = attempt is not None and attempt.is_deserted
+            silence_s = limits.deserted_silence_s if is_deserted else limits.engine_silence_s
             if engine is not None and not engine.paused and now - engine.heard_at > silence_s:
                 engine.give_up(f"the engine was silent for {silence_s:g} s")
         self.engines.sweep(now, self._table.controller.fleet.instances)

@@ -25,12 +25,13 @@ from glowplug.events.subjects import is_telemetry
 from glowplug.fleet.demand import LoadReporter
 from glowplug.services.router.conversation import TextReader
 from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.exchange_states import HELD
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.request_table import RequestTable
 from glowplug.services.router.tracing import event_id
 from glowplug.services.router.usage import UsageLog
-from glowplug.telemetry.tracing import is_sampled
+from glowplug.telemetry.tracing import is_sampled, trace_id_of
 
 # Anyone can cause refusals at any rate: they are sampled, without the request or the message, which may quote it.
 
@@ -211,33 +212,35 @@ class Reports:
 
     def finished(self, exchange: Exchange) -> None:
         """Report a request's end, once. `arrived_at` is epoch seconds, the rest are monotonic differences."""
-        prompt_tokens, response_tokens, exact = exchange.token_counts()
-        arrived, arrived_at, instance, model = exchange.arrived, exchange.arrived_at, exchange.instance, exchange.model
-        e2e_s, caller, way = exchange.ended - arrived, exchange.request.caller, exchange.way
+        prompt_tokens, response_tokens, exact, cached_tokens = exchange.token_counts()
+        request, model, answer, ending = exchange.request, exchange.model, exchange.answer, exchange.ending
+        assert ending is not None
+        arrived, arrived_at, instance, caller = request.complete, request.complete_at, exchange.instance, request.caller
+        e2e_s, way = ending.at - arrived, exchange.way
         if caller.has_limits:
-            used = (prompt_tokens, response_tokens) if exchange.started else (0, 0)
-            is_whole = exchange.status == 200 and not exchange.client_counts
+            used = (prompt_tokens, response_tokens) if answer is not None else (0, 0)
+            is_whole = ending.status == 200 and not exchange.client.counts_all
             self._table.limits.end(exchange.ticket, model.key, *used, is_whole=is_whole)
         controller = self._table.controller
         known = controller.requests.get(exchange.ticket)
-        priority = known.counts_as if known is not None else exchange.request.priority
+        priority = known.counts_as if known is not None else request.priority
         fact = RequestFinished(
             model_key=model.key,
-            request_id=exchange.request_id,
+            request_id=request.request_id,
             router_id=self._router_id,
             instance_id=instance.instance_id if instance else "",
-            status=exchange.status,
+            status=ending.status,
             arrived_at=arrived_at,
             finished_at=arrived_at + e2e_s,
             queue_s=exchange.queue_s if instance else e2e_s,
-            ttft_s=exchange.first_byte - arrived if exchange.started else 0.0,
+            ttft_s=answer.first_byte - arrived if answer is not None else 0.0,
             e2e_s=e2e_s,
             prompt_tokens=prompt_tokens,
             response_tokens=response_tokens,
             tokens_exact=exact,
             cold=exchange.cold,
             emulated=bool(instance and instance.emulated),
-            error_code=exchange.error_code,
+            error_code=ending.error_code,
             stream=exchange.stream,
             num_continued=exchange.num_continued,
             tenant=caller.tenant,
@@ -252,22 +255,22 @@ class Reports:
         )
         if self._usage is not None:
             gpu_s = controller.balances.stays.taken(known, self._table.clock())
-            self._usage.take(fact, exchange.ticket, exchange.request.path, exchange.cached_tokens, gpu_s)
+            self._usage.take(fact, exchange.ticket, request.path, cached_tokens, gpu_s)
             self._usage.journal.clear(exchange)
         self._metrics.finished(
             model,
             fact,
-            begun=exchange.started,
+            begun=answer is not None,
             queue_s=exchange.queue_s,
             router_s=exchange.router_s,
-            num_events=exchange.num_events,
-            has_levels=exchange.request.priority is not Priority.BATCH,
+            num_events=answer.num_events if answer is not None else 0,
+            has_levels=request.priority is not Priority.BATCH,
         )
         if fact.cold or fact.num_continued or fact.status >= 500:
             self._slow.take(fact, exchange.traceparent if is_sampled(exchange.traceparent) else "")
         self._kept.append((fact, model.name, exchange.traceparent))
         self._ended.append((fact, exchange.traceparent))
-        self._put(fact, exchange.request_id, exchange.traceparent)
+        self._put(fact, request.request_id, exchange.traceparent)
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Return live requests, oldest first, then ended ones, newest first."""
@@ -284,11 +287,9 @@ class Reports:
     def _live(self, limit: int) -> Iterator[tuple[Exchange, LiveRequest]]:
         num_held: Counter[str] = Counter()
         etas: dict[str, float] = {}
-        queues = self._table.controller.queues
         for exchange in islice(self._table.exchanges.values(), limit):
             key, position = exchange.model.key, 0
-            queue = queues.get(key)
-            if exchange.instance is None or (queue is not None and exchange.ticket in queue.waiting):
+            if exchange.state in HELD:
                 num_held[key] += 1
                 position = num_held[key]
                 if key not in etas:
@@ -331,32 +332,33 @@ class Reports:
 
 
 def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveRequest:
+    request, answer = exchange.request, exchange.answer
     instance = None if position else exchange.instance
     return LiveRequest(
-        request_id=exchange.request_id,
+        request_id=request.request_id,
         model_key=exchange.model.key,
-        state="held" if position else "streaming" if exchange.started else "dispatched",
-        arrived_at=exchange.arrived_at,
+        state="held" if position else "dispatched" if answer is None else "streaming",
+        arrived_at=request.complete_at,
         stream=exchange.stream,
         position=position,
         eta_s=eta_s,
         queue_s=exchange.queue_s,
-        ttft_s=exchange.first_byte - exchange.arrived if exchange.started else 0.0,
-        response_tokens=exchange.num_events,
+        ttft_s=answer.first_byte - request.complete if answer is not None else 0.0,
+        response_tokens=answer.num_events if answer is not None else 0,
         instance_id=instance.instance_id if instance else "",
         cold=exchange.cold,
         emulated=bool(instance and instance.emulated),
-        trace_id=exchange.traceparent[3:35] if is_sampled(exchange.traceparent) else "",
-        tenant=exchange.request.caller.tenant,
-        key_id=exchange.request.caller.key_id,
+        trace_id=trace_id_of(exchange.traceparent),
+        tenant=request.caller.tenant,
+        key_id=request.caller.key_id,
     )
 
 
 def _live_row(exchange: Exchange, request: LiveRequest, now_s: float) -> dict[str, Any]:
     return asdict(request) | {
         "model": exchange.model.name,
-        "age_s": now_s - exchange.arrived_at,
-        "ttft_s": request.ttft_s if exchange.started and exchange.stream else None,
+        "age_s": now_s - request.arrived_at,
+        "ttft_s": request.ttft_s if exchange.answer is not None and exchange.stream else None,
         "tokens_exact": False,
         "trace_id": exchange.traceparent[3:35],
         "key": exchange.request.caller.prefix,

@@ -10,7 +10,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from glowplug.controllers.effects import Effect, Publish
 from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import (
-    ClientLeft,
     Dispatch,
     Hold,
     MoveStream,
@@ -102,7 +101,7 @@ class RequestTable(Generic[R]):
         if model is None and name.endswith(LATEST):
             model = lookup(name.removesuffix(LATEST))
         if model is None or not (caller.models.has_all or caller.may_use(model)):
-            near = nearest(name, (one for model in self.models(caller) for one in (model.name, *model.aliases)))
+            near = nearest(name, (one for model in self.models(caller) for one in model.names))
             hint = f" Did you mean `{near}`?" if near else ""
             raise ModelNotFound(f"The model `{name[:200]}` does not exist.{hint}", param="model")
         return model
@@ -120,7 +119,7 @@ class RequestTable(Generic[R]):
         self.exchanges[stimulus.ticket] = exchange
         self.change(stimulus)
 
-    def end(self, stimulus: RequestEnded | ClientLeft) -> None:
+    def end(self, stimulus: RequestEnded) -> None:
         """Remove an ended exchange; the controller has already dropped its rejected requests."""
         del self.exchanges[stimulus.ticket]
         self.change(stimulus)

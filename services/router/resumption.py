@@ -415,7 +415,7 @@ def why(recall: Recall) -> str:
 
 
 class Resumption:
-    """The resumption of one stream. `num_times`: continuations so far; `is_waiting`: the last has sent no byte yet."""
+    """The resumption of one stream."""
 
     def __init__(self, request: HttpRequest, model: Model, api: EngineApi) -> None:
         self._request, self._model, self._api = request, model, api
@@ -423,8 +423,6 @@ class Resumption:
         self._part = b""
         self._continuation: Continuation | None = None
         self.why_not = ""
-        self.num_times = 0
-        self.is_waiting = False
         self.broken_at = 0.0  # monotonic
         self.reason = ""
         self.body = b""
@@ -468,9 +466,7 @@ class Resumption:
         return made
 
     def lost(self, reason: str) -> None:
-        self.reason, self.is_waiting, self.broken_at = reason, True, time.monotonic()
-        self.num_times += 1
-        self._part = b""
+        self.reason, self.broken_at, self._part = reason, time.monotonic(), b""
 
     @property
     def target(self) -> bytes:

@@ -18,7 +18,7 @@ from glowplug.domain.model import Model
 from glowplug.events import Event
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.facts import RouterUsageReported
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 from glowplug.runtime.service import World
 from glowplug.runtime.shell import Shell
 from glowplug.services.router.disk_copy import replace_file
@@ -140,7 +140,7 @@ class TablesCopy:
         self._path, self._max_age_s = path, max_age_s
         self._last = b""
 
-    def write(self, fleet: Fleet, now_s: float) -> None:
+    def write(self, fleet: FleetTables, now_s: float) -> None:
         """Write changed tables, or the same over a file a quarter of `max_age_s` old."""
         rows = msgspec.json.encode([list(fleet.models.values()), list(fleet.instances.values())])
         if rows == self._last and self._path.exists() and now_s - self._path.stat().st_mtime < self._max_age_s / 4:

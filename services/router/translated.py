@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from glowplug.domain.errors import EngineFailed
-from glowplug.services.router import api_errors, token_counts, wire
+from glowplug.services.router import api_errors, wire
 from glowplug.services.router.ends import ClientSink
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.port_context import PortContext
@@ -86,6 +86,7 @@ class TranslatedClient:
         self, client: ClientSink, request: HttpRequest, translation: Translation, context: PortContext[Any]
     ) -> None:
         self._client, self._request, self._translation, self._context = client, request, translation, context
+        self.counts_all = translation.counts_all
         self._exchange: Any = None
         self._unread: bytes | None = b""  # the head so far; None once it is read
         self._status = 0
@@ -108,7 +109,6 @@ class TranslatedClient:
     @exchange.setter
     def exchange(self, exchange: Any) -> None:
         self._exchange, self._client.exchange = exchange, self
-        exchange.client_counts = self._translation.counts_all
 
     # The exchange of the client's connection.
 
@@ -167,10 +167,10 @@ class TranslatedClient:
         is_comment = events.startswith(b":") and b"data:" not in events
         out = self._translation.nothing if is_comment else self._translation.events(events) if events else b""
         if (counts := self._translation.counts) is not None:
-            self._exchange.counted = (*counts, True)
-            if b"cache" in events:
-                self._exchange.cached_tokens = wire.cached_tokens(events)
-            token_counts.note(self._exchange)
+            answer = self._exchange.answer
+            known = answer.counted[3] if answer.counted is not None else -1
+            answer.counted = (*counts, True, wire.cached_tokens(events) if b"cache" in events else known)
+            self._exchange.note_counts()
         if self._translation.streams:
             self._stream(out)
 
@@ -193,7 +193,7 @@ class TranslatedClient:
             headers = self._translation.headers + self._own_headers
             is_framed = self._request.is_http11
             self._keep_alive = self._request.keep_alive and is_framed and not self._context.table.stage
-            headers += b"cache-control: no-cache\r\n" + (wire.CHUNKED if is_framed else b"")
+            headers += wire.CHUNKED if is_framed else b""
             self._client.write(wire.head(200, headers, keep_alive=self._keep_alive))
         if out:
             self._client.write(wire.chunk(out) if self._request.is_http11 else out)
@@ -210,9 +210,9 @@ class TranslatedClient:
             self.at_end = None
 
     def _end(self) -> None:
-        exchange, translation = self._exchange, self._translation
+        ending, translation = self._exchange.ending, self._translation
         failed = self._error
-        if exchange.error_code and not failed:
+        if ending.error_code and not failed:
             failed = api_errors.body(b"", EngineFailed("The engine was lost before its answer was complete."))
         if translation.streams and self._is_sse:
             out = translation.error_event(failed) if failed else translation.end()
@@ -228,7 +228,7 @@ class TranslatedClient:
             except (msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
                 said = f"The engine's answer is not as its API has it: {type(error).__name__}."
                 failed = api_errors.body(b"", EngineFailed(said))
-        status = exchange.status if exchange.status >= 400 else EngineFailed("").status
+        status = ending.status if ending.status >= 400 else EngineFailed("").status
         self.respond(self._request, status, failed)
 
     def _answer(self, status: int, body: bytes) -> None:

@@ -20,8 +20,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
+from glowplug.services.router.exchange_states import Answer, Attempt
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.usage_spool import Line, is_locked
 
@@ -48,19 +48,13 @@ class Journaled(Protocol):
 
     slot: int
     ticket: int
-    num_events: int
     request: HttpRequest
     model: Model
-    instance: Instance | None
+    attempt: Attempt | None
+    answer: Answer | None
     prompt_tokens: int
     queue_s: float
     cold: bool
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def arrived_at(self) -> float: ...
 
 
 class Journal:
@@ -88,15 +82,16 @@ class Journal:
         """Write the request in a new slot, then empty its old one."""
         if not self._free:
             return
-        instance, caller = exchange.instance, exchange.request.caller
+        attempt, answer, request = exchange.attempt, exchange.answer, exchange.request
+        instance, caller = attempt.instance if attempt is not None else None, request.caller
         text = _encode(
             (
-                exchange.request_id,
+                request.request_id,
                 caller.tenant,
                 caller.key_id,
                 exchange.model.key,
-                exchange.request.path.decode("latin-1"),
-                exchange.arrived_at,
+                request.path.decode("latin-1"),
+                request.complete_at,
                 exchange.queue_s,
                 exchange.cold,
                 instance.instance_id if instance is not None else "",
@@ -109,7 +104,8 @@ class Journal:
         at, first = number * SLOT_BYTES + _TEXT_AT, number * (SLOT_BYTES // 4)
         self._memory[at : at + len(text)] = text
         words[first + _PROMPT] = exchange.prompt_tokens if instance is not None else 0
-        words[first + _EVENTS], words[first + _COUNTED], words[first + _LENGTH] = exchange.num_events, 0, len(text)
+        words[first + _EVENTS] = answer.num_events if answer is not None else 0
+        words[first + _COUNTED], words[first + _LENGTH] = 0, len(text)
         self._tickets[first // 2] = exchange.ticket  # the slot counts from here on
         exchange.slot = first + _EVENTS
         if before != NO_SLOT:

@@ -124,16 +124,17 @@ class ComposeFleet:
         return answer.json()
 
     def nodes_up(self) -> list[str]:
-        return [node["node_id"] for node in self.see("/api/v1/fleet")["nodes"] if node["is_alive"]]
+        rows = self.see("/api/v1/fleet")["nodes"]
+        return [row["value"]["node_id"] for row in rows if not row["joined"]["lost_since"]]
 
     def model(self, name: str) -> dict[str, Any]:
         rows: list[dict[str, Any]] = self.see("/api/v1/fleet")["models"]
-        return next(row for row in rows if row["name"] == name)
+        return next(row["value"] | row["joined"] for row in rows if row["value"]["name"] == name)
 
     def node_of(self, answer: httpx.Response) -> str:
         instance = answer.headers["x-glowplug-instance"]
-        rows = self.see("/api/v1/fleet")["instances"]
-        return next((row["node_id"] for row in rows if row["instance_id"] == instance), "")
+        rows = [row["value"] for row in self.see("/api/v1/fleet")["instances"]]
+        return next((row["workers"][0]["node_id"] for row in rows if row["instance_id"] == instance), "")
 
 
 def root_file(name: str) -> str:

@@ -19,6 +19,7 @@ from glowplug.events.envelope import PAYLOADS
 from glowplug.runtime.service import listen
 from glowplug.services.router.client import ClientConnection
 from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.exchange_states import Ending, faults
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.port import DataPort
 from glowplug.services.router.reports import Reports
@@ -207,8 +208,9 @@ class Client:
     async def head(self) -> tuple[int, dict[str, str]]:
         raw = await self.reader.readuntil(b"\r\n\r\n")
         first, *lines = raw.decode().split("\r\n")[:-2]
-        pairs = (line.partition(": ") for line in lines)
-        return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}
+        pairs = [(name.lower(), value) for name, _, value in (line.partition(": ") for line in lines)]
+        assert len(pairs) == len(dict(pairs)), f"a header twice: {pairs}"
+        return int(first.split()[1]), dict(pairs)
 
     async def answer(self, *, method: str = "POST") -> Answer:
         status, headers = await self.head()
@@ -324,6 +326,10 @@ class Rig:
         return connection
 
     @property
+    def endings(self) -> list[Ending]:
+        return [one.ending for one in self.finished if one.ending is not None]
+
+    @property
     def exchange(self) -> Exchange:
         return next(iter(self.table.exchanges.values()))
 
@@ -346,7 +352,11 @@ class Rig:
             ticker.cancel()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        await until(condition, every_s=0.002)
+        def is_so() -> bool:
+            sound(self.table)
+            return condition()
+
+        await until(is_so, every_s=0.002)
 
     @property
     def num_held(self) -> int:
@@ -355,6 +365,20 @@ class Rig:
     @property
     def num_in_flight(self) -> int:
         return sum(load.num_in_flight for load in self.table.controller.loads().values())
+
+
+def sound(table: RequestTable[Exchange]) -> None:
+    found = [(ticket, *faults(one)) for ticket, one in table.exchanges.items()]
+    assert not any(len(one) > 1 for one in found), found
+
+
+class SoundTable(RequestTable[Exchange]):
+    """Each stimulus finds and leaves all exchanges without a fault."""
+
+    def take(self, stimulus: Any) -> None:
+        sound(self)
+        super().take(stimulus)
+        sound(self)
 
 
 @contextlib.asynccontextmanager
@@ -366,12 +390,13 @@ async def a_rig(
     published: list[Publish] = []
     reported: list[Any] = []
     finished: list[Exchange] = []
-    table = RequestTable[Exchange](controller, published.append)
+    table = SoundTable(controller, published.append)
     table.restore("models", {m.key: m for m in (models or (a_model(),))})
     metrics = RouterMetrics(CollectorRegistry())
     reports = Reports("router-1", table, metrics, lambda payload, *_: reported.append(payload), 10)
 
     def report(exchange: Exchange) -> None:
+        assert not [*faults(exchange)]
         finished.append(exchange)
         reports.finished(exchange)
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from glowplug.domain.hardware import Devices
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import vllm_sample
 from glowplug.engines.drivers import driver
-from glowplug.engines.port import EngineDriver, EngineHandle, EngineSettings, LaunchRequest, LoadReport
+from glowplug.engines.port import EngineDriver, EngineHandle, EngineSettings, LoadReport, Place
 from glowplug.engines.samples import sample_weights_path
 from glowplug.engines.vllm import VllmDriver
+from tests.fleet_builder import a_start
 from tests.waiting import until
 
 ENGINES = (
@@ -101,24 +103,21 @@ class EngineCase:
         return Model(**values)  # type: ignore[arg-type]
 
     async def launch(
-        self, *, first_bytes: int = 0, part: Mapping[str, Any] | None = None, **changes: object
+        self, *, first_bytes: int = 0, start: Mapping[str, Any] | None = None, **changes: object
     ) -> EngineHandle:
-        """`part`: fields of a pipeline stage's LaunchRequest."""
+        """`first_bytes`: granted to a replica; `start`: fields of its command."""
         run_dir = Path(tempfile.mkdtemp(dir=self.folder))
         model = self.model(**changes)
-        request = LaunchRequest(
-            instance_id=f"i-{run_dir.name}",
-            model=model,
-            num_bytes=model.memory_bytes,
+        place = Place(
             run_dir=run_dir,
             log_path=run_dir / "engine.log",
+            devices=Devices(num_bytes=first_bytes or model.memory_bytes),
             host=self.host,
             port=self.port,
             api_key=self.api_key,
-            first_bytes=first_bytes,
-            **(part or {}),
         )
-        handle = await self.driver.launch(request)
+        command = a_start(model, f"i-{run_dir.name}", replica=bool(first_bytes), **(start or {}))
+        handle = await self.driver.launch(command, place)
         self.handles.append(handle)
         return handle
 

@@ -106,8 +106,8 @@ async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
         if Ability.ADAPTERS not in case.driver.abilities("host"):
             pytest.skip("its engines take no adapters")
         args = ENGINE_ARGS.get(case.name, {}) or case.model().engine_args
-        part = {"adapter_slots": SLOTS, "adapter_rank": RANK}
-        handle = await case.launch(part=part, engine_args=args)
+        start = {"adapter_slots": SLOTS, "adapter_rank": RANK}
+        handle = await case.launch(start=start, engine_args=args)
         path = (
             adapters.merged(prepare(), case.folder / "base", None, MODULES) if case.name == "llamacpp" else case.weights
         )

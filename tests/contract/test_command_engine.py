@@ -41,7 +41,7 @@ swap = {{sleep = {{path = "/no-such-path"}}, wake = {{path = "/rise"}}}}
 class CommandCase(EngineCase):
     def __init__(self, folder: Path, servers: str = SERVERS) -> None:
         (folder / "servers.toml").write_text(servers)
-        super().__init__("command", folder, EngineSettings(servers_file=str(folder / "servers.toml")))
+        super().__init__("command", folder, EngineSettings(servers=str(folder / "servers.toml")))
 
     @property
     def weights(self) -> Path:
@@ -178,5 +178,5 @@ def test_a_file_that_is_wrong_says_where(tmp_path: Path, text: str, why: str) ->
 
 
 def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
-    made = driver("command", EngineSettings(servers_file=str(tmp_path / "none.toml")))
+    made = driver("command", EngineSettings(servers=str(tmp_path / "none.toml")))
     assert "cannot be read" in made.unavailable()

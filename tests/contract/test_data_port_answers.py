@@ -145,7 +145,7 @@ async def test_a_stream_is_the_same_however_its_engine_frames_it(rig: Rig, frami
         assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
         assert answer.complete and answer.body == TOKEN * 3 + DONE
     assert engine.num_connections == 1
-    assert [e.num_events for e in rig.finished] == [3, 3]
+    assert [e.answer.num_events for e in rig.finished if e.answer is not None] == [3, 3]
 
 
 async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
@@ -220,7 +220,7 @@ async def test_token_counts_come_from_usage_timings_or_events(rig: Rig) -> None:
     engine.reply = stream_three
     await rig.ask(chat(stream=True))
     await rig.until(lambda: len(rig.finished) == 3)
-    assert [e.token_counts() for e in rig.finished] == [(5, 7, True), (3, 9, True), (0, 3, False)]
+    assert [e.token_counts()[:3] for e in rig.finished] == [(5, 7, True), (3, 9, True), (0, 3, False)]
 
 
 async def test_the_official_openai_client_works_unmodified() -> None:

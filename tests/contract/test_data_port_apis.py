@@ -160,7 +160,7 @@ async def test_a_stream_that_begins_with_an_error_is_an_error_with_a_status(rig:
     await rig.engine(streaming(first, DONE))
     answer = await rig.ask(chat(stream=True))
     assert answer.status == 400 and error_of(answer, CHAT)["message"] == "no"
-    assert rig.finished[0].status == 400
+    assert rig.endings[0].status == 400
 
 
 dying = streaming(b'event: message_start\ndata: {"type":"message_start"}\n\n', then="die")
@@ -218,7 +218,7 @@ async def test_a_message_is_over_with_its_last_event_whoever_leaves_then(rig: Ri
     client.close()
     await rig.until(lambda: bool(rig.finished))
     assert status == 200 and body.decode() == "".join(sent)
-    assert (rig.finished[0].status, rig.finished[0].token_counts()) == (200, (31, 200, True))
+    assert (rig.endings[0].status, rig.finished[0].token_counts()[:3]) == (200, (31, 200, True))
 
 
 @pytest.mark.parametrize("path", [MESSAGE, RESPONSE, COUNT, RERANK])
@@ -564,7 +564,7 @@ async def test_pages_that_are_let_in_may_ask_every_api_and_read_every_refusal(pa
     origin = b"origin: https://app.example\r\nsec-fetch-site: cross-site\r\n"
     rules = ServiceSettings(allowed_hosts="t", allowed_origins="https://app.example").web_rules()
     asks = b"access-control-request-method: POST\r\naccess-control-request-headers: x-api-key, anthropic-version\r\n"
-    async with a_rig(Limits(body_bytes=2000), rules=rules) as rig:
+    async with a_rig(Limits(max_body_bytes=2000), rules=rules) as rig:
         extra = b"access-control-allow-origin: *\r\n"
         await rig.engine(answering({"error": {"message": "no"}}, "400 Bad Request", extra))
         asked = await rig.ask(get(path, method="OPTIONS", extra=origin + asks))

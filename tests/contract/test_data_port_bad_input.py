@@ -84,7 +84,7 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("what", TOO_LARGE)
 async def test_a_body_that_is_too_large(what: str) -> None:
-    async with a_rig(Limits(body_bytes=1000)) as rig:
+    async with a_rig(Limits(max_body_bytes=1000)) as rig:
         client = await rig.client()
         for part in TOO_LARGE[what]:
             await client.send(part)
@@ -100,7 +100,7 @@ async def test_bodies_beyond_what_the_process_may_hold() -> None:
 
 
 async def test_expect_100_continue() -> None:
-    async with a_rig(Limits(body_bytes=1000)) as rig:
+    async with a_rig(Limits(max_body_bytes=1000)) as rig:
         await rig.engine()
         request = chat(extra=b"expect: 100-continue\r\n")
         head, _, body = request.partition(b"\r\n\r\n")
@@ -130,14 +130,14 @@ async def test_slowloris(part: bytes) -> None:
 
 
 async def test_an_idle_connection_is_closed() -> None:
-    async with a_rig(Limits(header_s=0.05, idle_s=0.05)) as rig:
+    async with a_rig(Limits(header_s=0.05, client_idle_s=0.05)) as rig:
         client = await rig.sent(GET)
         assert (await client.answer()).status == 200
         assert await client.at_end()
 
 
 async def test_too_many_connections() -> None:
-    async with a_rig(Limits(num_connections=1)) as rig:
+    async with a_rig(Limits(max_connections=1)) as rig:
         first = await rig.client()
         await rig.until(lambda: len(rig.port.connections) == 1)
         second = await rig.client()

@@ -28,7 +28,7 @@ async def test_a_line_is_a_request_of_its_caller_in_the_class_of_batches() -> No
         task = asyncio.create_task(sender_of(rig).send("acme", KEY, apis.CHAT, BODY))
         await rig.until(lambda: rig.num_held == 1)
         (held,) = rig.table.controller.queues["m"].waiting.values()
-        assert (held.tenant, held.priority) == ("acme", Priority.BATCH)
+        assert (held.arrival.tenant, held.arrival.priority) == ("acme", Priority.BATCH)
         await rig.engine(answering(ANSWER))
         answer = await task
         assert answer.is_whole and json.loads(answer.body) == ANSWER and answer.request_id and answer.held_s > 0
@@ -71,7 +71,7 @@ async def test_a_line_that_is_taken_back_leaves_its_engine() -> None:
         task.cancel()
         await asyncio.wait_for(engine.served[0].left.wait(), 5)
         await rig.until(lambda: not rig.table.exchanges)
-        assert rig.finished[0].status == 499
+        assert rig.endings[0].status == 499
 
 
 async def test_a_line_whose_engine_dies_is_the_engines_fault() -> None:

@@ -36,8 +36,8 @@ async def test_a_stream_goes_on_wherever_its_engine_is_lost(path: str, cut: int,
     if path == RESPONSES and cut < 3:
         expected = expected.replace(b"msg-1", b"msg-2")
     assert answer.complete and decoded(answer.body) == decoded(expected)
-    ended = rig.finished[0]
-    assert (ended.status, ended.error_code, ended.num_continued) == (200, "", 1)
+    ended = rig.endings[0]
+    assert (ended.status, ended.error_code, rig.finished[0].num_continued) == (200, "", 1)
     assert rig.reported[0].num_continued == 1 and rig.reported[0].response_tokens == len(WORDS)
     assert rig.reported[0].instance_id == "i-2"
 
@@ -60,7 +60,7 @@ async def test_what_lacks_its_end_alone_needs_no_other_engine() -> None:
         async with a_rig(models=(a_real_model(),)) as rig:
             (engine,) = await rig_of(rig, Story("1", cut))
             answer = await rig.ask(asking(path))
-        assert len(engine.served) == 1 and rig.finished[0].status == 200
+        assert len(engine.served) == 1 and rig.endings[0].status == 200
         assert answer.complete and decoded(answer.body) == decoded(as_first(path))
 
 
@@ -86,7 +86,7 @@ async def test_the_number_of_engines_is_bounded() -> None:
     *told, error = decoded(answer.body)
     assert [one["choices"][0]["delta"].get("content") for one in told] == [None, *WORDS[:3]]
     assert error["error"]["code"] == "engine_failed" and "continued 2 times already" in error["error"]["message"]
-    assert answer.complete and rig.finished[0].status == 502
+    assert answer.complete and rig.endings[0].status == 502
     assert sum(len(engine.served) for engine in engines) == 3
 
 
@@ -140,7 +140,7 @@ async def test_what_no_other_engine_can_go_on_with_ends_as_it_did(
         answer = await rig.ask(asking(path, **more))
     assert answer.complete and answer.body.startswith(b"".join(told)) and not other.served
     assert why in json.dumps(decoded(answer.body[len(b"".join(told)) :])[-1]), answer.body
-    assert rig.finished[0].status == 502
+    assert rig.endings[0].status == 502
 
 
 async def test_before_its_first_word_any_answer_is_begun_anew() -> None:

@@ -60,7 +60,7 @@ async def test_a_client_that_closes_when_it_has_read_the_end(
     client.close()
     await rig.until(lambda: bool(rig.finished))
     await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
-    ended = rig.finished[0]
+    ended = rig.endings[0]
     assert (ended.status, ended.error_code) == ((200, "") if status == 200 else (499, "client_left"))
 
 
@@ -73,14 +73,14 @@ async def test_a_plain_answer_is_whole_with_its_last_byte(rig: Rig, length: byte
     assert (await client.answer()).body == b"{}"
     client.close()
     await rig.until(lambda: bool(rig.finished))
-    assert rig.finished[0].status == 200
+    assert rig.endings[0].status == 200
 
 
 async def test_an_engine_that_dies_behind_the_end_spoils_nothing(rig: Rig) -> None:
     await rig.engine(streaming(TOKEN, DONE, then="die"))
     answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
-    assert rig.finished[0].status == 200
+    assert rig.endings[0].status == 200
 
 
 async def test_a_drain_that_ends_behind_the_end_spoils_nothing(rig: Rig) -> None:
@@ -90,7 +90,7 @@ async def test_a_drain_that_ends_behind_the_end_spoils_nothing(rig: Rig) -> None
     assert await client.chunk() == TOKEN and await client.chunk() == DONE
     await rig.port.drain(0.01)
     assert await client.chunk() == b""
-    assert rig.finished[0].status == 200
+    assert rig.endings[0].status == 200
 
 
 # -- engines put to sleep ------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ async def test_an_answer_that_sleep_has_cut_off_is_told(rig: Rig) -> None:
     assert await client.chunk() == TOKEN
     await asleep(rig, engine.url)
     assert b"asleep in host memory" in await client.chunk() and await client.chunk() == b""
-    assert rig.finished[0].status == 502
+    assert rig.endings[0].status == 502
 
 
 # -- a router that was stopped -------------------------------------------------------------------------------------

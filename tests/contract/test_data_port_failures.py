@@ -43,7 +43,7 @@ async def test_an_engine_that_leaves_mid_stream_is_one_error_event_then_a_close(
     client = await rig.sent(chat(stream=True))
     answer = await client.answer()
     assert await client.at_end()
-    assert rig.finished[0].status == 502
+    assert rig.endings[0].status == 502
     events = data_events(answer.body)
     assert answer.complete and len(events) == 2 and events[0] + b"\n\n" == TOKEN
     assert json.loads(events[1][6:])["error"]["code"] == "engine_failed"
@@ -108,7 +108,7 @@ async def test_what_an_engine_that_sleeps_refuses_is_sent_elsewhere(rig: Rig, st
     await rig.engine(instance_id="i-9")
     answer = await client.answer()
     assert answer.status == 200 and answer.body.endswith(DONE)
-    assert "x-glowplug-refused" not in answer.headers and not rig.finished[0].error_code
+    assert "x-glowplug-refused" not in answer.headers and not rig.endings[0].error_code
 
 
 async def test_a_pooled_connection_the_engine_has_closed_is_no_failure(rig: Rig) -> None:
@@ -141,7 +141,7 @@ async def test_when_the_client_leaves_the_engine_is_told(rig: Rig, stream: bool,
     client.close()
     await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
     await rig.until(lambda: rig.num_in_flight == 0)
-    assert rig.finished[0].status == 499
+    assert rig.endings[0].status == 499
 
 
 async def flood(served: Served) -> None:
@@ -182,7 +182,7 @@ async def test_a_client_that_never_reads_is_dropped() -> None:
         engine = await rig.engine(flood)
         await rig.sent(chat(stream=True))
         await rig.until(lambda: len(rig.finished) == 1)
-        assert rig.finished[0].status == 499
+        assert rig.endings[0].status == 499
         await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
 
 
@@ -268,4 +268,4 @@ async def test_an_answer_that_has_begun_goes_on_whatever_is_said_of_its_node(rig
     rig.tell(an_instance("i-1", engine.url, InstanceState.FAILED, revision=9, reason="its node has left"), "node_left")
     go_on.set()
     await rig.until(lambda: bool(rig.finished))
-    assert rig.finished[0].status == 200 and rig.finished[0].error_code == ""
+    assert rig.endings[0].status == 200 and rig.endings[0].error_code == ""

@@ -167,7 +167,7 @@ async def test_a_structured_message_goes_to_llamacpp_as_a_chat(field: str) -> No
     ]  # fmt: skip
     assert "".join(event["delta"]["text"] for event in streamed[2:4]) == '{"in": "Paris"}'
     assert streamed[-2]["usage"] == {"input_tokens": 5, "output_tokens": 2}
-    assert rig.finished[1].token_counts() == (5, 2, True)
+    assert rig.finished[1].token_counts()[:3] == (5, 2, True)
     assert image.status == 400 and image.json()["type"] == "error" and "text only" in image.json()["error"]["message"]
 
 

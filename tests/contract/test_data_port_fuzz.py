@@ -18,7 +18,7 @@ from tests.contract.data_port_rig import CHUNKED, DONE, TOKEN, Answer, Client, R
 from tests.waiting import WAIT_S
 
 NUM_CLIENTS = 12  # at once, for each seed
-LIMITS = Limits(header_bytes=2000, body_bytes=4000, num_pipelined=4, write_buffer_bytes=4096)
+LIMITS = Limits(header_bytes=2000, max_body_bytes=4000, num_pipelined=4, write_buffer_bytes=4096)
 MOST_HELD = 300_000
 COMMENT = re.compile(rb"(?m)^:.*\n\n")  # to a client that is held or half-closed
 

@@ -78,7 +78,7 @@ async def test_a_byte_order_mark_is_taken() -> None:
 async def test_another_encoding_a_wrong_label_and_a_bomb_are_refused(
     encoding: str, body: bytes, status: int, said: str
 ) -> None:
-    async with a_rig(Limits(body_bytes=4096)) as rig:
+    async with a_rig(Limits(max_body_bytes=4096)) as rig:
         answer = await rig.ask(post(CHAT, body, f"content-encoding: {encoding}\r\n".encode()))
         assert answer.status == status and said in answer.json()["error"]["message"]
         assert (answer.headers.get("accept-encoding") == "gzip, deflate") == (status == 415)

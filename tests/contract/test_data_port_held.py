@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(rig: Rig) -> None:
     client.close()
     await rig.until(lambda: rig.num_held == 0)
     engine = await rig.engine()
-    assert rig.finished[0].status == 499
+    assert rig.endings[0].status == 499
     await rig.ask(chat())
     assert len(engine.served) == 1
 

@@ -196,7 +196,7 @@ async def test_a_half_closed_client_gets_its_answer(rig: Rig, stream: bool, vers
     client.half_close()
     answer = await client.answer()
     assert await client.at_end()
-    assert [e.status for e in rig.finished] == [200]
+    assert [e.status for e in rig.endings] == [200]
     assert answer.complete and answer.body == (TOKEN * 3 + DONE if stream else b'{"ok": 1}')
 
 
@@ -215,7 +215,7 @@ async def test_a_held_request_of_a_half_closed_client_is_answered_once_there_is_
         async with a_rig(limits) as rig:
             client = await rig.held(chat(stream=True))
             if not limits.keepalive_after_s:
-                await rig.until(lambda: rig.exchange.head_sent)
+                await rig.until(lambda: rig.exchange.framing is not None)
             client.half_close()
             await asyncio.sleep(0.02)
             await rig.engine()
@@ -240,7 +240,7 @@ LAST: dict[str, Case] = {
 @pytest.mark.parametrize("what", LAST)
 async def test_a_refusal_is_told_after_the_answers_to_what_came_before(what: str) -> None:
     last, status = LAST[what]
-    async with a_rig(Limits(body_bytes=2000)) as rig:
+    async with a_rig(Limits(max_body_bytes=2000)) as rig:
         await rig.engine(wait_a_little)
         for before in ((chat(), GET, chat("nobody"), chat(stream=True)), (GET, GET), (chat(stream=True),)):
             client = await rig.sent(b"".join(before) + last + GET)

@@ -100,7 +100,7 @@ async def test_a_stream_that_gives_way_leaves_a_well_engine_and_goes_on_there() 
         assert await rest(client) == rest_of(decoded(as_first(CHAT)))
         await asyncio.wait_for(first.left.wait(), WAIT_S)
         assert outcomes(rig) == {("gave_way", "continued"): 1.0} and not rig.table.controller.balances.quarantined
-        assert rig.finished[0].status == 200
+        assert rig.endings[0].status == 200
 
 
 async def test_what_cannot_go_on_stays_where_it_was_to_give_way_and_what_has_not_begun_is_sent_again() -> None:
@@ -132,7 +132,7 @@ async def test_an_engine_put_to_sleep_behind_the_end_of_a_stream_spoils_nothing(
             assert await client.chunk() == told
         rig.tell(an_instance("i-1", "", InstanceState.SWAPPED_OUT, revision=3, reason="asleep in host memory"))
         assert await client.chunk() == b"" and len(engine.served) == 1
-        assert (rig.finished[0].status, rig.finished[0].num_continued) == (200, 0)
+        assert (rig.endings[0].status, rig.finished[0].num_continued) == (200, 0)
 
 
 async def test_a_node_that_left_is_not_waited_for() -> None:
@@ -182,7 +182,7 @@ async def test_what_cannot_leave_an_address_ends_there_or_says_why_it_is_cut() -
             go_on.set()
             answer = await rest(client)
             if not is_cut:
-                assert answer[-1] == "[DONE]" and rig.finished[1].status == 200
+                assert answer[-1] == "[DONE]" and rig.endings[1].status == 200
             else:
                 why = "and its instance answers at another address by now; the answer cannot be continued: several"
                 assert why in answer[-1]["error"]["message"]
@@ -240,7 +240,7 @@ async def test_no_instance_in_time_is_an_error() -> None:
         rig.tick()
         told = decoded((await client.answer()).body)
         assert "go on with the stream within 0.05 s" in told[-1]["error"]["message"]
-        assert (rig.finished[0].status, rig.num_held) == (502, 1), "who came later may wait longer"
+        assert (rig.endings[0].status, rig.num_held) == (502, 1), "who came later may wait longer"
         assert outcomes(rig) == {("engine_lost", "failed"): 1.0}
 
 
@@ -262,7 +262,7 @@ async def test_a_client_that_leaves_while_its_stream_waits_is_forgotten() -> Non
         client = await broken(rig)
         client.close()
         await rig.until(lambda: rig.num_held == 0)
-        assert rig.finished[0].status == 499
+        assert rig.endings[0].status == 499
         assert outcomes(rig) == {("engine_lost", "client_left"): 1.0}
 
 
@@ -282,7 +282,7 @@ async def test_a_next_engine_that_cannot_now_is_passed_over_and_one_that_refuses
         async with a_rig(models=(a_real_model(),)) as rig:
             await rig_of(rig, Story("1", 3), second, third)
             answer = await rig.ask(asking(CHAT))
-        assert answer.complete and rig.finished[0].status == status
+        assert answer.complete and rig.endings[0].status == status
         if status == 200:
             assert decoded(answer.body) == decoded(as_first(CHAT))
         else:

@@ -8,6 +8,7 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from glowplug.services.router.exchange_states import BETWEEN
 from tests.contract.continuation_rig import Story, a_real_model, as_first, asked_of, asking, decoded
 from tests.contract.data_port_rig import DONE, Client, FakeEngine, Reply, Rig, Served, a_rig, an_instance, answering
 from tests.contract.test_data_port_moves import outcomes
@@ -168,7 +169,7 @@ async def test_where_the_first_one_is_lost_meanwhile_the_other_one_goes_on(is_as
         telling.may_go_on.set()
         if not is_asked:
             drains(rig, engine)
-        await rig.until(lambda: rig.exchange.awaits_next)
+        await rig.until(lambda: rig.exchange.state in BETWEEN)
         other.may.set()
         assert await rest(client) == rest_of(telling)
         assert rig.finished[0].num_continued == 1
@@ -179,7 +180,7 @@ async def test_where_both_are_lost_a_third_one_goes_on() -> None:
         telling, other = Telling(then_dies=True), Late(die)
         client, _ = await asked_elsewhere(rig, telling, other)
         telling.may_go_on.set()
-        await rig.until(lambda: rig.exchange.awaits_next)
+        await rig.until(lambda: rig.exchange.state in BETWEEN)
         await rig.engine(Story("3"), instance_id="i-3")
         other.may.set()
         assert await rest(client) == rest_of(telling)
@@ -221,7 +222,7 @@ async def test_an_answer_that_none_can_go_on_with_runs_to_its_end() -> None:
         assert rig.table.controller.in_flight == {"i-1": 1}
         telling.may_go_on.set()
         assert (await client.rest()).endswith(DONE)
-        assert rig.finished[0].status == 200
+        assert rig.endings[0].status == 200
 
 
 async def test_a_stream_may_leave_again() -> None:
@@ -266,7 +267,7 @@ async def test_a_client_that_leaves_meanwhile_leaves_both() -> None:
         client.close()
         for one in (engine, other):
             await asyncio.wait_for(one.served[0].left.wait(), WAIT_S)
-        assert rig.finished[0].status == 499 and not outcomes(rig)
+        assert rig.endings[0].status == 499 and not outcomes(rig)
 
 
 async def test_who_ends_in_time_or_has_nowhere_to_go_stays() -> None:

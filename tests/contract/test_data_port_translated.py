@@ -375,7 +375,7 @@ async def test_a_chat_of_several_answers_has_one_usage_in_one_piece_and_as_a_str
         )
         plain = await rig.ask(asking(CHAT, messages=MESSAGES, n=2, stream=True))
         await rig.until(lambda: len(rig.finished) == 3)
-        assert [one.token_counts() for one in rig.finished] == [(5, 4, True)] * 3
+        assert [one.token_counts()[:3] for one in rig.finished] == [(5, 4, True)] * 3
     assert whole["usage"] == total and whole["object"] == "chat.completion"
     assert [choice["message"]["content"] for choice in whole["choices"]] == ["ad", "bc"]
     assert {choice["finish_reason"] for choice in whole["choices"]} == {"stop"}

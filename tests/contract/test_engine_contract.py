@@ -99,9 +99,10 @@ async def test_slots_and_kv_tokens_are_the_engines_own(case: EngineCase, started
     fitting = (128 << 20) // per_token
     expected = min(fitting, 4 * 1024) if case.name == "llamacpp" else fitting  # each of its slots has a part
     one_context = 1024 + 16
-    assert started.num_slots == 4
-    assert expected * 0.95 - 128 <= started.kv_tokens <= max(expected, one_context)
-    assert (0 < started.step_s < 10) == (case.name in ("emulated", "llamacpp")), (
+    figures = started.handle.figures
+    assert figures.num_slots == 4
+    assert expected * 0.95 - 128 <= figures.kv_tokens <= max(expected, one_context)
+    assert (0 < figures.step_s < 10) == (case.name in ("emulated", "llamacpp")), (
         "measured in the warm-up, where there is one"
     )
 

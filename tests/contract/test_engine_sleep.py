@@ -153,7 +153,7 @@ async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
     handle = report.handle
     answer = (await continued(awake, "One two three"))["text"]
     assert (await continued(handle, "One two three"))["text"] == answer
-    assert report.shared_bytes > 90 * MIB
+    assert report.handle.figures.shared_bytes > 90 * MIB
     if when_asked:
         own = (await case.start()).handle  # as loaded: after a wake a CPU may read the pages of the file
         assert private_bytes(handle) + 200 * MIB < private_bytes(own)

@@ -51,7 +51,7 @@ async def test_embeddings_in_a_number_of_slots_that_divides_no_batch(case: Engin
     """llama.cpp itself aborts while it starts."""
     given = {"engine_args": {"embeddings": True, **args}, "kv_bytes": 140 << 20, "context_tokens": 2048}
     report = await case.start(**given, max_concurrency=4)
-    assert report.num_slots == 3
+    assert report.handle.figures.num_slots == 3
     async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
         answer = await client.post("/v1/embeddings", json={"model": "x", "input": ["a", "b c", "d"]})
     assert [len(item["embedding"]) for item in answer.json()["data"]] == [576] * 3
@@ -69,8 +69,8 @@ async def test_both_samples_know_the_capital_of_france(case: EngineCase, weights
 async def test_a_grant_for_fewer_slots_is_reported_as_such(case: EngineCase) -> None:
     """The sample model smol-chat: 140 MiB hold three contexts of 2,048 tokens."""
     report = await case.start(kv_bytes=140 << 20, context_tokens=2048, max_concurrency=4)
-    assert (report.num_slots, report.kv_tokens) == (3, 6144)
-    assert report.lacks == ("tool_choice",), "its chat template knows no tools"
+    assert (report.handle.figures.num_slots, report.handle.figures.kv_tokens) == (3, 6144)
+    assert report.handle.figures.lacks == ("tool_choice",), "its chat template knows no tools"
 
 
 async def test_its_slots_keep_what_the_router_takes_them_to_keep(case: EngineCase) -> None:
@@ -99,7 +99,7 @@ async def test_what_it_reads_in_place_is_seen_and_what_it_repacks_is_its_own(cas
         report = await case.driver.load(await case.launch(), path)
         case.handles.append(report.handle)
         whole[path] = sum(end - first for first, end in read_facts(path).tensors)
-        private[path] = whole[path] - report.shared_bytes, anonymous_bytes(report.handle.pid)
+        private[path] = whole[path] - report.handle.figures.shared_bytes, anonymous_bytes(report.handle.pid)
     (here, anonymous), (there, more) = private.values()
     assert here == 0, "the sample's kind of weights is not repacked"
     assert there >= more - anonymous - (8 << 20), "what is its own is never taken for shared"
@@ -140,7 +140,7 @@ TOOL_TEMPLATE = (
 
 async def test_a_chat_template_of_the_models_owner_brings_tools(case: EngineCase) -> None:
     report = await case.start(engine_args={"chat_template": TOOL_TEMPLATE}, system_prompt="Be brief.")
-    assert report.lacks == ()
+    assert report.handle.figures.lacks == ()
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
     async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
@@ -249,7 +249,7 @@ async def said_with(case: EngineCase, **args: Any) -> tuple[int, str, bool]:
     report = await case.start(kv_bytes=64 << 20, context_tokens=8192, max_concurrency=1, engine_args=args)
     async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
         answer = (await client.post("/v1/completions", json=SENTENCE)).json()
-    return report.kv_tokens, answer["choices"][0]["text"], answer["timings"].get("draft_n", 0) > 0
+    return report.handle.figures.kv_tokens, answer["choices"][0]["text"], answer["timings"].get("draft_n", 0) > 0
 
 
 async def test_a_cache_of_smaller_numbers_holds_more_tokens_and_a_draft_says_the_same(case: EngineCase) -> None:

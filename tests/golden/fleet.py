@@ -192,7 +192,8 @@ class Fleet:
         elif isinstance(effect, rw.Hold):
             self._say(f"router holds {self.names[effect.ticket]} for some {effect.eta_s:.1f} s")
         elif isinstance(effect, rw.Reject):
-            self._say(f"router rejects {self.names[effect.ticket]}: {effect.status} {effect.code}: {effect.message}")
+            error = effect.error
+            self._say(f"router rejects {self.names[effect.ticket]}: {error.status} {error.code}: {error.message}")
         elif isinstance(effect, rw.Recall | rw.MoveStream):
             self._say(f"router: {type(effect).__name__} {self.names[effect.ticket]}: {effect.reason}")
 
@@ -240,19 +241,21 @@ def _value(text: str) -> Any:
 
 
 def _words(payload: Any) -> str:
-    """Ids, and the fields that differ from their default; a command's reason is in its decision."""
+    """Ids, and what differs from the default. A command's reason is in its decision, an effect's command above it."""
     source = getattr(payload, "instance", payload)
+    source = getattr(source, "command", getattr(source, "want", source))
+    source = getattr(source, "command", source)
     names = [getattr(source, name, "") for name in ("target", "instance_id", "model_key", "node_id")]
-    names = names[1:2] if source is not payload else list(dict.fromkeys(filter(None, names)))
-    shown = {name: getattr(source, name, "") for name in SHOWN}
+    if source is not payload:
+        names = [names[1] or names[2]]
+    shown = {name: getattr(payload, name, "") for name in SHOWN}
     if getattr(payload, "TYPE", "") not in (*COMMANDS, ""):
-        shown["reason"] = getattr(source, "reason", "")
-    if isinstance(payload, StartInstance) and payload.num_stages > 1:
-        shown["stage"] = f"{payload.stage + 1}/{payload.num_stages}"
-    if isinstance(payload, StartInstance | aw.LaunchEngine):
+        shown = {name: getattr(source, name, "") for name in (*SHOWN, "reason")}
+    if isinstance(payload, StartInstance):
+        shown["stage"] = f"{payload.stage + 1}/{payload.num_stages}" if payload.num_stages > 1 else ""
         shown["gpus"] = ",".join(f"{worker.gpu_id}:{worker.num_bytes / GB:g}GB" for worker in payload.workers)
     words = [f"{name}={value!r}" if " " in str(value) else f"{name}={value}" for name, value in shown.items() if value]
-    return " ".join([*names, *words])
+    return " ".join([*dict.fromkeys(filter(None, names)), *words])
 
 
 def played(script: str) -> str:

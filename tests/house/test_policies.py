@@ -7,6 +7,7 @@ import pytest
 
 from glowplug.policies.options import base_name
 from glowplug.policies.registry import KINDS, choose, installed
+from glowplug.runtime.settings import Settings
 from tests.house.tree import text
 
 SECTION = re.compile(r"^## (\w+): .*?$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -41,10 +42,12 @@ def test_the_setting_of_a_kind_exists_and_its_default_stands_first(kind: str) ->
     variable = f"GLOWPLUG_POLICY_{kind.upper()}"
     assert variable in sections()[kind]
     defaults = {
-        field.default
+        place.default
         for service in SERVICES
         for cls in vars(importlib.import_module(f"glowplug.services.{service}.settings")).values()
-        if (field := getattr(cls, "model_fields", {}).get(f"policy_{kind}")) is not None
+        if isinstance(cls, type) and issubclass(cls, Settings)
+        for place in cls.places()
+        if place.variable == variable
     }
     assert {base_name(name) for name in defaults} == {ROW.findall(sections()[kind])[0][0]}
 

@@ -67,8 +67,8 @@ async def test_snapshot_has_models_nodes_and_decisions(at: ConsoleUnderTest) -> 
     answer = await at.get("/api/v1/fleet")
     fleet = answer.json()
     assert answer.headers["cache-control"] == "no-store"
-    assert next(model["key"] for model in fleet["models"]) == "big-emulated"
-    assert {model["state"] for model in fleet["models"]} == {"ready", "loading", "cold", "failed"}
+    assert next(row["value"]["key"] for row in fleet["models"]) == "big-emulated"
+    assert {row["joined"]["state"] for row in fleet["models"]} == {"ready", "loading", "cold", "failed"}
     assert len(fleet["nodes"]) == 3 and len(fleet["decisions"]) == 6
     assert len(answer.content) < 100_000
 
@@ -84,7 +84,7 @@ async def test_stream_sends_the_fleet_then_patches_then_traces(at: ConsoleUnderT
     async with asyncio.timeout(WAIT_S):
         async for name, data in stream:
             traces = [line for line in data.get("traces", ()) if line["request_ids"] == ["r-9"]]
-            if traces or any(model["key"] == "new" for model in data.get("models", ())):
+            if traces or any(row["value"]["key"] == "new" for row in data.get("models", ())):
                 seen[name] = data
             if len(seen) == 2:
                 break
@@ -218,7 +218,7 @@ async def test_stopping_ends_even_when_a_cancellation_is_swallowed(tmp_path: Pat
 async def test_an_event_leads_to_its_causes_and_effects(at: ConsoleUnderTest) -> None:
     await at.publish(*story.placement(NOW))
     latest = await at.read("/api/v1/events/latest")
-    assert [row["type"] for row in latest["rows"]][-4:] == [
+    assert [row["seen"]["kind"] for row in latest["rows"]][-4:] == [
         "request.waiting", "placer.place", "decision.made", "instance.ready",
     ]  # fmt: skip
     assert latest["command"] == "glowplug tap" and "instance.ready" in latest["types"]
@@ -271,7 +271,7 @@ async def test_decisions_of_before_the_console_come_from_the_store(at: ConsoleUn
         await at.store.append("decisions", to_json(story.decisions(NOW)[number]), keep=10)
     await until(lambda: len(at.console.view.decisions) == 3, "three decisions")
     found = (await at.read("/api/v1/decisions"))["decisions"]
-    assert [line["decision_id"] for line in found] == ["d-2", "d-1", "d-0"]
+    assert [row["value"]["decision_id"] for row in found] == ["d-2", "d-1", "d-0"]
 
 
 @pytest.mark.parametrize("trace_disk", [True, False])

@@ -115,6 +115,6 @@ def test_a_fleet_starts_and_serves_beside_what_nobody_can_read(
         assert facts.models.keys() == {"tiny"} and facts.nodes.keys() == {"node-1"}
         rest = fleet.processes["console-1"].url + "/api/v1/fleet"
         shown: dict[str, Any] = json.loads(httpx.get(rest, timeout=30).content)
-        assert [model["key"] for model in shown["models"]] == ["tiny"]
+        assert [row["value"]["key"] for row in shown["models"]] == ["tiny"]
     finally:
         fleet.stop()

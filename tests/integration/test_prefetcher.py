@@ -115,10 +115,7 @@ async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
         "GLOWPLUG_SHM_DIR": str(tmp_path / "shm"),
         "GLOWPLUG_SERVICE_ID": f"prefetcher-{node_id}",
         "GLOWPLUG_ADMIN_TOKEN": TOKEN,
-        "GLOWPLUG_FETCH_BACKOFF_FIRST_S": "0.01",
-        "GLOWPLUG_FETCH_PART_BYTES": "500000",
         "GLOWPLUG_FETCH_CHUNK_BYTES": "65536",
-        "GLOWPLUG_TICK_S": "0.1",
         "GLOWPLUG_RESYNC_S": "0.3",
         "GLOWPLUG_HEAL_S": "0.5",
     }
@@ -227,8 +224,9 @@ async def test_failures_are_written_down_with_their_reason(
 
 async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> None:
     """No repeated command: the restarted process finds the instance in the tables."""
-    with WeightServer(DATA, step_s=0.05) as server:
-        ref = WeightsRef(uri=server.url, sha256=SHA)
+    data = DATA * 28  # more parts than are fetched at once
+    with WeightServer(data, step_s=0.01) as server:
+        ref = WeightsRef(uri=server.url, sha256=hashlib.sha256(data).hexdigest())
         model: Model = a_model(f"m-{prefetcher.node_id}", weights=ref)
         instance = an_instance(
             f"i-{prefetcher.node_id}", model.key, InstanceState.STARTING, gpu_id=f"{prefetcher.node_id}/0"
@@ -245,7 +243,7 @@ async def test_killed_midway_it_resumes_by_itself(prefetcher: Prefetcher) -> Non
         server.step_s, before = 0.0, server.bytes_sent
         await prefetcher.start()
         await prefetcher.until_complete(ref, instance.instance_id)
-        assert server.bytes_sent - before <= len(DATA) - kept + 500_000
+        assert server.bytes_sent - before <= len(data) - kept + 500_000
     await prefetcher.store.delete("models", model.key)
     await prefetcher.store.delete("instances", instance.instance_id)
 

@@ -20,17 +20,20 @@ import pytest
 import pytest_asyncio
 
 from glowplug.domain.errors import EngineFailed
+from glowplug.domain.hardware import Devices
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import vllm, vllm_env, vllm_sample
-from glowplug.engines.port import EngineHandle, EngineSettings, LaunchRequest, LoadReport
+from glowplug.engines.port import EngineHandle, EngineSettings, LoadReport, Place
 from glowplug.engines.process import kill_group
 from glowplug.engines.vllm import VllmDriver
+from glowplug.events.commands import StartInstance
 from glowplug.services.agent.executor import KV_MOVES_S
 from glowplug.weights.region import RegionInfo
 from tests import tiny_llama
 from tests.agent_rig import AgentRig, start_command, write_weights
 from tests.contract.engine_rig import park, parked_dir
+from tests.fleet_builder import a_start
 from tests.ports import free_port
 from tests.waiting import WAIT_S, lives, until
 
@@ -46,7 +49,9 @@ class Lane:
     driver: VllmDriver
     weights: Path
 
-    def request(self, weights: Path | None = None, num_gpus: int = 1, **engine_args: Any) -> LaunchRequest:
+    def request(
+        self, weights: Path | None = None, num_gpus: int = 1, **engine_args: Any
+    ) -> tuple[StartInstance, Place]:
         run_dir = Path(tempfile.mkdtemp(dir=self.folder))
         model = Model(
             name="smol",
@@ -59,18 +64,12 @@ class Lane:
             engine_args=engine_args,
             num_gpus=num_gpus,
         )
-        log = run_dir / "engine.log"
-        return LaunchRequest(
-            instance_id=run_dir.name,
-            model=model,
-            num_bytes=0,
-            run_dir=run_dir,
-            log_path=log,
-            gpu_indices=tuple(range(num_gpus)) if num_gpus > 1 else (),
-        )
+        devices = Devices(ordinals=tuple(range(num_gpus)))
+        place = Place(run_dir=run_dir, log_path=run_dir / "engine.log", devices=devices)
+        return a_start(model, run_dir.name), place
 
     async def start(self, **engine_args: Any) -> LoadReport:
-        return await self.driver.load(await self.driver.launch(self.request(**engine_args)), self.weights)
+        return await self.driver.load(await self.driver.launch(*self.request(**engine_args)), self.weights)
 
     def settings(self, **extra: Any) -> EngineSettings:
         return EngineSettings(launch_timeout_s=240.0, extra={"vllm_parked_dir": parked_dir(), **extra})
@@ -120,7 +119,7 @@ TINY_ARGS: dict[str, Any] = {"dtype": "float32", "num_threads": 2}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tiny(lane: Lane) -> Tiny:
     tiny = Tiny(tiny_llama.write(lane.folder / "tiny"))
-    alone = await lane.driver.load(await lane.driver.launch(lane.request(tiny.weights, **TINY_ARGS)), tiny.weights)
+    alone = await lane.driver.load(await lane.driver.launch(*lane.request(tiny.weights, **TINY_ARGS)), tiny.weights)
     tiny.expected = await tokens(alone.handle.url)
     await lane.driver.stop(alone.handle, 5.0)
     return tiny
@@ -165,17 +164,17 @@ async def test_weights_that_are_broken_are_named_as_the_cause(lane: Lane) -> Non
             (broken / file.name).write_bytes(file.read_bytes())
     whole = (lane.weights / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(whole[:-1000])
-    handle = await lane.driver.launch(lane.request())
+    handle = await lane.driver.launch(*lane.request())
     with pytest.raises(EngineFailed, match=r"model\.safetensors has \d+ bytes, its header promises"):
         await lane.driver.load(handle, broken)
     assert not lane.driver.adopt(handle)
 
 
 async def test_the_exit_status_is_left_in_the_run_directory(lane: Lane) -> None:
-    request = lane.request(no_such_flag=1)
+    command, place = lane.request(no_such_flag=1)
     with pytest.raises(EngineFailed):
-        await lane.driver.load(await lane.driver.launch(request), lane.weights)
-    exit_file = request.run_dir / "exit.json"
+        await lane.driver.load(await lane.driver.launch(command, place), lane.weights)
+    exit_file = place.run_dir / "exit.json"
     await until(exit_file.exists, "the zygote reports the end")
     assert json.loads(exit_file.read_text())["code"] != 0
 
@@ -220,7 +219,7 @@ async def test_a_stop_leaves_no_shared_memory_of_a_worker_behind(lane: Lane) -> 
 async def test_an_agent_grants_what_a_vllm_instance_has_for_itself(lane: Lane, tmp_path: Path) -> None:
     """A replica of the first layers takes their bytes and answers in full; shared weights count once."""
     await lane.zygote()  # parked before the first start's clock runs
-    rig, model = AgentRig(tmp_path, gpu_budgets="1400MiB"), lane.request().model
+    rig, model = AgentRig(tmp_path, gpu_budgets="1400MiB"), lane.request()[0].model
     await rig.start({"vllm": VllmDriver(lane.settings())})
     region = write_weights(rig.settings.shm_dir.absolute(), model)
     region.complete(RegionInfo(path=str(lane.weights), num_bytes=4, sha256="", source="file", seconds=0.01))
@@ -260,7 +259,7 @@ async def test_servers_outlive_their_zygote_and_another_driver_parks_anew(lane: 
     again = EngineHandle.from_json(handle.to_json())
     assert later.adopt(again)
     await later.stop(again, 10.0)
-    parked = await later.load(await later.launch(lane.request()), lane.weights)
+    parked = await later.load(await later.launch(*lane.request()), lane.weights)
     assert parked.handle.data["parked"] == "true"
     await later.stop(parked.handle, 10.0)
     await later.close()
@@ -269,7 +268,7 @@ async def test_servers_outlive_their_zygote_and_another_driver_parks_anew(lane: 
 @pytest.mark.long
 async def test_two_workers_answer_as_one_and_give_their_kv_cache_back(lane: Lane, tiny: Tiny) -> None:
     pair = lane.request(tiny.weights, num_gpus=2, **TINY_ARGS)
-    started = await lane.driver.load(await lane.driver.launch(pair), tiny.weights)
+    started = await lane.driver.load(await lane.driver.launch(*pair), tiny.weights)
     workers = [p for p in psutil.Process(started.handle.pid).children(recursive=True) if "Worker_TP" in p.name()]
     assert len(workers) == 2
     assert await tokens(started.handle.url) == tiny.expected
@@ -282,10 +281,10 @@ async def test_two_workers_answer_as_one_and_give_their_kv_cache_back(lane: Lane
 
 
 async def launched_stages(lane: Lane, weights: Path) -> list[EngineHandle]:
-    asked = replace(lane.request(weights, **TINY_ARGS), num_stages=2, rendezvous=f"127.0.0.1:{free_port()}")
-    run_dirs = asked.run_dir, lane.request().run_dir
-    stages = [replace(asked, stage=n, run_dir=at, log_path=at / "engine.log") for n, at in enumerate(run_dirs)]
-    return [await lane.driver.launch(stage) for stage in stages]
+    places = lane.request()[1], lane.request()[1]
+    command = lane.request(weights, **TINY_ARGS)[0]
+    command = replace(command, num_stages=2, rendezvous=f"127.0.0.1:{free_port()}")
+    return [await lane.driver.launch(replace(command, stage=n), place) for n, place in enumerate(places)]
 
 
 async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane: Lane, tiny: Tiny) -> None:
@@ -296,7 +295,7 @@ async def test_two_stages_with_their_own_weights_alone_answer_as_one_engine(lane
     assert (first.handle.url, later.handle.url) == ("", "")
     whole = await lane.driver.serve_stages(first.handle)
     assert await tokens(whole.handle.url) == tiny.expected
-    assert whole.kv_tokens > 0 and await lane.driver.num_in_flight(later.handle) == 0
+    assert whole.handle.figures.kv_tokens > 0 and await lane.driver.num_in_flight(later.handle) == 0
     for stage in (whole.handle, EngineHandle.from_json(later.handle.to_json())):
         assert (await lane.driver.health(stage)).ok
     with pytest.raises(EngineFailed, match="is not the first stage"):
@@ -326,12 +325,13 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     handles = await launched_stages(lane, tiny.weights)
     first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
     serving = (await lane.driver.serve_stages(first.handle)).handle
-    model = lane.request(tiny.weights, **TINY_ARGS).model
+    model = lane.request(tiny.weights, **TINY_ARGS)[0].model
     assert lane.driver.whole(serving) is None
     await lane.driver.consolidate(serving, model, tiny.weights)
     report = lane.driver.whole(serving)
-    assert report is not None and await lane.driver.consolidate(report.handle, model, tiny.weights) == report.kv_tokens
+    assert report is not None
     whole = report.handle
+    assert await lane.driver.consolidate(whole, model, tiny.weights) == whole.figures.kv_tokens
     directory = vllm.kv_directory(serving.run_dir)
     streams = [asyncio.create_task(begin(serving.url, *one)) for one in zip(prompts, said, strict=True)]
     await until(lambda: all(said), "both streams have begun")
@@ -353,7 +353,7 @@ async def test_a_stage_becomes_whole_and_goes_on_with_what_runs(lane: Lane, tiny
     kv_file.write_bytes(kv_file.read_bytes()[:header].ljust(kv_file.stat().st_size, b"\0"))
     pulled, from_zeros = await tokens(whole.url, one), await tokens(whole.url, other)
     assert not list(directory.iterdir()), "what has been pulled is gone"
-    alone = await lane.driver.load(await lane.driver.launch(lane.request(tiny.weights, **TINY_ARGS)), tiny.weights)
+    alone = await lane.driver.load(await lane.driver.launch(*lane.request(tiny.weights, **TINY_ARGS)), tiny.weights)
     assert pulled == await tokens(alone.handle.url, one)
     assert from_zeros != await tokens(alone.handle.url, other)
     await until(lambda: not lane.driver.adopt(later.handle), "the later stage ends with its pipeline")
@@ -367,7 +367,7 @@ async def test_a_consolidation_that_is_given_up_leaves_the_stages_as_they_were(l
     handles = await launched_stages(lane, tiny.weights)
     first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
     serving = (await lane.driver.serve_stages(first.handle)).handle
-    model = lane.request(tiny.weights, **TINY_ARGS).model
+    model = lane.request(tiny.weights, **TINY_ARGS)[0].model
     coming = asyncio.create_task(lane.driver.consolidate(serving, model, tiny.weights))
     beside = Path(serving.run_dir) / vllm.WHOLE / vllm.HANDLE
     await until(beside.exists, "the whole engine is launched")
@@ -386,7 +386,7 @@ async def test_a_later_stage_that_dies_under_a_move_costs_the_kv_cache_alone(lan
     handles = await launched_stages(lane, tiny.weights)
     first, later = await asyncio.gather(*(lane.driver.load(handle, tiny.weights) for handle in handles))
     serving = (await lane.driver.serve_stages(first.handle)).handle
-    await lane.driver.consolidate(serving, lane.request(tiny.weights, **TINY_ARGS).model, tiny.weights)
+    await lane.driver.consolidate(serving, lane.request(tiny.weights, **TINY_ARGS)[0].model, tiny.weights)
     report = lane.driver.whole(serving)
     assert report is not None
     said: list[int] = []
@@ -400,7 +400,7 @@ async def test_a_later_stage_that_dies_under_a_move_costs_the_kv_cache_alone(lan
     with contextlib.suppress(httpx.RemoteProtocolError):  # the stages break it off
         await stream
     assert lane.driver.adopt(report.handle) and await tokens(report.handle.url) == tiny.expected
-    assert await lane.driver.abandon_consolidation(report.handle) == report.kv_tokens, "there is no way back"
+    assert await lane.driver.abandon_consolidation(report.handle) == report.handle.figures.kv_tokens, "no way back"
     for handle in (report.handle, later.handle):
         await lane.driver.stop(handle, 0.0)
     assert not vllm.kv_directory(serving.run_dir).exists()

@@ -70,7 +70,7 @@ class EnginesWalk(Walk):
                 assert i in self.agent.ledger.holders, "launched without a grant"
                 self.processes.add(i)
                 self.pending["launch", i] = effect
-            case msg.ActivateEngine(instance_id=i, source=source):
+            case msg.ActivateEngine(command=StartInstance(instance_id=i, source=source)):
                 assert i in self.agent.ledger.holders, "activated without a grant"
                 assert i not in self.processes, "two engines of one id"
                 self.forget(source)

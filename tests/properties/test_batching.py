@@ -1,15 +1,11 @@
 """The engine that skips ahead, against a plain one that visits every step."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug_lab.emulated.batch import Batch
-from glowplug_lab.emulated.batch import Sequence as SequenceOfBatch
-from glowplug_lab.emulated.profiles import Profile
 from glowplug_lab.simulator.costs import FITTED, StepCosts
 from glowplug_lab.simulator.hardware.batching import BatchEngine, EngineLimits, Sequence, State, What
 
@@ -105,42 +101,57 @@ def test_skipping_is_stepping(arrivals, limits, costs):
             assert got[key] == pytest.approx(times, rel=1e-9), f"sequence {key}, stepping={stepping}"
 
 
-def emulated(arrivals, limits):
-    """On the emulated engine's scheduler, whose context is one token longer."""
-    profile = Profile(17.5, 0.1968, 5.2e-6, 32.1, 0.231, 0.0, kv_bytes_per_token=1, activation_bytes=1)
-    batch = Batch(
-        profile=profile,
-        num_blocks=10_000,
-        max_running=limits.max_sequences,
-        max_step_tokens=limits.chunk_tokens,
-        long_prefill_tokens=limits.long_prefill_tokens,
-    )
-    coming, now, found = sorted(arrivals), 0.0, {}
-    while True:
+def plain_in_pieces(costs, limits, arrivals):
+    """The same with pieces of prompts beside decoding."""
+    coming = sorted(arrivals)
+    waiting, reading, running, first, finish = [], [], [], {}, {}
+    now = 0.0
+    while coming or waiting or reading or running:
+        if not waiting and not reading and not running:
+            now = max(now, coming[0][0])
         while coming and coming[0][0] <= now:
             _, key, prompt, output = coming.pop(0)
-            batch.add(SequenceOfBatch(str(key), prompt, output))
-        step = batch.plan()
-        if step is None:
-            if not coming:
-                return found
-            now = coming[0][0]
-            continue
-        now += step.seconds
-        for one in batch.commit(step):
-            found.setdefault(int(one.sequence_id), [now, now])[1] = now
-            if one.num_generated == one.num_wanted:
-                batch.remove(one)
+            waiting.append({"key": key, "size": prompt, "left": output, "read": 0})
+        while limits.kv_tokens - sum(s["size"] for s in reading + running) < len(running):
+            victim = running.pop()
+            waiting.insert(0, victim | {"size": victim["size"] + 1, "read": 0})
+        budget = max(1, limits.chunk_tokens - len(running))
+        beside_others = len(waiting) + len(reading) + len(running) > 1
+        most = (beside_others and limits.long_prefill_tokens) or limits.chunk_tokens
+        while waiting and len(reading) + len(running) < limits.max_sequences:
+            held, size = sum(s["size"] for s in reading + running), waiting[0]["size"]
+            has_room = held + size + len(reading) + len(running) + 1 <= limits.kv_tokens
+            if not has_room or sum(min(s["size"] - s["read"], most) for s in reading) >= budget:
+                break
+            reading.append(waiting.pop(0))
+        num_tokens = num_tokens2 = 0
+        for s in reading:
+            begun, s["read"] = s["read"], s["read"] + min(s["size"] - s["read"], most, budget - num_tokens)
+            num_tokens, num_tokens2 = num_tokens + s["read"] - begun, num_tokens2 + s["read"] ** 2 - begun**2
+        if running:
+            now += costs.decode_s(len(running), sum(s["size"] for s in running))
+        if reading:
+            now += costs.prefill_s(num_tokens, num_tokens2)
+        if running and reading:
+            now -= min(costs.prefill_base_s, costs.decode_base_s)
+        for s in running:
+            s["size"] += 1
+            s["left"] -= 1
+        for s in [s for s in reading if s["read"] == s["size"]]:
+            reading.remove(s)
+            running.append(s)
+            s["left"] -= 1
+            first.setdefault(s["key"], now)
+        for s in [s for s in running if s["left"] == 0]:
+            running.remove(s)
+            finish[s["key"]] = now
+    return {key: (first[key], finish[key]) for key in finish}
 
 
-@given(ARRIVALS, st.integers(1, 12), st.sampled_from([24, 64]), st.booleans())
-def test_pieces_of_prompts_are_read_as_the_emulated_engine_reads_them(arrivals, num_sequences, long_tokens, stepping):
-    limits = EngineLimits(
-        kv_tokens=100_000, max_sequences=num_sequences, chunk_tokens=2048, long_prefill_tokens=long_tokens
-    )
-    costs = replace(COSTS, decode_s_per_context=0.0)
-    got = drive(BatchEngine(costs, limits, stepping=stepping), arrivals)
-    wanted = emulated(arrivals, limits)
+@given(ARRIVALS, CHUNKED, st.booleans())
+def test_skipping_is_stepping_in_pieces(arrivals, limits, stepping):
+    got = drive(BatchEngine(COSTS, limits, stepping=stepping), arrivals)
+    wanted = plain_in_pieces(COSTS, limits, arrivals)
     assert got.keys() == wanted.keys()
     for key, times in wanted.items():
         assert got[key] == pytest.approx(times, rel=1e-9), f"sequence {key}"
@@ -221,6 +232,22 @@ def test_an_engine_that_is_reshaped_loses_no_token(arrivals, limits, at_s):
     engine.advance(1e9)
     assert all(s.state is State.FINISHED and s.num_emitted == s.output_tokens for _, s in coming)
     assert engine.costs == (COSTS if is_whole else COSTS.pipelined(4, 0.001))
+    assert engine.num_sequences == 0 and engine.kv_tokens_used(1e9) == 0
+
+
+@given(ARRIVALS, LIMITS | CHUNKED, st.booleans(), st.lists(st.floats(0.0, 30.0), max_size=3))
+def test_a_cache_that_is_lost_loses_no_token(arrivals, limits, stepping, losses):
+    engine, coming = BatchEngine(COSTS, limits, stepping=stepping), sequences_of(arrivals)
+    for at_s, sequence in sorted([*coming, *((at_s, None) for at_s in losses)], key=lambda one: one[0]):
+        if sequence is not None:
+            engine.submit(sequence, at_s)
+            continue
+        told = {s: engine.num_emitted(s, at_s) for _, s in coming if s.submitted_at >= 0}
+        engine.recompute(at_s)
+        assert told == {s: engine.num_emitted(s, at_s) for s in told}
+        assert not engine.running and sum(engine.kv_tokens_read().values()) == 0
+    engine.advance(1e9)
+    assert all(s.state is State.FINISHED and s.num_emitted == s.output_tokens for _, s in coming)
     assert engine.num_sequences == 0 and engine.kv_tokens_used(1e9) == 0
 
 

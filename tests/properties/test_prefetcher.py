@@ -173,7 +173,7 @@ class Prefetching(RuleBasedStateMachine):
     def finish(self, index: int) -> None:
         if name := self.running(index, has_memory=True):
             job = self.prefetcher.jobs[name]
-            whole = job.first_byte == 0
+            whole = job.part.first_byte == 0
             del self.tasks[name]
             if whole:
                 self.complete.add(name)

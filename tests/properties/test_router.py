@@ -159,7 +159,7 @@ class Router(RuleBasedStateMachine):
         if alive:
             ticket = data.draw(st.sampled_from(alive))
             self.end(ticket)
-            self.tell(msg.ClientLeft(ticket))
+            self.tell(msg.RequestEnded(ticket))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), reached=st.booleans())

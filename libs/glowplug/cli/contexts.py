@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from glowplug.cli.terminal import WRONG_USAGE, CliError
-from glowplug.runtime.supervisor.errors import FleetError
+from glowplug.runtime.errors import FleetError
 from glowplug.runtime.supervisor.statedir import OTHERS, write_private
 
 DEFAULT_STATE_DIR = Path(".glowplug")

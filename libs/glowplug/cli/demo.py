@@ -21,7 +21,7 @@ from glowplug.cli.terminal import CliError, say, say_json, seconds, table
 from glowplug.cli.up import settings_of, wait_for_models
 from glowplug.domain.instance import InstanceState
 from glowplug.runtime import plain_yaml
-from glowplug.runtime.supervisor.fleet import Fleet, run_fleet
+from glowplug.runtime.supervisor.fleet import LocalFleet, run_fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import prepare, sample_files
 from glowplug.runtime.supervisor.settings import LOG_MAX_BYTES
@@ -91,7 +91,7 @@ def demo(
     rows: list[Row] = []
     code = 1
 
-    async def on_ready(fleet: Fleet) -> int:
+    async def on_ready(fleet: LocalFleet) -> int:
         rows.extend(await story(fleet, shown))
         return 1 if any(row.error for row in rows) else 0
 
@@ -130,7 +130,7 @@ def write_models(models_dir: Path, engine: str) -> None:
         (models_dir / file.name).write_text(yaml.safe_dump(document, sort_keys=False), "utf-8")
 
 
-async def story(fleet: Fleet, shown: Output) -> list[Row]:
+async def story(fleet: LocalFleet, shown: Output) -> list[Row]:
     """A failed request is a row with an error; the story continues."""
     urls, engine = fleet.plan.urls(), fleet.settings.engine
     data = urls["data"]

@@ -18,7 +18,7 @@ from glowplug.cli.terminal import WRONG_USAGE, CliError, say
 from glowplug.domain import extensions
 from glowplug.domain.errors import BadRequest
 from glowplug.runtime.entry import importing
-from glowplug.runtime.supervisor.errors import FleetError
+from glowplug.runtime.errors import FleetError
 
 _VERBS: dict[str, str] = {
     "up.up": "Start the local fleet.",

@@ -1,9 +1,8 @@
 """Access of commands to sources of weights, with a prefetcher's settings from the environment."""
 
-from pydantic import ValidationError
-
 from glowplug.cli.terminal import CliError
-from glowplug.runtime.settings import SourceSettings, explain
+from glowplug.runtime.errors import WrongSetting
+from glowplug.runtime.settings import SourceSettings
 from glowplug.weights.measure import measured
 from glowplug.weights.source import SourceInfo, SourceOptions
 
@@ -11,9 +10,9 @@ from glowplug.weights.source import SourceInfo, SourceOptions
 def source_options() -> SourceOptions:
     """Raises CliError for a wrong setting."""
     try:
-        return SourceSettings().source_options()
-    except ValidationError as error:
-        raise CliError(explain(error)) from error
+        return SourceSettings.read().source_options()
+    except WrongSetting as error:
+        raise CliError(str(error)) from error
 
 
 def measure(uri: str) -> SourceInfo:

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import httpx
 import psutil
 import typer
-from pydantic import ValidationError
 
 from glowplug.cli import contexts
 from glowplug.cli.client import bearer, connect
@@ -28,10 +27,10 @@ from glowplug.cli.options import (
     StateDirOption,
 )
 from glowplug.cli.terminal import CliError, age, emit, say
+from glowplug.domain.address import is_loopback
 from glowplug.domain.units import show_bytes
-from glowplug.runtime.settings import explain
-from glowplug.runtime.supervisor.errors import AlreadyRunning, WrongSetting
-from glowplug.runtime.supervisor.fleet import Fleet, default_shm_dir, run_fleet
+from glowplug.runtime.errors import AlreadyRunning
+from glowplug.runtime.supervisor.fleet import LocalFleet, default_shm_dir, run_fleet
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.settings import LOG_MAX_BYTES, FleetSettings
@@ -48,10 +47,7 @@ ELSEWHERE = "`glowplug down` and `glowplug status` are for fleets that `glowplug
 def settings_of(state_dir: Path | None, **given: Any) -> FleetSettings:
     """Command line over environment over defaults. Raises WrongSetting."""
     stated = {key: value for key, value in {"state_dir": state_dir, **given}.items() if value is not None}
-    try:
-        return FleetSettings(**stated)
-    except ValidationError as error:
-        raise WrongSetting(explain(error)) from error
+    return FleetSettings.read(**stated)
 
 
 def up(
@@ -76,7 +72,7 @@ def up(
     state.lock(settings.min_free_bytes)
     output = Output(state.directory("logs"), max_bytes=LOG_MAX_BYTES, show_logs=False)
 
-    async def on_ready(fleet: Fleet) -> None:
+    async def on_ready(fleet: LocalFleet) -> None:
         output.say(await banner(fleet, is_given=state_dir is not None))
         output.show_logs = not quiet
 
@@ -88,7 +84,7 @@ def up(
     raise typer.Exit(code)
 
 
-async def banner(fleet: Fleet, *, is_given: bool) -> str:
+async def banner(fleet: LocalFleet, *, is_given: bool) -> str:
     took_s = time.time() - fleet.started_at
     urls, document = fleet.plan.urls(), fleet.document()
     models = await wait_for_models(urls, document["api_key"])
@@ -107,7 +103,7 @@ async def banner(fleet: Fleet, *, is_given: bool) -> str:
         f"  model files {fleet.models_dir} (edit them, they are read again)",
         f"  logs        {fleet.state.path / 'logs'}",
     ]
-    if not fleet.settings.is_loopback:
+    if not is_loopback(fleet.settings.host):
         lines += [f"  API key     {key}", f"  admin token {document['admin_token']}"]
     body = (
         f'{{"model": "{first}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Annotated, Final
 
-from glowplug.domain.bounds import check_bounds
+from glowplug.domain.bounds import Bounded, Bounds, check_bounds
 
 TENANTS, KEYS = "tenants", "keys"  # tables, by tenant name and by key id
 SHARED_TENANT: Final = "default"  # of GLOWPLUG_API_KEY, and of calls without a key
@@ -60,20 +60,20 @@ for _rank, _priority in enumerate(Priority):
     _priority.rank = _rank  # read several times per request
 
 
+Amount = Annotated[int, Bounds(most=1 << 48)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccessLimits:
+class AccessLimits(Bounded):
     """Limits of a tenant, a key, or a tenant at one model; 0: none. Tokens are those of prompts and answers. Raises
     OutOfBounds."""
 
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    tokens_per_day: int = 0  # UTC days
-    tokens_per_month: int = 0  # UTC months
-    concurrent: int = 0  # held ones included
-    queued: int = 0  # held
-
-    def __post_init__(self) -> None:
-        check_bounds(self, most=dict.fromkeys(self.__slots__, 1 << 48))
+    requests_per_minute: Amount = 0
+    tokens_per_minute: Amount = 0
+    tokens_per_day: Amount = 0  # UTC days
+    tokens_per_month: Amount = 0  # UTC months
+    concurrent: Amount = 0  # held ones included
+    queued: Amount = 0  # held
 
     @property
     def is_none(self) -> bool:
@@ -92,13 +92,13 @@ class Tenant:
     limits: AccessLimits = NO_LIMITS
     model_limits: Mapping[str, AccessLimits] = field(default_factory=dict)  # by model name or pattern, first match
     priority: Priority = Priority.STANDARD
-    weight: float = 1.0
+    weight: Annotated[float, Bounds(least=0.001, most=1000.0)] = 1.0
     revision: int = 0  # grows with each change
     source: str = ""  # file path; empty: REST
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        check_bounds(self, weight=0.001, most={"weight": 1000.0})
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

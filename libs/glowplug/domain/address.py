@@ -2,6 +2,7 @@
 
 import zlib
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -11,6 +12,14 @@ HIGHEST_PORT = 65535
 def reachable(host: str) -> str:
     """Return the local host for a listener on `host`: a wildcard is no destination."""
     return _LOOPBACK_OF.get(host, host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_wildcard(host: str) -> bool:

@@ -123,7 +123,18 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """An engine's GPUs on its node."""
+
+    kind: str = "host"  # see Gpu
+    ordinals: tuple[int, ...] = (0,)  # by rank
+    num_bytes: int = 0  # granted on all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
+    """A path of bytes into a node."""
+
     link_id: str  # "<node_id>/nic"
     bytes_per_s: float
     bytes_in_flight: int = 0
@@ -139,7 +150,7 @@ class CachedWeights:
     num_bytes: int
     model_keys: tuple[str, ...] = ()
     last_used_at: float = 0.0
-    stage_bytes: tuple[int, ...] = ()  # of each stage of 2, then of 3, then of 4
+    stage_bytes: tuple[int, ...] = ()  # of each stage of 2, then of 3, then of 4; (): unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

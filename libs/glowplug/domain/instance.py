@@ -112,6 +112,17 @@ def check_num_stages(num_stages: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """An engine's report of itself, once loaded; see Instance. 0: unknown."""
+
+    num_slots: int = 0  # max_concurrency
+    kv_tokens: int = 0
+    lacks: tuple[str, ...] = ()
+    shared_bytes: int = 0
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """An engine serving one model, as a set of workers. Its first worker's agent alone writes its row. Raises
     OutOfBounds for an impossible number of stages."""
@@ -141,7 +152,7 @@ class Instance:
     consolidating: bool = False  # a stage that loads the rest of the model to run it whole
     key_id: str = ""  # of its engine's key (engine_key.py); "": none
     lacks: tuple[str, ...] = ()  # abilities missing with these weights, e.g. "tool_choice"
-    start_kind: str = ""  # a StartKind (start_times.py), once READY
+    start_kind: str = ""  # a StartKind, once READY: cold, disk, cached, wake, growth or join
     gpu_kind: str = ""
     predicted_s: float = 0.0  # command to READY; 0: unknown
     shared_bytes: int = 0  # host-memory weights shared with others (Gpu.shared)

@@ -1,26 +1,20 @@
 """A served model as its owner declares it."""
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from glowplug.domain.bounds import OutOfBounds, check_bounds
+from glowplug.domain.bounds import Bounded, Bounds, OutOfBounds, check_bounds
 
 MAX_BYTES = 1 << 56
 # Sanity bounds: instances and GPUs are made one by one, the others are multiplied. A model file allows less; a
 # simulated fleet may have as many instances as GPUs.
-MOST: Mapping[str, float] = {
-    "max_instances": 10_000,
-    "num_gpus": 1024,
-    "max_concurrency": 1 << 20,
-    "max_queue": 1 << 32,
-    "context_tokens": 1 << 32,
-    "weights_bytes": MAX_BYTES,
-    "kv_bytes": MAX_BYTES,
-}
+MAX_INSTANCES, MAX_GPUS, MAX_CONCURRENCY, MAX_QUEUE, MAX_TOKENS = 10_000, 1024, 1 << 20, 1 << 32, 1 << 32
+Bytes = Annotated[int, Bounds(most=MAX_BYTES)]
 
 
 class OnCold(StrEnum):
@@ -70,15 +64,12 @@ def model_key(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsRef:
+class WeightsRef(Bounded):
     """Source of weights. `uri` is file:, http(s):, hf:, s3: or gs:; `sha256` (hex), if given, is checked."""
 
     uri: str
-    num_bytes: int = 0  # 0: unknown until fetched
+    num_bytes: Bytes = 0  # 0: unknown until fetched
     sha256: str = ""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, most={"num_bytes": MAX_BYTES})
 
     @property
     def digest(self) -> str:
@@ -88,14 +79,11 @@ class WeightsRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
+class Slo(Bounded):
     """Service level objectives in seconds; 0: none. Raises OutOfBounds below 0."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +94,22 @@ class Model:
     key: str
     engine: str  # llamacpp | vllm | emulated
     weights: WeightsRef
-    weights_bytes: int  # on GPUs
-    kv_bytes: int  # on GPUs
-    context_tokens: int = 2048
-    max_concurrency: int = 8  # requests per instance (B in WarmServe)
-    max_queue: int = 256  # held requests before 429
+    weights_bytes: Bytes  # on GPUs
+    kv_bytes: Bytes  # on GPUs
+    context_tokens: Annotated[int, Bounds(least=1, most=MAX_TOKENS)] = 2048
+    # requests per instance (B in WarmServe)
+    max_concurrency: Annotated[int, Bounds(least=1, most=MAX_CONCURRENCY)] = 8
+    max_queue: Annotated[int, Bounds(most=MAX_QUEUE)] = 256  # held requests before 429
     max_wait_s: float = 60.0  # longest hold before 503
-    keep_alive_s: float = 30.0  # idle, before drain; -1 never, 0 at once
+    keep_alive_s: Annotated[float, Bounds(least=-1)] = 30.0  # idle, before drain; -1 never, 0 at once
     min_instances: int = 0
-    max_instances: int = 1
+    max_instances: Annotated[int, Bounds(least=1, most=MAX_INSTANCES)] = 1
     on_cold: OnCold = OnCold.HOLD
     pinned: bool = False  # never evicted or scaled below one
     preload: bool = False  # load when deployed
     asleep: bool = False  # start when deployed, sleep without requests
     kept_at: KeptAt = KeptAt.NOWHERE  # set by an operator; `pinned` means ready
-    priority: int = 0  # higher: evicted later, placed earlier
+    priority: Annotated[int, Bounds(least=-math.inf)] = 0  # higher: evicted later, placed earlier
     aliases: tuple[str, ...] = ()
     system_prompt: str = ""  # rendered by the engine's chat template
     slo: Slo = Slo()
@@ -129,22 +118,13 @@ class Model:
     source: str = ""  # file path, "api", or a custom resource (domain/declared.py)
     revision: int = 0
     declared_at: int = 0  # revision of its owner's last change; 0: this one
-    num_gpus: int = 1  # tensor parallelism over GPUs of one node
+    num_gpus: Annotated[int, Bounds(least=1, most=MAX_GPUS)] = 1  # tensor parallelism over GPUs of one node
     weights_shared: bool = False  # read weights in place on the node, or do not start
     base: str = ""  # key of the model whose engines serve this LoRA adapter
     adapter_rank: int = 0  # 0: unknown, or no adapter
 
     def __post_init__(self) -> None:
-        check_bounds(
-            self,
-            most=MOST,
-            context_tokens=1,
-            max_concurrency=1,
-            keep_alive_s=-1,
-            max_instances=1,
-            priority=float("-inf"),
-            num_gpus=1,
-        )
+        check_bounds(self)
         if self.min_instances > self.max_instances:
             raise OutOfBounds("min_instances", f"{self.min_instances} is above max_instances, {self.max_instances}")
 

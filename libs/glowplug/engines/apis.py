@@ -1,7 +1,7 @@
 """The HTTP API that an engine answers for a model, known from the model file alone.
 
 A router refuses the rest with the reason, without waking a model. Features that depend on the weights are in
-`LoadReport.lacks`.
+`Instance.lacks`.
 """
 
 import zlib

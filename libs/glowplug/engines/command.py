@@ -20,7 +20,8 @@ from glowplug.engines.checkpoint import CheckpointFailed, Checkpoints
 from glowplug.engines.declaration import Argument, EngineArguments, EngineWeights, WeightsForm, text
 from glowplug.engines.freezer import Freezer
 from glowplug.engines.hosted import HostedDriver
-from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, LaunchRequest
+from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Place
+from glowplug.events.commands import StartInstance
 
 # A node's servers, declared in a TOML file of the node (`GLOWPLUG_SERVERS`). A model file names one of them and no
 # command, so the right to deploy models is no right to run commands on a node.
@@ -36,8 +37,8 @@ from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Lau
 # `prewarm` is a pair like `swap`, for servers that give up only their KV cache. `sleep = "checkpoint"` instead of
 # `swap` lets the CUDA driver move the server's GPU memory to host memory (checkpoint.py).
 
-PLACES = ("weights", "name", "host", "port", "context_tokens", "max_concurrency", "kv_bytes", "gpu_index", "api_key")
-_SHOWN = dict.fromkeys(PLACES, "")
+FIELDS = ("weights", "name", "host", "port", "context_tokens", "max_concurrency", "kv_bytes", "gpu_index", "api_key")
+_SHOWN = dict.fromkeys(FIELDS, "")
 
 
 class _Declared(BaseModel):
@@ -56,7 +57,7 @@ class Pair(_Declared):
 
 
 class ServerCommand(_Declared):
-    """`{...}` in `command` and `env` is one of PLACES; the model's `engine_args.args` follow the command, if `args`
+    """`{...}` in `command` and `env` is one of FIELDS; the model's `engine_args.args` follow the command, if `args`
     allows their flags."""
 
     command: tuple[str, ...] = Field(min_length=1)
@@ -81,7 +82,7 @@ class ServerCommand(_Declared):
             try:
                 word.format_map(_SHOWN)
             except (KeyError, ValueError, IndexError, AttributeError) as error:
-                raise ValueError(f"{word!r}: {error!r} is none of {', '.join(PLACES)}") from error
+                raise ValueError(f"{word!r}: {error!r} is none of {', '.join(FIELDS)}") from error
         return value
 
 
@@ -133,7 +134,7 @@ class CommandDriver(HostedDriver):
     @cached_property
     def servers(self) -> dict[str, ServerCommand]:
         """Raises EngineMisconfigured."""
-        path = self._settings.servers_file
+        path = self._settings.servers
         return read_servers(Path(path)) if path else {}
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
@@ -157,28 +158,29 @@ class CommandDriver(HostedDriver):
             return error.message
         return "" if declared else "no server is declared (GLOWPLUG_SERVERS)"
 
-    def spec(self, request: LaunchRequest) -> dict[str, Any]:
-        base, model = super().spec(request), request.model
+    def spec(self, command: StartInstance, place: Place) -> dict[str, Any]:
+        base, model = super().spec(command, place), command.model
         server = self._named(str(model.engine_args.get("server", "")))
         _check_args(server, model.engine_args.get("args", ()))
         numbers = {
             "context_tokens": model.context_tokens,
             "max_concurrency": model.max_concurrency,
             "kv_bytes": model.kv_bytes,
-            "gpu_index": request.gpu_index,
+            "gpu_index": place.devices.ordinals[0],
         }
-        places = {name: str(value) for name, value in numbers.items()} | {"name": model.name, "host": request.host}
+        fields = {name: str(value) for name, value in numbers.items()} | {"name": model.name, "host": place.host}
         kept = ("instance_id", "launched_at", "wait_s", "host", "port", "max_concurrency")
         return {key: base[key] for key in kept} | {
             "command": server.command,
             "args": list(model.engine_args.get("args", ())),
             "env": server.env,
             "health": server.health,
-            "places": places,
+            "fields": fields,
         }
 
-    def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
-        return super()._handle(request, pid, **data, **{_SERVER: str(request.model.engine_args["server"])})
+    def _handle(self, command: StartInstance, place: Place, pid: int, **data: str) -> EngineHandle:
+        server = str(command.model.engine_args["server"])
+        return super()._handle(command, place, pid, **data, **{_SERVER: server})
 
     def health_path(self, handle: EngineHandle) -> str:
         return self._of(handle).health

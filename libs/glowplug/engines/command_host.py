@@ -48,13 +48,13 @@ def serve(run_dir: Path, spec: dict[str, Any]) -> int:
     began = time.time()
     weights = rendezvous.wait(run_dir, rendezvous.GO, spec["wait_s"])["path"]
     load_at, port = time.time(), spec["port"] or free_port(spec["host"])
-    places = spec["places"] | {
+    fields = spec["fields"] | {
         "weights": weights,
         "port": str(port),
         "api_key": os.environ.get(rendezvous.API_KEY, ""),
     }
-    argv = [text.format_map(places) for text in spec["command"]] + spec["args"]
-    env = {name: text.format_map(places) for name, text in spec["env"].items()}
+    argv = [text.format_map(fields) for text in spec["command"]] + spec["args"]
+    env = {name: text.format_map(fields) for name, text in spec["env"].items()}
     server = subprocess.Popen(argv, env=os.environ | env, cwd=run_dir)
 
     def end(*_: int | FrameType | None) -> None:

@@ -11,9 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import EngineFailed, WeightsDropped
-from glowplug.domain.instance import Phase, PhaseName
+from glowplug.domain.instance import EngineFigures, Phase, PhaseName
 from glowplug.domain.model import Model
 from glowplug.engines import landing, probe, process, rendezvous
 from glowplug.engines.apis import EVERYTHING, EngineApi
@@ -24,10 +26,11 @@ from glowplug.engines.port import (
     EngineHandle,
     EngineSettings,
     Health,
-    LaunchRequest,
     LoadReport,
+    Place,
 )
-from glowplug.engines.zygote import Zygote
+from glowplug.engines.zygote import ChildZygote
+from glowplug.events.commands import StartInstance
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +62,8 @@ class HostedDriver:
         return False
 
     @cached_property
-    def zygote(self) -> Zygote:
-        return Zygote(self._python, self.module, process.engine_environment(self.standing_environment()))
+    def zygote(self) -> ChildZygote:
+        return ChildZygote(self._python, self.module, process.engine_environment(self.standing_environment()))
 
     def abilities(self, gpu_kind: str) -> frozenset[Ability]:
         return frozenset()
@@ -82,12 +85,12 @@ class HostedDriver:
         if self.is_parked:
             self.zygote.close()
 
-    def spec(self, request: LaunchRequest) -> dict[str, Any]:
+    def spec(self, command: StartInstance, place: Place) -> dict[str, Any]:
         """The host's input, as plain JSON. Raises EngineMisconfigured for wrong engine_args."""
-        model = request.model
+        model = command.model
         self.arguments.check(model.engine_args)
         return {
-            "instance_id": request.instance_id,
+            "instance_id": command.instance_id,
             "launched_at": time.time(),
             "wait_s": self._settings.load_timeout_s + self._settings.launch_timeout_s,
             "model": model.name,
@@ -97,10 +100,10 @@ class HostedDriver:
             "context_tokens": model.context_tokens,
             "max_concurrency": model.max_concurrency,
             "system_prompt": model.system_prompt,
-            "gpu_kind": request.gpu_kind,
-            "adapter_slots": request.adapter_slots,
-            "host": request.host,
-            "port": request.port,
+            "gpu_kind": place.devices.kind,
+            "adapter_slots": command.adapter_slots,
+            "host": place.host,
+            "port": place.port,
             "engine_args": dict(model.engine_args),
         }
 
@@ -108,34 +111,34 @@ class HostedDriver:
         """Return variables common to all of its engines: libraries read some on import."""
         return {"PYTHONUNBUFFERED": "1"}
 
-    def environment(self, request: LaunchRequest) -> dict[str, str]:
-        gpus = str(request.gpu_index) if request.gpu_kind == "cuda" else ""
-        env = {"CUDA_VISIBLE_DEVICES": gpus, "TRACEPARENT": request.traceparent, rendezvous.API_KEY: request.api_key}
+    def environment(self, command: StartInstance, place: Place) -> dict[str, str]:
+        gpus = str(place.devices.ordinals[0]) if place.devices.kind == "cuda" else ""
+        env = {"CUDA_VISIBLE_DEVICES": gpus, "TRACEPARENT": place.traceparent, rendezvous.API_KEY: place.api_key}
         return self.standing_environment() | env
 
-    async def launch(self, request: LaunchRequest) -> EngineHandle:
-        spec = self.spec(request)
+    async def launch(self, command: StartInstance, place: Place) -> EngineHandle:
+        spec = self.spec(command, place)
         if self.is_parked:
-            rendezvous.write(request.run_dir, rendezvous.SPEC, spec)
-            if pid := self._fork(request, process.engine_environment(self.environment(request))):
-                return self._handle(request, pid, parked="true")
-        return self._spawn(request, spec)
+            rendezvous.write(place.run_dir, rendezvous.SPEC, spec)
+            if pid := self._fork(place, process.engine_environment(self.environment(command, place))):
+                return self._handle(command, place, pid, parked="true")
+        return self._spawn(command, place, spec)
 
-    def _spawn(self, request: LaunchRequest, spec: Mapping[str, Any]) -> EngineHandle:
+    def _spawn(self, command: StartInstance, place: Place, spec: Mapping[str, Any]) -> EngineHandle:
         """Start a fresh interpreter. Raises EngineFailed."""
-        rendezvous.write(request.run_dir, rendezvous.SPEC, dict(spec))
-        env = process.engine_environment(self.environment(request))
-        argv = [self._python, "-m", self.module, str(request.run_dir)]
+        rendezvous.write(place.run_dir, rendezvous.SPEC, dict(spec))
+        env = process.engine_environment(self.environment(command, place))
+        argv = [self._python, "-m", self.module, str(place.run_dir)]
         try:
-            pid = process.spawn(argv, cwd=request.run_dir, log_path=request.log_path, env=env)
+            pid = process.spawn(argv, cwd=place.run_dir, log_path=place.log_path, env=env)
         except OSError as error:
             raise EngineFailed(f"{self.name} cannot start {argv[0]}: {error}") from error
-        return self._handle(request, pid)
+        return self._handle(command, place, pid)
 
-    def _fork(self, request: LaunchRequest, env: Mapping[str, str]) -> int:
+    def _fork(self, place: Place, env: Mapping[str, str]) -> int:
         """Return 0, with the reason in the log, where a fork fails now."""
         try:
-            return self.zygote.start(request.run_dir, request.log_path, env)
+            return self.zygote.start(place.run_dir, place.log_path, env)
         except EngineFailed as error:
             reason = error.message
             _log.warning("the parked process did not start %s, so a fresh interpreter does: %s", self.name, reason)
@@ -143,22 +146,23 @@ class HostedDriver:
             self.zygote.park()
         return 0
 
-    def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
+    def _handle(self, command: StartInstance, place: Place, pid: int, **data: str) -> EngineHandle:
         """Raises EngineFailed when the process is gone already."""
         started = process.started_at(pid)
         if started is None:
-            raise EngineFailed(f"{self.name} ended at once\n{process.log_tail(request.log_path)}")
+            raise EngineFailed(f"{self.name} ended at once\n{process.log_tail(place.log_path)}")
         return EngineHandle(
             engine=self.name,
-            instance_id=request.instance_id,
+            instance_id=command.instance_id,
             pid=pid,
             pid_started_at=started,
-            run_dir=str(request.run_dir),
-            log_path=str(request.log_path),
-            host=request.host,
-            port=request.port,
+            run_dir=str(place.run_dir),
+            log_path=str(place.log_path),
+            host=place.host,
+            port=place.port,
+            devices=place.devices,
             data=data,
-            api_key=request.api_key,
+            api_key=place.api_key,
         )
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
@@ -182,15 +186,9 @@ class HostedDriver:
             raise
 
     def _report(self, handle: EngineHandle, ready: Mapping[str, Any]) -> LoadReport:
-        return LoadReport(
-            handle=replace(handle, url=http_url(reachable(handle.host), ready["port"])),
-            phases=phases_of(ready),
-            num_slots=int(ready.get("num_slots", 0)),
-            kv_tokens=int(ready.get("kv_tokens", 0)),
-            lacks=tuple(ready.get("lacks", ())),
-            shared_bytes=int(ready.get("shared_bytes", 0)),
-            step_s=float(ready.get("step_s", 0.0)),
-        )
+        url = http_url(reachable(handle.host), ready["port"])
+        figures = msgspec.convert(ready, EngineFigures, strict=False)
+        return LoadReport(handle=replace(handle, url=url, figures=figures), phases=phases_of(ready))
 
     async def _wait_ready(
         self, handle: EngineHandle, run_dir: Path, weights_path: Path | None, name: str = rendezvous.READY

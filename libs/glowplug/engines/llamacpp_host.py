@@ -148,7 +148,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
         if wanted.n_gpu_layers == 0 and stay_mapped(facts.tensor_types):
             wanted.no_extra_bufts = True  # it must repack nothing, even if this build could
         else:
-            landing.wait(landing.num_bytes, spec["wait_s"])
+            landing.wait_beginning(landing.num_bytes, spec["wait_s"])
             landing = None
     slots_dir = run_dir / SLOTS
     slots_dir.mkdir(mode=0o500, exist_ok=True)
@@ -171,7 +171,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     kv_bytes = wanted.n_parallel * padded(wanted.n_ctx // wanted.n_parallel) * as_asked(facts, args).kv_bytes_per_token
     server = EngineServer(build, kv_bytes, weights, wanted.n_gpu_layers == 0, run_dir, facts.tensors, adapters)
     if landing is not None:
-        landing.wait(landing.num_bytes, spec["wait_s"])
+        landing.wait_beginning(landing.num_bytes, spec["wait_s"])
     warmup_at = time.time()
     held = {**holds(server.warm_up()), "shared_bytes": server.shared_bytes(), "step_s": server.step_s}
     phases = [
@@ -190,7 +190,7 @@ def facts_of(weights: Path, landing: Landing | None, timeout_s: float) -> GgufFa
         return read_facts(weights)
     wanted = min(_HEADER_STEP_BYTES, landing.num_bytes)
     while True:
-        landing.wait(wanted, timeout_s)
+        landing.wait_beginning(wanted, timeout_s)
         try:
             facts = read_facts(weights)
             if facts.header_bytes <= wanted:

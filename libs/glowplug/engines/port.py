@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
+from glowplug.domain.bounds import Positive
 from glowplug.domain.errors import EngineUnable
-from glowplug.domain.instance import Phase
+from glowplug.domain.hardware import Devices
+from glowplug.domain.instance import EngineFigures, Phase
 from glowplug.domain.model import Model
+from glowplug.domain.reading import ADVANCED, SETTING
 from glowplug.engines.declaration import EngineArguments, EngineWeights
+from glowplug.events.commands import StartInstance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,33 +38,17 @@ class EngineCapabilities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRequest:
-    """One instance to bring up. `run_dir` exists, is this instance's alone and outlives the agent."""
+class Place:
+    """Where a node starts the engine of a command. `run_dir` exists, is this engine's alone and outlives the agent."""
 
-    instance_id: str
-    model: Model
-    num_bytes: int  # granted on the GPU: weights + KV cache
     run_dir: Path
     log_path: Path
-    gpu_id: str = ""
-    gpu_kind: str = "host"  # host | cuda | emulated
-    gpu_index: int = 0  # device ordinal on this node, for gpu_kind "cuda"
-    gpu_indices: tuple[int, ...] = ()  # ordinals of a tensor group by rank; (): one GPU
+    devices: Devices = field(default_factory=Devices)
     traceparent: str = ""
     host: str = "127.0.0.1"
     port: int = 0  # 0: the kernel chooses, and the engine reports it
     api_key: str = ""  # "": none
-    first_bytes: int = 0  # weights that a first-layers replica loads before its wake; 0: all
-    stage: int = 0  # of a pipeline, from 0
-    num_stages: int = 1
-    rendezvous: str = ""  # "host:port" where the stages meet; the first one listens there
-    address: str = ""  # where the other stages reach this one; "": `host`
-    adapter_slots: int = 0  # LoRA adapters held at once; 0: none
-    adapter_rank: int = 0
-
-    @property
-    def num_gpus(self) -> int:
-        return max(1, len(self.gpu_indices))
+    address: str = ""  # where the other stages of a pipeline reach this one; "": `host`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +64,8 @@ class EngineHandle:
     url: str = ""  # empty until the engine has reported its port (see LoadReport.handle)
     host: str = "127.0.0.1"
     port: int = 0  # requested port; 0: its own choice
+    devices: Devices = field(default_factory=Devices)
+    figures: EngineFigures = field(default_factory=EngineFigures)  # of its last load
     data: Mapping[str, str] = field(default_factory=dict)  # the driver's own
     api_key: str = ""
 
@@ -90,15 +80,10 @@ class EngineHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """A READY engine. Phases (LAUNCH, LOAD, WARMUP) in epoch seconds."""
+    """A READY engine, with its url and figures in the handle. Phases (LAUNCH, LOAD, WARMUP) in epoch seconds."""
 
     handle: EngineHandle
     phases: tuple[Phase, ...]
-    num_slots: int = 0  # 0: the model's max_concurrency
-    kv_tokens: int = 0  # KV cache capacity; 0: the engine does not say
-    lacks: tuple[str, ...] = ()  # features that these weights lack: see Instance.lacks
-    shared_bytes: int = 0  # weights read in the shared pages of their file
-    step_s: float = 0.0  # decode step of one sequence alone; 0: the engine does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +99,15 @@ class Health:
 class EngineSettings:
     """Times in seconds."""
 
-    vllm_python: str = ""
-    llamacpp_parked: bool = True
+    vllm_python: Annotated[str, SETTING] = ""  # interpreter with vLLM; empty: GLOWPLUG_VLLM_ENV's
+    llamacpp_parked: Annotated[bool, ADVANCED] = True  # engines are forks of one process (20 MB)
     vllm_parked: bool = True
-    launch_timeout_s: float = 120.0
-    load_timeout_s: float = 600.0
+    launch_timeout_s: Annotated[Positive, ADVANCED] = 120.0
+    load_timeout_s: Annotated[Positive, ADVANCED] = 600.0
     health_timeout_s: float = 2.0
-    servers_file: str = ""  # empty: none
-    emulated_time_scale: float = 1.0  # emulated seconds per second
-    emulated_streams: bool = False
+    servers: Annotated[str, SETTING] = ""  # TOML file of the servers that `engine: command` may start
+    emulated_time_scale: Annotated[Positive, ADVANCED] = 1.0  # emulated seconds per second
+    emulated_streams: Annotated[bool, ADVANCED] = False  # load arriving weights
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -165,8 +150,9 @@ class EngineDriver(Protocol):
         """Prepare for launches (a parked process, a page cache); may do nothing."""
         ...
 
-    async def launch(self, request: LaunchRequest) -> EngineHandle:
-        """Start the process and return while it imports; no weights needed yet.
+    async def launch(self, command: StartInstance, place: Place) -> EngineHandle:
+        """Start the process and return while it imports; no weights needed yet. A replica (`command.replica`) loads
+        the granted bytes of its weights before its wake.
 
         Raises EngineMisconfigured for wrong engine_args, EngineFailed for everything else.
         """

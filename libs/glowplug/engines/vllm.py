@@ -32,16 +32,17 @@ from glowplug.engines.port import (
     EngineCapabilities,
     EngineHandle,
     Health,
-    LaunchRequest,
     LoadReport,
     Moved,
+    Place,
     Stager,
 )
-from glowplug.engines.vllm_zygote import Zygote, default_dir
+from glowplug.engines.vllm_zygote import ZygoteLease, default_dir
+from glowplug.events.commands import StartInstance
 
-STAGE, NUM_WORKERS, DEVICES = "stage", "num_workers", "devices"
+STAGE = "stage"
 # vLLM as the stages of a pipeline, each an engine process on its own node (HydraServe sections 4 and 6). vLLM's
-# processes meet at `LaunchRequest.rendezvous`, so none loads before all have their weights. A later stage has no server
+# processes meet at `StartInstance.rendezvous`, so none loads before all have their weights. A later stage has no server
 # and no url.
 # A stage becomes whole in a process beside its own, since vLLM fixes a process's layers at its start; `move_requests`
 # pauses the pipeline and brings over the KV cache of running requests (glowplug_vllm/moving.py).
@@ -67,13 +68,6 @@ class _Exported(msgspec.Struct):
     export_s: float
 
 
-def handle_data(request: LaunchRequest) -> dict[str, str]:
-    if request.num_stages == 1:
-        return {}
-    devices = {"gpu_kind": request.gpu_kind, "gpu_index": request.gpu_index, "gpu_indices": request.gpu_indices}
-    return {STAGE: str(request.stage), NUM_WORKERS: str(request.num_gpus), DEVICES: json.dumps(devices)}
-
-
 def is_stage(handle: EngineHandle) -> bool:
     return STAGE in handle.data
 
@@ -97,7 +91,7 @@ class StagedVllm(HostedDriver, Stager):
     """The part of VllmDriver for stages."""
 
     @abstractmethod
-    async def start(self, request: LaunchRequest, more_argv: Sequence[str] = ()) -> EngineHandle:
+    async def start(self, command: StartInstance, place: Place, more_argv: Sequence[str] = ()) -> EngineHandle:
         """As `launch`, with more flags."""
 
     async def load_stage(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
@@ -106,7 +100,7 @@ class StagedVllm(HostedDriver, Stager):
         loaded: dict[str, Any] = {}
         async with self._loading(handle, weights_path):
             rendezvous.write(run_dir, rendezvous.GO, {"path": str(weights_path)})
-            for number in range(int(handle.data[NUM_WORKERS])):
+            for number in range(len(handle.devices.ordinals)):
                 loaded = await self._wait_ready(handle, run_dir, weights_path, rendezvous.loaded(number))
         return LoadReport(handle=handle, phases=phases_of(loaded))
 
@@ -131,7 +125,7 @@ class StagedVllm(HostedDriver, Stager):
 
     async def consolidate_at(self, handle: EngineHandle, model: Model, weights_path: Path, port: int) -> int:
         if OF_STAGE in handle.data and (already := self.whole(handle)) is not None:
-            return already.kv_tokens
+            return already.handle.figures.kv_tokens
         if not is_stage(handle):
             raise EngineFailed(f"{self.name} {handle.instance_id} is not a stage of a pipeline")
         beside = self._beside(handle)
@@ -139,7 +133,7 @@ class StagedVllm(HostedDriver, Stager):
             beside = await self._launch_whole(handle, model, port)
         report = await self.load(beside, weights_path)
         await self._first_tokens(report.handle, model)
-        return report.kv_tokens
+        return report.handle.figures.kv_tokens
 
     async def _first_tokens(self, handle: EngineHandle, model: Model) -> None:
         """Warm the engine up before streams move to it. A pooling model refuses, and has nothing to take over."""
@@ -154,19 +148,16 @@ class StagedVllm(HostedDriver, Stager):
         directory = kv_directory(handle.run_dir)
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(mode=0o700)
-        devices = json.loads(handle.data[DEVICES])
-        request = LaunchRequest(
-            instance_id=handle.instance_id,
-            model=model,
-            num_bytes=model.memory_bytes,
+        command = StartInstance(target="", instance_id=handle.instance_id, model=model, workers=(), decision_id="")
+        place = Place(
             run_dir=run_dir,
             log_path=Path(handle.log_path),
+            devices=replace(handle.devices, num_bytes=model.memory_bytes),
             host=handle.host,
             port=port,
             api_key=handle.api_key,
-            **{**devices, "gpu_indices": tuple(devices["gpu_indices"])},
         )
-        beside = await self.start(request, vllm_args.pulling_argv(model, directory))
+        beside = await self.start(command, place, vllm_args.pulling_argv(model, directory))
         (run_dir / HANDLE).write_bytes(beside.to_json())
         return beside
 
@@ -184,7 +175,7 @@ class StagedVllm(HostedDriver, Stager):
         ready = rendezvous.read(Path(beside.run_dir), rendezvous.READY) if beside is not None else None
         if beside is None or ready is None or not self.adopt(beside):
             return None
-        kept = {name: value for name, value in handle.data.items() if name not in (STAGE, NUM_WORKERS, DEVICES)}
+        kept = {name: value for name, value in handle.data.items() if name != STAGE}
         data = {**kept, **beside.data, OF_STAGE: handle.to_json().decode()}
         return self._report(replace(beside, data=data), ready)
 
@@ -257,7 +248,7 @@ class StagedVllm(HostedDriver, Stager):
             ready = rendezvous.read(Path(handle.run_dir), rendezvous.READY)
             return int(ready["kv_tokens"]) if ready is not None else 0
         if (whole := self.whole(handle)) is not None:  # running requests may have left the stages already
-            return whole.kv_tokens
+            return whole.handle.figures.kv_tokens
         await self._end_beside(handle)
         return None
 
@@ -353,13 +344,13 @@ class VllmDriver(StagedVllm):
         return str(self._interpreter)
 
     @cached_property
-    def _zygote(self) -> Zygote:
+    def _zygote(self) -> ZygoteLease:
         # A fork shows its zygote's environment, so each fleet has its own zygote.
         fleet = os.environ.get(_FLEET_MARK, "")
         default = default_dir(self._interpreter, f"{vllm_env.version(self._interpreter)} {fleet}")
         directory = Path(self._settings.extra.get("vllm_parked_dir") or default)
         env = vllm_args.zygote_environment()
-        return Zygote(self._interpreter, directory, env, self._settings.launch_timeout_s)
+        return ZygoteLease(self._interpreter, directory, env, self._settings.launch_timeout_s)
 
     @cached_property
     def _background(self) -> set[asyncio.Task[None]]:
@@ -384,43 +375,39 @@ class VllmDriver(StagedVllm):
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._zygote.close()
 
-    def spec(self, request: LaunchRequest) -> dict[str, Any]:
-        base = super().spec(request)
+    def spec(self, command: StartInstance, place: Place) -> dict[str, Any]:
+        base = super().spec(command, place)
         kept = {key: base[key] for key in ("instance_id", "launched_at", "wait_s", "system_prompt")}
-        return {**kept, "argv": vllm_args.server_argv(request), "num_stages": request.num_stages}
+        return {**kept, "argv": vllm_args.server_argv(command, place), "num_stages": command.num_stages}
 
-    def _spec(self, request: LaunchRequest, more_argv: Sequence[str]) -> dict[str, Any]:
-        spec = self.spec(request)
-        return {**spec, "argv": [*spec["argv"], *more_argv]}
+    def environment(self, command: StartInstance, place: Place) -> dict[str, str]:
+        return {**vllm_args.zygote_environment(), **vllm_args.server_environment(command, place)}
 
-    def environment(self, request: LaunchRequest) -> dict[str, str]:
-        return {**vllm_args.zygote_environment(), **vllm_args.server_environment(request)}
+    async def launch(self, command: StartInstance, place: Place) -> EngineHandle:
+        return await self.start(command, place)
 
-    async def launch(self, request: LaunchRequest) -> EngineHandle:
-        return await self.start(request)
-
-    async def start(self, request: LaunchRequest, more_argv: Sequence[str] = ()) -> EngineHandle:
+    async def start(self, command: StartInstance, place: Place, more_argv: Sequence[str] = ()) -> EngineHandle:
         if reason := self.unavailable():
             raise EngineFailed(reason)
-        if not vllm_args.wants_parked(request.model, self._settings.vllm_parked):
-            return await self._launch_plainly(request, more_argv)
-        spec, env = self._spec(request, more_argv), vllm_args.server_environment(request)
+        is_parked = vllm_args.wants_parked(command.model, self._settings.vllm_parked)
+        spec = self.spec(command, place)
+        spec["argv"] += more_argv
+        if not is_parked:
+            return self._spawn(command, place, spec)
+        env = vllm_args.server_environment(command, place)
         try:
             await self._zygote.ensure()
-            rendezvous.write(request.run_dir, rendezvous.SPEC, spec)
-            pid = await self._zygote.start(request.run_dir, request.log_path, env)
+            rendezvous.write(place.run_dir, rendezvous.SPEC, spec)
+            pid = await self._zygote.start(place.run_dir, place.log_path, env)
         except EngineFailed as error:
             _log.warning("the parked process did not start vLLM, so a fresh interpreter does: %s", error.message)
-            return await self._launch_plainly(request, more_argv)
-        return self._handle(request, pid, parked="true", **handle_data(request))
+            return self._spawn(command, place, spec)
+        return self._handle(command, place, pid, parked="true")
 
-    async def _launch_plainly(self, request: LaunchRequest, more_argv: Sequence[str]) -> EngineHandle:
-        handle = self._spawn(request, self._spec(request, more_argv))
-        return replace(handle, data={**handle.data, **handle_data(request)})
-
-    def _handle(self, request: LaunchRequest, pid: int, **data: str) -> EngineHandle:
-        shares = {_SHARES: "true"} if request.model.weights_shared else {}
-        return super()._handle(request, pid, **data, **shares)
+    def _handle(self, command: StartInstance, place: Place, pid: int, **data: str) -> EngineHandle:
+        shares = {_SHARES: "true"} if command.model.weights_shared else {}
+        stage = {STAGE: str(command.stage)} if command.num_stages > 1 else {}
+        return super()._handle(command, place, pid, **data, **shares, **stage)
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         if why := self.weights.unreadable(weights_path):
@@ -431,7 +418,9 @@ class VllmDriver(StagedVllm):
         load = self.load_stage if is_stage(handle) else super().load
         report = await load(handle, weights_path)
         if _SHARES in handle.data:  # otherwise the load would have failed: see glowplug_vllm/cpu_weights.py
-            report = replace(report, shared_bytes=sum(p.stat().st_size for p in weights_path.glob("*.safetensors")))
+            shared_bytes = sum(path.stat().st_size for path in weights_path.glob("*.safetensors"))
+            figures = replace(report.handle.figures, shared_bytes=shared_bytes)
+            report = replace(report, handle=replace(report.handle, figures=figures))
         if handle.data.get("parked") and not is_stage(report.handle):
             self._run_aside(partial(self._keep_tokenizer, weights_path), "the tokenizer is not kept")
         return report

@@ -13,7 +13,8 @@ from glowplug.domain.address import reachable, split_host_and_port
 from glowplug.domain.errors import EngineFailed, EngineMisconfigured
 from glowplug.domain.model import Model
 from glowplug.engines.declaration import EngineArguments, EngineWeights, WeightsForm, flag, plain, whole
-from glowplug.engines.port import LaunchRequest
+from glowplug.engines.port import Place
+from glowplug.events.commands import StartInstance
 
 RELOADING_WORKER = "glowplug_vllm.reloading.ReloadingWorker"
 SLEEPING_WORKER = "glowplug_vllm.worker.SleepingCpuWorker"
@@ -83,17 +84,17 @@ WEIGHTS = EngineWeights(
 )
 
 
-def server_argv(request: LaunchRequest) -> list[str]:
+def server_argv(command: StartInstance, place: Place) -> list[str]:
     """Return the flags of `vllm serve`, without the model. Raises EngineMisconfigured.
 
     vLLM itself rejects unknown flags at its start.
     """
-    model = request.model
+    model, num_gpus = command.model, len(place.devices.ordinals)
     ARGUMENTS.check(model.engine_args)
-    check_shared(model, request.gpu_kind, request.num_stages)
+    check_shared(model, place.devices.kind, command.num_stages)
     flags: dict[str, Any] = {
-        "host": request.host,
-        "port": request.port,  # 0: the kernel chooses; the plug-in reports it
+        "host": place.host,
+        "port": place.port,  # 0: the kernel chooses; the plug-in reports it
         "served_model_name": list(model.names),
         "max_model_len": model.context_tokens,
         "max_num_seqs": model.max_concurrency,
@@ -101,19 +102,19 @@ def server_argv(request: LaunchRequest) -> list[str]:
         "enable_prompt_tokens_details": True,  # bills and routing by prefixes rely on usage's cached tokens
     }
     if model.kv_bytes:  # vLLM counts per worker
-        flags["kv_cache_memory_bytes"] = -(-model.kv_bytes // (request.num_gpus * request.num_stages))
-    if request.adapter_slots:
+        flags["kv_cache_memory_bytes"] = -(-model.kv_bytes // (num_gpus * command.num_stages))
+    if command.adapter_slots:
         flags |= {
             "enable_lora": True,
-            "max_loras": request.adapter_slots,
-            "max_cpu_loras": request.adapter_slots,
-            "max_lora_rank": next((rank for rank in LORA_RANKS if rank >= request.adapter_rank), LORA_RANKS[-1]),
+            "max_loras": command.adapter_slots,
+            "max_cpu_loras": command.adapter_slots,
+            "max_lora_rank": next((rank for rank in LORA_RANKS if rank >= command.adapter_rank), LORA_RANKS[-1]),
         }
-    if request.num_gpus > 1:
-        flags["tensor_parallel_size"] = request.num_gpus
-    if request.num_stages > 1:
-        flags |= _of_stage(request)
-    if request.gpu_kind == "cuda":
+    if num_gpus > 1:
+        flags["tensor_parallel_size"] = num_gpus
+    if command.num_stages > 1:
+        flags |= _of_stage(command)
+    if place.devices.kind == "cuda":
         # vLLM starts only if this share of the GPU is free, whatever the KV cache takes; here the ledger decides.
         flags["gpu_memory_utilization"] = 0.05
         flags["enable_sleep_mode"] = True
@@ -123,7 +124,7 @@ def server_argv(request: LaunchRequest) -> list[str]:
         if not _is_parallel(model.engine_args):
             flags["worker_cls"] = SLEEPING_WORKER
             # one process less to start; a group needs one per worker
-            flags["distributed_executor_backend"] = UNIPROC if is_alone(request) else "mp"
+            flags["distributed_executor_backend"] = UNIPROC if num_gpus == command.num_stages == 1 else "mp"
     for name, value in model.engine_args.items():
         key = name.replace("-", "_")
         if key not in ARGUMENTS.known:
@@ -146,23 +147,19 @@ def pulling_argv(model: Model, directory: Path) -> list[str]:
     return ["--kv-transfer-config", json.dumps(config)]
 
 
-def is_alone(request: LaunchRequest) -> bool:
-    return request.num_gpus == request.num_stages == 1
-
-
-def _of_stage(request: LaunchRequest) -> dict[str, Any]:
+def _of_stage(command: StartInstance) -> dict[str, Any]:
     """Raises EngineMisconfigured for a missing rendezvous port."""
-    host, port = split_host_and_port(request.rendezvous)
+    host, port = split_host_and_port(command.rendezvous)
     if not port.isdecimal():
-        why = f"a stage of a pipeline needs an address where the stages meet, not {request.rendezvous!r}"
+        why = f"a stage of a pipeline needs an address where the stages meet, not {command.rendezvous!r}"
         raise EngineMisconfigured(f"{why}; see GLOWPLUG_STAGE_PORTS of the first stage's node")
     return {
-        "pipeline_parallel_size": request.num_stages,
-        "nnodes": request.num_stages,
-        "node_rank": request.stage,
+        "pipeline_parallel_size": command.num_stages,
+        "nnodes": command.num_stages,
+        "node_rank": command.stage,
         "master_addr": host,
         "master_port": int(port),
-        "headless": True if request.stage else None,
+        "headless": True if command.stage else None,
     }
 
 
@@ -177,28 +174,30 @@ def _network(address: str) -> dict[str, str]:
     return {"VLLM_HOST_IP": ip} | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
 
 
-def server_environment(request: LaunchRequest) -> dict[str, str]:
+def server_environment(command: StartInstance, place: Place) -> dict[str, str]:
+    model, ordinals = command.model, place.devices.ordinals
     env = {
-        "TRACEPARENT": request.traceparent,
-        "VLLM_API_KEY": request.api_key,
+        "TRACEPARENT": place.traceparent,
+        "VLLM_API_KEY": place.api_key,
         "VLLM_SERVER_DEV_MODE": "0",  # its /sleep and /collective_rpc need no key
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if request.adapter_slots else "0",  # its routes need the key
-        WEIGHTS_SHARED: "1" if request.model.weights_shared else "0",
-        FIRST_BYTES: str(request.first_bytes if _holds_layers(request) else 0),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if command.adapter_slots else "0",  # its routes need the key
+        WEIGHTS_SHARED: "1" if model.weights_shared else "0",
+        FIRST_BYTES: str(place.devices.num_bytes if _holds_layers(command, place) else 0),
     }
-    if request.num_stages > 1:
+    if command.num_stages > 1:
         # torch resolves each peer's name: for 10 s, where no name server answers
-        env |= _network(request.address or reachable(request.host)) | {"RES_OPTIONS": "timeout:1 attempts:1"}
-    if request.gpu_kind == "cuda":
-        indices = request.gpu_indices or (request.gpu_index,)
-        return {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, indices))}
-    threads = max(1, num_threads(request.model) // request.num_gpus)
-    bind = _cpus_by_worker(request.num_gpus, threads) if request.num_gpus > 1 else "nobind"
+        env |= _network(place.address or reachable(place.host)) | {"RES_OPTIONS": "timeout:1 attempts:1"}
+    if place.devices.kind == "cuda":
+        return {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, ordinals))}
+    threads = max(1, num_threads(model) // len(ordinals))
+    bind = _cpus_by_worker(len(ordinals), threads) if len(ordinals) > 1 else "nobind"
     return {**env, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": bind}
 
 
-def _holds_layers(request: LaunchRequest) -> bool:
-    return request.first_bytes < request.model.weights_bytes and request.num_gpus == 1
+def _holds_layers(command: StartInstance, place: Place) -> bool:
+    """Return whether a replica keeps only the first layers until its wake."""
+    devices = place.devices
+    return command.replica and devices.num_bytes < command.model.weights_bytes and len(devices.ordinals) == 1
 
 
 def _cpus_by_worker(num_workers: int, threads: int) -> str:

@@ -31,7 +31,7 @@ def default_dir(python: Path, version: str = "") -> Path:
     return Path(tempfile.gettempdir()) / f"glowplug-{os.getuid()}" / f"vllm-{digest}"
 
 
-class Zygote:
+class ZygoteLease:
     """A lease on one interpreter's parked process. Every method raises EngineFailed without one."""
 
     def __init__(self, python: Path, directory: Path, environment: dict[str, str], timeout_s: float) -> None:

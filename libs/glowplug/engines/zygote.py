@@ -21,7 +21,7 @@ _ANSWER_S = 2.0
 _READ_BYTES = 65536
 
 
-class Zygote:
+class ChildZygote:
     """One parked process, ended after `answer_s` without an answer: a fork takes milliseconds."""
 
     def __init__(

@@ -7,10 +7,10 @@ marked `USAGE = True` have a stream of JetStream of their own.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from glowplug.domain.access import ApiKey, Tenant
-from glowplug.domain.bounds import check_bounds
+from glowplug.domain.bounds import Bounded, Bounds
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
@@ -189,15 +189,12 @@ class ModelUndeployed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelKeepAliveAsked:
+class ModelKeepAliveAsked(Bounded):
     """A client's request, now over, has set how long its model stays, within the router's limits."""
 
     TYPE: ClassVar[str] = "model.keep_alive_asked"
     model_key: str
-    keep_alive_s: float  # idle seconds before the last instance drains; -1 never, 0 at once
-
-    def __post_init__(self) -> None:
-        check_bounds(self, keep_alive_s=-1)
+    keep_alive_s: Annotated[float, Bounds(least=-1)]  # idle, before the last instance drains; -1 never, 0 at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

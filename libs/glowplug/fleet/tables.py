@@ -15,6 +15,7 @@ Facts may be late, lost or repeated. Four rules keep every reader right:
 from collections.abc import Mapping
 from typing import Final, Generic, Protocol, TypeVar
 
+from glowplug.domain.errors import ModelNotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model, Temperature
@@ -62,6 +63,24 @@ class Rows(Generic[RowT]):
         self._reported_at = dict.fromkeys(self.by_id, NEVER)
 
 
+def keys_by_name(models: Mapping[str, Model]) -> dict[str, str]:
+    """Names and keys win over aliases, and the lowest key among equal aliases."""
+    keys: dict[str, str] = {}
+    for key in sorted(models, reverse=True):
+        keys.update(dict.fromkeys(models[key].aliases, key))
+    for key, model in models.items():
+        keys.update({model.name: key, key: key})
+    return keys
+
+
+def find_model(models: Mapping[str, Model], name: str) -> Model:
+    """Find a deployed model by key, name or alias. Raises ModelNotFound."""
+    key = keys_by_name(models).get(name)
+    if key is None:
+        raise ModelNotFound(f"no model {name[:200]!r} is deployed", param="model")
+    return models[key]
+
+
 class ModelTable(Rows[Model]):
     """Models by key and by name."""
 
@@ -70,14 +89,10 @@ class ModelTable(Rows[Model]):
         self._keys_by_name: dict[str, str] | None = None  # None: to be rebuilt
 
     def lookup(self, name: str) -> Model | None:
-        """Find a model by a client's name for it. Names win over aliases, and the lowest key among equal aliases."""
-        keys = self._keys_by_name
-        if keys is None:
-            keys = self._keys_by_name = {}
-            for key in sorted(self.by_id, reverse=True):
-                keys.update(dict.fromkeys(self.by_id[key].aliases, key))
-            keys.update({model.name: key for key, model in self.by_id.items()})
-        found = keys.get(name)
+        """Find a model as `find_model` does, with an index that is kept."""
+        if self._keys_by_name is None:
+            self._keys_by_name = keys_by_name(self.by_id)
+        found = self._keys_by_name.get(name)
         return None if found is None else self.by_id[found]
 
     def apply(self, model: Model, now_s: float) -> bool:
@@ -181,7 +196,7 @@ class InstanceTable(Rows[Instance]):
             index.pop(instance.model_key, None)
 
 
-class Fleet:
+class FleetTables:
     """Models and living instances, for router and console."""
 
     def __init__(self) -> None:

@@ -25,10 +25,12 @@ declared capacity holds until `enough_s` used seconds have been seen (see `sourc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from glowplug.domain.bounds import check_bounds
+from glowplug.domain.bounds import Bounded, Positive, Share
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Slo
+from glowplug.domain.reading import Setting
 
 MEMORY_RATIO = 0.8  # T_mem of PreServe section 4.3
 
@@ -49,23 +51,21 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityParams:
+class CapacityParams(Bounded):
     """Rules for windows, and the declared capacity."""
 
     busy_ratio: float = 0.5  # least used share of a window that counts
-    clean_share: float = 0.95  # share of requests within the objectives, else the window counts as fully used
+    clean_share: Share = 0.95  # share of requests within the objectives, else the window counts as fully used
     normalized_s: float = 0.2  # per response token, for a model without objectives
-    slowdown: float = 3.0  # tau* over a, without an objective for a step
-    full_ratio: float = MEMORY_RATIO  # F
-    window_s: float = 60.0
-    memory_s: float = 1800.0  # used seconds after which a window weighs 1/e
+    slowdown: Positive = 3.0  # tau* over a, without an objective for a step
+    full_ratio: Positive = MEMORY_RATIO  # F
+    window_s: Positive = 60.0
+    memory_s: Positive = 1800.0  # used seconds after which a window weighs 1/e
     enough_s: float = 60.0  # before mu counts as measured
-    prompt_per_s: float = 0.0  # declared, for any model
-    response_per_s: float = 0.0
-    total_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_bounds(self, above_0=("full_ratio", "window_s", "memory_s", "slowdown"))
+    # declared, for any model
+    prompt_per_s: Annotated[float, Setting(name="capacity_prompt_per_s", advanced=True)] = 0.0
+    response_per_s: Annotated[float, Setting(name="capacity_response_per_s", advanced=True)] = 0.0
+    total_per_s: Annotated[float, Setting(name="capacity_total_per_s", advanced=True)] = 0.0
 
     @property
     def declared(self) -> Capacity:

@@ -51,7 +51,7 @@ def system_of(
 
 
 DEFAULT: Final = "union"
-"""A fleet's default: the services' settings have its values."""
+"""A fleet's default."""
 
 UNION: Final = system_of(
     "the five papers joined, one owner per knob",

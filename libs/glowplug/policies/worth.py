@@ -42,7 +42,6 @@ from glowplug.domain.snapshot import Forecast, ModelLoad
 
 STAY_S: Final = 60.0  # of the new holder: a start, some requests, a keep-alive
 PRICE: Final = 0.0035  # seconds of waiting that a second of an otherwise unwanted GPU has to save: docs/adr/0025
-FROM_ZERO: Final = {"from": 0}  # metadata: an option may be 0
 BAND: Final = 2.563  # standard deviations between the quantiles of 10 and 90 %
 UNSURE: Final = 0.25  # standard deviation over mean without quantiles
 NEVER_S: Final = math.inf

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from glowplug.bus.port import Bus
 from glowplug.controllers.port import Controller, Elected
 from glowplug.controllers.reads import Reads
-from glowplug.domain.errors import ModelNotFound, NoCapacity, NotLeader, TooLarge
-from glowplug.domain.model import Model
+from glowplug.domain.errors import NoCapacity, NotLeader, TooLarge
 from glowplug.runtime.identity import Identity
 from glowplug.runtime.leader import Candidate, ElectedShell
 from glowplug.runtime.rest import refused
@@ -276,14 +275,6 @@ class ControlService:
             await bus.subscribe(telemetry, shell.on_event)
         if facts := self.reads.fact_filters():
             await bus.subscribe(facts, shell.on_event, durable=f"{shell.service_id}-facts")
-
-
-def find_model(models: Mapping[str, Model], name: str) -> Model:
-    """By key, name or alias. Raises ModelNotFound."""
-    for model in models.values():
-        if name == model.key or name in model.names:
-            return model
-    raise ModelNotFound(f"no model {name!r} is deployed", param="model")
 
 
 async def _beside(shell: Shell, background: Background | None) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from pydantic import ValidationError
 
 from glowplug import __version__
 from glowplug.bus.nats_bus import NatsBus
@@ -20,10 +19,11 @@ from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import BadRequest
 from glowplug.events.facts import ServiceStarted
 from glowplug.runtime import log_rest
+from glowplug.runtime.errors import WrongSetting
 from glowplug.runtime.identity import ServiceIdTaken
 from glowplug.runtime.privileges import inbox_of, makes_streams
 from glowplug.runtime.rest import Guarded, admin
-from glowplug.runtime.settings import ServiceSettings, explain
+from glowplug.runtime.settings import ServiceSettings
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import Stop, end
 from glowplug.state.port import StoreUnavailable
@@ -178,10 +178,8 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     runner = asyncio.Runner(loop_factory=loop_factory)
     try:
         runner.run(body())
-    except (PortTaken, ServiceIdTaken) as error:
+    except (PortTaken, ServiceIdTaken, WrongSetting) as error:
         raise SystemExit(f"glowplug: {error}") from error
-    except ValidationError as error:
-        raise SystemExit(f"glowplug: {explain(error)}") from error
     except BadRequest as error:  # only its reader can judge it, e.g. a policy's name
         name = f"GLOWPLUG_{error.param.upper()}: " if error.param else ""
         raise SystemExit(f"glowplug: {name}{error.message}") from error

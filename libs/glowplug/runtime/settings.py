@@ -1,165 +1,177 @@
-"""Settings every service shares. Precedence: environment `GLOWPLUG_*`, then default."""
+"""Settings that every service shares, and how they are read. Precedence: environment `GLOWPLUG_*`, then the system that
+`GLOWPLUG_POLICIES` names, then the default.
+
+A service's settings are fields that only a process has (ports, addresses, folders, tokens) and the params of its parts,
+of which those are settings that their declaration marks (domain/reading.py)."""
 
 import logging
+import os
 import socket
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from glowplug.domain.errors import BadRequest
+from glowplug.domain.bounds import Bounded, Bounds, Checked, OutOfBounds, Positive, kinds_of, marks_of, word
+from glowplug.domain.reading import ADVANCED, CONSTANT, SETTING, Misread, Setting, laid_over, nested
 from glowplug.policies.registry import choose
-from glowplug.policies.systems import DEFAULT, System, installed, system
+from glowplug.policies.systems import DEFAULT, installed, system
+from glowplug.runtime.errors import WrongSetting
 from glowplug.runtime.web import AllowedHosts, WebRules, parse_origins
 from glowplug.weights.source import SourceOptions
 
-T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 SHORTEST_LEASE_S = 1.0  # below it a busy machine's pauses would look like deaths
 
 
-def _without_dots(name: Any) -> Any:
-    return name.replace(".", "-") if isinstance(name, str) else name
+def _level(given: str) -> None:
+    if given not in (levels := logging.getLevelNamesMapping()):
+        raise ValueError(f"no level of that name (there are: {', '.join(levels)})")
 
 
-NodeId = Annotated[str, BeforeValidator(_without_dots)]
-"""A server's name, which may have dots, as one word of a subject, where dots divide: `ip-10-0-0-1.internal` is
-`ip-10-0-0-1-internal`."""
+def a_policy(kind: str) -> Checked:
+    return Checked(partial(choose, kind))
 
 
-def advanced(default: Any, **bounds: Any) -> Any:
-    """A field of a settings class that docs/configuration.md lists by name and default only."""
-    return Field(default, json_schema_extra={"advanced": True}, **bounds)
+Port = Annotated[int, Bounds(most=65535)]
+NodeId = Annotated[str, word(r"[a-z0-9][a-z0-9.-]*|", 64)]
+"""A server's name as one word of a subject, where dots divide: `ip-10-0-0-1.internal` is `ip-10-0-0-1-internal`."""
+Hosts = Annotated[str, Checked(AllowedHosts.parse)]
+Origins = Annotated[str, Checked(parse_origins)]
+SystemName = Annotated[str, Checked(lambda name: system(name or DEFAULT))]
 
 
-class ServiceSettings(BaseSettings):
-    """Base of each service's settings; a service adds its own fields."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a setting is: `path` from the settings class, `owner` declares it."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="GLOWPLUG_", extra="ignore", allow_inf_nan=False, populate_by_name=True
-    )
+    name: str
+    path: tuple[str, ...]
+    owner: type
+    default: Any
+    kind: Any
+    mark: Setting
 
-    service_id: str = Field("", pattern=r"^[A-Za-z0-9_-]*$", max_length=128)  # one per process; empty: "<service>-1"
+    @property
+    def variable(self) -> str:
+        return self.name if self.name.isupper() else f"GLOWPLUG_{self.name.upper()}"
+
+
+@dataclass(kw_only=True)
+class Settings(Bounded):
+    """Every field is a setting; of one that is a dataclass, the marked ones are."""
+
+    @classmethod
+    def read(cls, **stated: Any) -> Self:
+        """Read the environment; `stated` values go before it. Raises WrongSetting."""
+        found = {place.name: os.environ[place.variable] for place in cls.places() if place.variable in os.environ}
+        return cls.of(found | stated)
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any]) -> Self:
+        """Lay settings by name over the defaults. Raises WrongSetting."""
+        places = {place.name: place for place in cls.places()}
+        try:
+            return laid_over(_default(cls, named), nested({places[name].path: given for name, given in named.items()}))
+        except Misread as error:
+            place = next((one for one in places.values() if one.path == error.path), None)
+            if place is None:
+                raise WrongSetting(str(error)) from error
+            given = repr(named.get(place.name))
+            told = "" if given in error.problem or place.name not in named else f", not {given}"
+            raise WrongSetting(f"{place.variable}: {error.problem}{told}") from error
+
+    @classmethod
+    def places(cls) -> list[Place]:
+        """Every setting, in order."""
+        return list(_places(cls(), ()))
+
+
+def _places(owner: Any, path: tuple[str, ...]) -> Iterator[Place]:
+    for name, kind in kinds_of(owner.__class__).items():
+        value, here = getattr(owner, name), (*path, name)
+        mark = next((mark for mark in marks_of(kind) if isinstance(mark, Setting)), None if path else SETTING)
+        if is_dataclass(value):
+            yield from _places(value, here)
+        elif mark is not None and mark.read:
+            yield Place(name=mark.name or name, path=here, owner=type(owner), default=value, kind=kind, mark=mark)
+
+
+def _default(cls: type[S], named: Mapping[str, Any]) -> S:
+    """With the policies and params of the named system."""
+    made, chosen = cls(), named.get("policies")
+    if not chosen or chosen not in installed():
+        return made
+    found, service = system(chosen), cls.__name__.removesuffix("Settings").lower()
+    laid: dict[str, Any] = {f"policy_{kind}": name for kind, name in found.policies.items()}
+    laid["params"] = found.params.get(service, {})
+    return laid_over(made, {name: value for name, value in laid.items() if hasattr(made, name)})
+
+
+@dataclass(kw_only=True)
+class ServiceSettings(Settings):
+    """Base of each service's settings; a service adds its own fields and params."""
+
+    service_id: Annotated[str, word(r"[A-Za-z0-9_-]*", 128)] = ""  # one per process; empty: "<service>-1"
     host: str = "127.0.0.1"  # address the ports listen on
-    advertise_host: str = Field("", pattern=r"^[A-Za-z0-9._:-]*$")  # name that others use; empty: `host`
-    port: int = Field(0, ge=0, le=65535)  # admin REST; 0 lets the kernel choose
+    advertise_host: Annotated[str, word(r"[A-Za-z0-9._:-]*")] = ""  # name that others use; empty: `host`
+    port: Port = 0  # admin REST; 0 lets the kernel choose
     nats_url: str = "nats://127.0.0.1:4222"  # several of one cluster: with commas; users: docs/network.md
-    nats_replicas: int = Field(1, ge=1, le=5)  # copies of each stream in a NATS cluster
+    nats_replicas: Annotated[int, Bounds(least=1, most=5)] = 1  # copies of each stream in a NATS cluster
     redis_url: str = "redis://127.0.0.1:6379/0"  # rediss://, unix:///path, redis+sentinel://HOST:PORT,.../MASTER
     state_dir: Path = Path(".glowplug")  # what the process keeps on disk
     admin_token: str = ""  # asked of every changing call of an admin port; empty: none
     api_key: str = ""  # asked of every call of the data port; empty: none
-    allowed_hosts: str = ""  # further names its ports answer to: a.example,*.example.org; `*`: any
-    allowed_origins: str = ""  # other sites whose pages may use its ports: https://a.example; `*`: any
-    policies: str = ""  # a system of docs/policies.md; empty: the union; settings of its own go before it
-    log_level: str = "INFO"
+    allowed_hosts: Hosts = ""  # further names its ports answer to: a.example,*.example.org; `*`: any
+    allowed_origins: Origins = ""  # other sites whose pages may use its ports: https://a.example; `*`: any
+    policies: SystemName = ""  # a system of docs/policies.md; empty: the union; settings of its own go before it
+    log_level: Annotated[str, Checked(_level)] = "INFO"
     log_json: bool = False  # one JSON object per line instead of text
-    tick_s: float = advanced(0.5, gt=0)  # how often a controller sees time pass
-    resync_s: float = advanced(2.0, gt=0)  # how often tables are read again
-    drain_s: float = Field(10.0, ge=0)  # how long a stopping service may finish its work
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _are_hosts(cls, given: str) -> str:
-        AllowedHosts.parse(given)
-        return given
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _are_origins(cls, given: str) -> str:
-        parse_origins(given)
-        return given
+    tick_s: Annotated[Positive, CONSTANT] = 0.5  # how often a controller sees time pass
+    resync_s: Annotated[Positive, ADVANCED] = 2.0  # how often tables are read again
+    drain_s: float = 10.0  # how long a stopping service may finish its work
 
     def own_names(self) -> tuple[str, ...]:
         """Hosts by which others reach this process."""
         return (self.host, self.advertise_host, socket.gethostname())
 
-    def filled(self, kind: type[T], **others: Any) -> T:
-        """A dataclass of `kind`: each of its fields that is a setting by the same name, and `others`."""
-        assert is_dataclass(kind)
-        same = {field.name for field in fields(kind)} & type(self).model_fields.keys()
-        return kind(**{name: getattr(self, name) for name in same} | others)
-
     def web_rules(self) -> WebRules:
         """Which requests its ports answer."""
         return WebRules(AllowedHosts.parse(self.allowed_hosts, self.own_names()), parse_origins(self.allowed_origins))
 
-    @field_validator("log_level")
-    @classmethod
-    def _is_a_level(cls, given: str) -> str:
-        levels = logging.getLevelNamesMapping()
-        if given not in levels:
-            raise ValueError(f"no level of that name (there are: {', '.join(levels)})")
-        return given
 
-    @field_validator("*")
-    @classmethod
-    def _is_a_policy(cls, given: Any, info: ValidationInfo) -> Any:
-        kind = str(info.field_name).removeprefix("policy_")
-        if kind != info.field_name:
-            try:
-                choose(kind, given)
-            except BadRequest as error:
-                raise ValueError(error.message) from error
-        return given
+@dataclass(kw_only=True)
+class NodeSettings(ServiceSettings):
+    """Of a service that runs on every node."""
 
-    @field_validator("policies")
-    @classmethod
-    def _is_a_system(cls, given: str) -> str:
-        try:
-            system(given or DEFAULT)
-        except BadRequest as error:
-            raise ValueError(error.message) from error
-        return given
+    node_id: NodeId = ""  # a dot becomes a dash
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_its_system(cls, given: dict[str, Any]) -> dict[str, Any]:
-        named = str(given.get("policies", ""))
-        chosen = settings_of_system(system(named)) if named and named in installed() else {}
-        return {name: value for name, value in chosen.items() if name in cls.model_fields} | given
+    def __post_init__(self) -> None:
+        self.node_id = self.node_id.replace(".", "-") or "node-1"
+        super().__post_init__()
 
 
-def settings_of_system(chosen: System) -> dict[str, Any]:
-    """Setting -> value, of all services."""
-    params = {name: value for part in chosen.params.values() for name, value in part.items()}
-    params["kv_reservation"] = params.pop("reservation")
-    return params | {f"policy_{kind}": name for kind, name in chosen.policies.items()}
-
-
+@dataclass(kw_only=True)
 class SourceSettings(ServiceSettings):
     """Of a service that asks sources of weights."""
 
     redirect_hosts: str = "huggingface.co,*.huggingface.co,*.hf.co"  # hosts that another host's redirect may lead to
-    s3_endpoint: str = ""  # of `s3:` weights; empty: the AWS variables'
+    sources: SourceOptions = field(default_factory=SourceOptions)
 
     def source_options(self) -> SourceOptions:
         """How sources are asked."""
-        return SourceOptions(
-            redirect_hosts=tuple(host.strip() for host in self.redirect_hosts.split(",") if host.strip()),
-            s3_endpoint=self.s3_endpoint,
-        )
+        hosts = tuple(host.strip() for host in self.redirect_hosts.split(",") if host.strip())
+        return replace(self.sources, redirect_hosts=hosts)
 
 
+@dataclass(kw_only=True)
 class ElectedSettings(ServiceSettings):
     """Of a service whose processes elect one leader among them."""
 
-    leader_lease_s: float = Field(0.0, ge=0)  # after this long without its leader, a standby leads; 0: no election
+    leader_lease_s: float = 0.0  # after this long without its leader, a standby leads; 0: no election
 
-    @field_validator("leader_lease_s")
-    @classmethod
-    def _is_long_enough(cls, given: float) -> float:
-        if 0 < given < SHORTEST_LEASE_S:
-            raise ValueError(f"0 (no election) or at least {SHORTEST_LEASE_S:g}")
-        return given
-
-
-def explain(error: ValidationError) -> str:
-    """One line that names the first wrong setting as its owner writes it: `GLOWPLUG_PORT: Input should be ...`."""
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return message
-    name = str(first["loc"][0])
-    return f"{name if name.isupper() else 'GLOWPLUG_' + name.upper()}: {message}, not {first.get('input')!r}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.leader_lease_s < SHORTEST_LEASE_S:
+            raise OutOfBounds("leader_lease_s", f"0 (no election) or at least {SHORTEST_LEASE_S:g}")

@@ -31,3 +31,9 @@ def parse_traceparent(text: str) -> TraceContext | None:
 def is_sampled(traceparent: str) -> bool:
     context = parse_traceparent(traceparent)
     return context is not None and context.sampled
+
+
+def trace_id_of(traceparent: str) -> str:
+    """ "" unless sampled."""
+    context = parse_traceparent(traceparent)
+    return context.trace_id if context is not None and context.sampled else ""

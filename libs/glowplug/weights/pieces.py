@@ -4,7 +4,7 @@
     landed        one byte per piece: 1 once all bytes of the piece are in the files, else 0
     pieces.json   {"algorithm": "crc32", "piece_bytes": n, "digests": ["<hex>", ..]}
 
-Its readers are engines/landing.py and glowplug_vllm/landing.py. Offsets are the region's: all files end to end in the
+Its reader is glowplug_vllm/landing.py. Offsets are the region's: all files end to end in the
 layout's order; piece i starts at i * piece_bytes, and the last one may be shorter. The path "" is `blob`, any other is
 below `files/`. Standard library only, so that a process without this package can follow the same rules:
 

@@ -7,11 +7,13 @@ import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Annotated, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from glowplug.domain import extensions
+from glowplug.domain.bounds import Bounds
 from glowplug.domain.errors import WeightsUnavailable
+from glowplug.domain.reading import SETTING, Setting
 from glowplug.weights.window import WindowOf
 
 UNKNOWN_BYTES = 0
@@ -26,15 +28,18 @@ Chunk = bytes | memoryview  # a view is valid until the next request
 _PLAIN = "/ !$&'()*+,:;=@[]"  # unescaped in a path: all but %, ? and #
 
 
+ChunkBytes = Annotated[int, Bounds(least=1 << 12, most=64 << 20), Setting(name="fetch_chunk_bytes", advanced=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """Times in seconds, sizes in bytes."""
 
-    chunk_bytes: int = 1 << 20
+    chunk_bytes: ChunkBytes = 1 << 20
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 30.0  # without a byte: interrupted
     redirect_hosts: tuple[str, ...] = ()  # patterns of https hosts allowed as redirect targets
-    s3_endpoint: str = ""  # "": AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, then Amazon's
+    s3_endpoint: Annotated[str, SETTING] = ""  # of `s3:` weights; empty: the AWS variables', then Amazon's
     hf_endpoint: str = ""  # "": HF_ENDPOINT, then the hub's own
     hf_cache_dir: Path | None = None  # None: HF_HUB_CACHE, then `hub` in HF_HOME
     hf_offline: bool | None = None  # None: HF_HUB_OFFLINE

@@ -11,7 +11,6 @@ from typing import Any
 from glowplug.engines import rendezvous
 from glowplug.engines.landing import Landing
 from glowplug_lab.emulated.api import Api
-from glowplug_lab.emulated.batch import BLOCK_TOKENS
 from glowplug_lab.emulated.engine import Engine, EngineConfig
 from glowplug_lab.emulated.faults import Faults, changed
 from glowplug_lab.emulated.http import Connection
@@ -92,8 +91,8 @@ async def serve(run_dir: Path, spec: dict[str, Any], engine: Engine, phases: lis
     stepping.add_done_callback(lambda _: stopping.set())  # an engine that cannot step must not seem alive
     port = server.sockets[0].getsockname()[1]
     config = engine.config
-    step_s = config.profile.step_s(tok=0, sq=0, num_decoding=1, ctx=0) / config.time_scale
-    holds = {"num_slots": config.max_running, "kv_tokens": config.num_blocks * BLOCK_TOKENS, "step_s": step_s}
+    step_s = config.profile.costs.decode_s(1, 0) / config.time_scale
+    holds = {"num_slots": config.max_running, "kv_tokens": config.kv_tokens, "step_s": step_s}
     rendezvous.write(run_dir, rendezvous.READY, {"port": port, "phases": phases, **holds})
     print(f"emulated engine for {spec['model']} ready on port {port}", flush=True)
     await stopping.wait()

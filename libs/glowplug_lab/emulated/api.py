@@ -17,13 +17,13 @@ import msgspec
 from glowplug.engines.listener import REFUSED
 from glowplug.fleet.start_times import ADAPTER_LOAD_S
 from glowplug_lab.emulated import openai
-from glowplug_lab.emulated.batch import BLOCK_TOKENS, Sequence
-from glowplug_lab.emulated.engine import Engine, Whole
+from glowplug_lab.emulated.engine import BLOCK_TOKENS, Engine, Whole
 from glowplug_lab.emulated.faults import FAILURES, Faults, as_json, changed
-from glowplug_lab.emulated.http import Reply, Request
+from glowplug_lab.emulated.http import HttpRequest, Reply
 from glowplug_lab.emulated.openai import ApiError, Generate
 from glowplug_lab.emulated.stages import KV_CHUNK_BYTES, Pipeline, StageLink, StageLost, StepPart, ended
 from glowplug_lab.emulated.text import answer_tokens, count_tokens, embedding, natural_length, num_begun, token_ids
+from glowplug_lab.simulator.hardware.batching import Sequence
 
 # LoRA adapters: a load takes `ADAPTER_LOAD_S` more than its bytes. While any is held, a step takes `STEP_S` longer, as
 # in Punica (Chen et al. 2023, arXiv 2310.18547, abstract: "only adding 2ms latency per token").
@@ -53,7 +53,7 @@ class Adapters:
             ("GET", "/admin/adapters"): self._show,
         }
 
-    async def _load(self, request: Request, reply: Reply) -> None:
+    async def _load(self, request: HttpRequest, reply: Reply) -> None:
         body = openai.parse(request.body, _LoadBody)
         async with self._loading:
             if body.lora_name not in self._held:
@@ -62,18 +62,18 @@ class Adapters:
                 await self._engine.pass_time(body.num_bytes / self._engine.config.load_bytes_per_s + ADAPTER_LOAD_S)
                 self._held[body.lora_name] = None
                 self._names.append(body.lora_name)
-                self._engine.adapters_s = STEP_S
+                self._engine.lengthen_steps(STEP_S)
         reply.send(200, b"")
 
-    async def _unload(self, request: Request, reply: Reply) -> None:
+    async def _unload(self, request: HttpRequest, reply: Reply) -> None:
         name = openai.parse(request.body, _UnloadBody).lora_name
         if name in self._held:
             del self._held[name]
             self._names.remove(name)
-            self._engine.adapters_s = STEP_S if self._held else 0.0
+            self._engine.lengthen_steps(STEP_S if self._held else 0.0)
         reply.send(200, b"")
 
-    async def _show(self, request: Request, reply: Reply) -> None:
+    async def _show(self, request: HttpRequest, reply: Reply) -> None:
         shown: dict[str, Any] = {name: self._count(name) for name in self._held}
         reply.send(200, shown)
 
@@ -135,7 +135,7 @@ class Answer:
 
     async def _pieces(self) -> AsyncGenerator[str, None]:
         self._reason = "abort"
-        sequence = self._engine.submit(self._wanted.num_prompt, self._length, self._due.put_nowait)
+        stream = self._engine.submit(self._wanted.num_prompt, self._length, self._due.put_nowait)
         cutter = StopCutter(self._wanted.body.stops)
         try:
             last: bool | None = False
@@ -148,7 +148,7 @@ class Answer:
             if last is not None:
                 self._reason = "stop" if cutter.found else self._end_reason
         finally:
-            self._engine.finish(sequence, self._reason)
+            self._engine.finish(stream, self._reason)
 
     def _event(self, delta: dict[str, str] | str, reason: str | None) -> bytes:
         choice = {"index": 0, "delta" if self._chat else "text": delta, "logprobs": None, "finish_reason": reason}
@@ -203,10 +203,10 @@ class Consolidation:
 
     @property
     def kv_tokens(self) -> int:
-        return self._engine.config.num_blocks * BLOCK_TOKENS
+        return self._engine.config.kv_tokens
 
     async def run(self, whole: Whole) -> None:
-        if self._engine.num_stages == 1:
+        if self._engine.config.num_stages == 1:
             return
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._become(whole))
@@ -216,9 +216,9 @@ class Consolidation:
         """Return whether the model was whole already."""
         if self._task is not None and not self._task.done():
             await ended(self._task)
-        if self._engine.num_stages > 1:
+        if self._engine.config.num_stages > 1:
             self._engine.whole = None
-        return self._engine.num_stages == 1
+        return self._engine.config.num_stages == 1
 
     async def _become(self, whole: Whole) -> None:
         engine = self._engine
@@ -231,7 +231,7 @@ class Consolidation:
         except StageLost as error:
             print(f"a part of the KV cache is computed again: {error}", flush=True)
             async with engine.stepping:
-                if engine.num_stages > 1:  # else a step found the same, and went on alone
+                if engine.config.num_stages > 1:  # else a step found the same, and went on alone
                     engine.be_whole(recompute=True)
 
     async def _take_kv(self) -> None:
@@ -244,19 +244,19 @@ class Consolidation:
         async with engine.stepping:
             if engine.pipeline is not None:
                 await self._round(engine.pipeline, taken)
-            if engine.num_stages > 1:
+            if engine.config.num_stages > 1:
                 engine.be_whole(recompute=False)
 
     async def _round(self, pipeline: Pipeline, taken: dict[Sequence, int]) -> None:
         engine = self._engine
-        now = {sequence: sequence.num_computed for sequence in engine.batch.running}
-        await pipeline.take_kv(_missing(engine, taken), engine.kv_bytes_per_token)
+        now = engine.batch.kv_tokens_read()
+        await pipeline.take_kv(_missing(engine, taken), engine.config.kv_bytes_per_token)
         taken.clear()
         taken.update(now)
 
 
 def _missing(engine: Engine, taken: dict[Sequence, int]) -> int:
-    return sum(max(0, one.num_computed - taken.get(one, 0)) for one in engine.batch.running)
+    return sum(max(0, num - taken.get(one, 0)) for one, num in engine.batch.kv_tokens_read().items())
 
 
 # The routes of a stage, all guarded by the engine's key:
@@ -268,7 +268,7 @@ def _missing(engine: Engine, taken: dict[Sequence, int]) -> int:
 #     POST /stage/step         first stage: activations of a step's tokens; its numbers in the query
 #     GET  /stage/kv           first stage: keys and values of so many `tokens`
 
-Route = Callable[[Request, Reply], Awaitable[None]]
+Route = Callable[[HttpRequest, Reply], Awaitable[None]]
 
 
 class _Stage(msgspec.Struct):
@@ -293,7 +293,7 @@ class StageApi:
             ("GET", "/stage/kv"): self._kv,
         }
 
-    async def _join(self, request: Request, reply: Reply) -> None:
+    async def _join(self, request: HttpRequest, reply: Reply) -> None:
         engine, config = self._engine, self._engine.config
         given = openai.parse(request.body, _Join).stages
         if config.stage or len(given) != config.num_stages - 1:
@@ -306,25 +306,25 @@ class StageApi:
             pipeline.close()
             raise ApiError(502, str(error), type="server_error", code="stage_lost") from error
         engine.join(pipeline, kv_tokens)
-        reply.send(200, {"kv_tokens": engine.batch.num_blocks * BLOCK_TOKENS, "num_slots": config.max_running})
+        reply.send(200, {"kv_tokens": engine.batch.limits.kv_tokens, "num_slots": config.max_running})
 
-    async def _consolidate(self, request: Request, reply: Reply) -> None:
+    async def _consolidate(self, request: HttpRequest, reply: Reply) -> None:
         await self._consolidation.run(openai.parse(request.body, Whole))
         reply.send(200, {"kv_tokens": self._consolidation.kv_tokens})
 
-    async def _abandon(self, request: Request, reply: Reply) -> None:
+    async def _abandon(self, request: HttpRequest, reply: Reply) -> None:
         is_whole = await self._consolidation.abandon()
         reply.send(200, {"is_whole": is_whole, "kv_tokens": self._consolidation.kv_tokens if is_whole else 0})
 
-    async def _attach(self, request: Request, reply: Reply) -> None:
+    async def _attach(self, request: HttpRequest, reply: Reply) -> None:
         body, config = openai.parse(request.body, dict[str, Any]), self._engine.config
         asked = body.get("stage"), body.get("num_stages")
         if asked != (config.stage, config.num_stages) or not config.stage:
             message = f"this is stage {config.stage} of {config.num_stages}, not {asked[0]} of {asked[1]}"
             raise ApiError(409, message, code="another_stage")
-        reply.send(200, {"kv_tokens": config.num_blocks * BLOCK_TOKENS})
+        reply.send(200, {"kv_tokens": config.kv_tokens})
 
-    async def _step(self, request: Request, reply: Reply) -> None:
+    async def _step(self, request: HttpRequest, reply: Reply) -> None:
         try:
             part = StepPart.read(request.query)
         except ValueError as error:
@@ -332,7 +332,7 @@ class StageApi:
         await self._engine.carry(part)
         reply.send(200, request.body)
 
-    async def _kv(self, request: Request, reply: Reply) -> None:
+    async def _kv(self, request: HttpRequest, reply: Reply) -> None:
         given = request.query.get("tokens", [""])[-1]
         num_bytes = int(given) * self._engine.carried.bytes_per_token if given.isdecimal() else -1
         if not 0 <= num_bytes <= max(KV_CHUNK_BYTES, self._engine.carried.bytes_per_token):
@@ -388,7 +388,7 @@ class Api:
             **Adapters(engine, names, adapter_slots, self._num_under).routes,
         }
 
-    async def __call__(self, request: Request, reply: Reply) -> None:
+    async def __call__(self, request: HttpRequest, reply: Reply) -> None:
         if request_id := request.headers.get("x-request-id"):
             reply.headers["x-request-id"] = request_id
         route = self._routes.get((request.method, request.path))
@@ -405,13 +405,13 @@ class Api:
     def _num_under(self, name: str) -> int:
         return sum(answer.model == name for answer in self._answers)
 
-    def _may(self, request: Request) -> bool:
+    def _may(self, request: HttpRequest) -> bool:
         given = request.headers.get("authorization", "").encode()
         return not self._expected or hmac.compare_digest(given, self._expected)
 
     # -- the engine itself ------------------------------------------------------------------------------------------
 
-    async def _health(self, request: Request, reply: Reply) -> None:
+    async def _health(self, request: HttpRequest, reply: Reply) -> None:
         faults = self._engine.faults
         if faults.hang_health:
             await asyncio.Event().wait()
@@ -419,7 +419,7 @@ class Api:
             await self._engine.pass_time(faults.health_delay_s)
         reply.send(503 if faults.unhealthy else 200, b"")
 
-    async def _show(self, request: Request, reply: Reply) -> None:
+    async def _show(self, request: HttpRequest, reply: Reply) -> None:
         reply.send(200, self._states[request.path]())
 
     def _models(self) -> dict[str, Any]:
@@ -433,16 +433,14 @@ class Api:
         }
         return {"object": "list", "data": [{"id": name, **card} for name in self._names]}
 
-    async def _metrics(self, request: Request, reply: Reply) -> None:
+    async def _metrics(self, request: HttpRequest, reply: Reply) -> None:
         name = self._names[0].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         labels = f'model_name="{name}",engine="0",emulated="true"'
-        carried = self._engine.carried.requests(asyncio.get_running_loop().time())
-        text = self._engine.metrics.text(labels, self._engine.batch, carried)
-        reply.send(200, text, "text/plain; version=0.0.4; charset=utf-8")
+        reply.send(200, self._engine.metrics_text(labels), "text/plain; version=0.0.4; charset=utf-8")
 
     # -- text -------------------------------------------------------------------------------------------------------
 
-    async def _chat(self, request: Request, reply: Reply) -> None:
+    async def _chat(self, request: HttpRequest, reply: Reply) -> None:
         body, model = self._admitted(request, reply, openai.ChatBody)
         messages, begun = openai.begun_chat(body)
         prompt = openai.chat_prompt(messages, self._system_prompt)
@@ -450,7 +448,7 @@ class Api:
         wanted = Generate(body=body, model=model, prompt=prompt, num_prompt=num_prompt, begun=begun)
         await self._answer(request, reply, wanted, chat=True)
 
-    async def _completion(self, request: Request, reply: Reply) -> None:
+    async def _completion(self, request: HttpRequest, reply: Reply) -> None:
         body, model = self._admitted(request, reply, openai.CompletionBody)
         (text, num_prompt), *others = openai.texts_of("prompt", body.prompt)
         if others:
@@ -459,7 +457,7 @@ class Api:
         wanted = Generate(body=body, model=model, prompt=prompt, num_prompt=num_prompt, begun=begun)
         await self._answer(request, reply, wanted, chat=False)
 
-    def _admitted(self, request: Request, reply: Reply, kind: type[BodyT]) -> tuple[BodyT, str]:
+    def _admitted(self, request: HttpRequest, reply: Reply, kind: type[BodyT]) -> tuple[BodyT, str]:
         """Raises ApiError for an injected error (X-Return-Error, failure_rate) or a sleeping engine."""
         if self._engine.refuses:
             reply.headers[REFUSED] = "asleep"
@@ -479,7 +477,7 @@ class Api:
         body = openai.parse(request.body, kind)
         return body, openai.check_model(body.model, self._names)
 
-    async def _answer(self, request: Request, reply: Reply, wanted: Generate, *, chat: bool) -> None:
+    async def _answer(self, request: HttpRequest, reply: Reply, wanted: Generate, *, chat: bool) -> None:
         openai.check_generate(wanted, self._context_tokens)
         prefix = "chatcmpl" if chat else "cmpl"
         answer_id = f"{prefix}-{request.headers.get('x-request-id') or uuid.uuid4().hex}"
@@ -492,25 +490,25 @@ class Api:
 
     # -- vectors and tokens -----------------------------------------------------------------------------------------
 
-    async def _embeddings(self, request: Request, reply: Reply) -> None:
+    async def _embeddings(self, request: HttpRequest, reply: Reply) -> None:
         body, model = self._admitted(request, reply, openai.EmbeddingBody)
         texts = openai.texts_of("input", body.input)
         num_tokens = sum(num for _, num in texts)
         if max(num for _, num in texts) > self._context_tokens:
             raise ApiError(400, "the input is longer than the context", param="input", code="context_length_exceeded")
         done = asyncio.Event()
-        sequence = self._engine.submit(min(num_tokens, self._context_tokens), 1, lambda _: done.set())
+        stream = self._engine.submit(min(num_tokens, self._context_tokens), 1, lambda _: done.set())
         try:
             await done.wait()
         finally:
-            self._engine.finish(sequence, "stop" if done.is_set() else "abort")
+            self._engine.finish(stream, "stop" if done.is_set() else "abort")
         vectors = [_vector(text, body.encoding_format) for text, _ in texts]
         data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         answer = {"object": "list", "data": data, "model": model, "usage": usage}
         reply.send(200, {**answer, "system_fingerprint": openai.FINGERPRINT})
 
-    async def _tokenize(self, request: Request, reply: Reply) -> None:
+    async def _tokenize(self, request: HttpRequest, reply: Reply) -> None:
         body = openai.parse(request.body, openai.TokenizeBody)
         openai.check_model(body.model, self._names)
         text = openai.chat_prompt(body.messages, self._system_prompt) if body.messages else body.prompt
@@ -522,7 +520,7 @@ class Api:
 
     # -- control ----------------------------------------------------------------------------------------------------
 
-    async def _change_faults(self, request: Request, reply: Reply) -> None:
+    async def _change_faults(self, request: HttpRequest, reply: Reply) -> None:
         try:
             faults: Faults = changed(self._engine.faults, openai.parse(request.body, dict[str, Any]))
         except ValueError as error:
@@ -531,26 +529,26 @@ class Api:
         reply.send(200, as_json(faults))
 
     def _kv(self) -> dict[str, Any]:
-        total_bytes = self._engine.batch.num_blocks * self._engine.config.block_bytes
+        total_bytes = self._engine.batch.limits.kv_tokens * self._engine.config.block_bytes // BLOCK_TOKENS
         return {"used_bytes": self._engine.kv_bytes_used, "total_bytes": total_bytes}
 
-    async def _limit_kv(self, request: Request, reply: Reply) -> None:
+    async def _limit_kv(self, request: HttpRequest, reply: Reply) -> None:
         self._engine.limit_kv(openai.parse(request.body, _KvBody).num_bytes)
         reply.send(200, self._kv())
 
-    async def _sleep(self, request: Request, reply: Reply) -> None:
+    async def _sleep(self, request: HttpRequest, reply: Reply) -> None:
         if request.query.get("level", ["1"])[0] != "1":
             raise openai.bad("level", "only 1 is supported")
         _fail_for(self._engine.faults.sleep_failure)
         await self._engine.sleep()
         reply.send(200, b"")
 
-    async def _wake_up(self, request: Request, reply: Reply) -> None:
+    async def _wake_up(self, request: HttpRequest, reply: Reply) -> None:
         _fail_for(self._engine.faults.wake_failure)
         await self._engine.wake_up()
         reply.send(200, b"")
 
-    async def _pause(self, request: Request, reply: Reply) -> None:
+    async def _pause(self, request: HttpRequest, reply: Reply) -> None:
         mode = request.query.get("mode", ["abort"])[0]
         if mode not in ("abort", "idle"):
             raise openai.bad("mode", "abort or idle")
@@ -558,7 +556,6 @@ class Api:
         if mode == "idle":
             self._pause_if_idle(reply)
             return
-        self._engine.admit(False)
         for answer in self._answers:
             answer.abort()
         self._engine.freeze(True)
@@ -572,10 +569,9 @@ class Api:
             self._engine.freeze(True)
         reply.send(200, {"status": "paused" if not num_in_flight else "running", "num_in_flight": num_in_flight})
 
-    async def _resume(self, request: Request, reply: Reply) -> None:
+    async def _resume(self, request: HttpRequest, reply: Reply) -> None:
         self._engine.refuses = False
         self._engine.freeze(False)
-        self._engine.admit(True)
         reply.send(200, {"status": "resumed"})
 
 

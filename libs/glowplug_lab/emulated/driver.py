@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from glowplug.domain.errors import EngineFailed
+from glowplug.domain.instance import EngineFigures
 from glowplug.domain.model import Model
 from glowplug.engines import apis
 from glowplug.engines.apis import EngineApi
@@ -15,11 +17,12 @@ from glowplug.engines.port import (
     Ability,
     EngineCapabilities,
     EngineHandle,
-    LaunchRequest,
     LoadReport,
+    Place,
     StageEndpoint,
     Stager,
 )
+from glowplug.events.commands import StartInstance
 from glowplug_lab.emulated.faults import Faults, changed
 from glowplug_lab.emulated.profiles import PROFILES
 
@@ -99,16 +102,16 @@ class EmulatedDriver(HostedDriver, Stager):
             continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
         )
 
-    def spec(self, request: LaunchRequest) -> dict[str, Any]:
-        spec = super().spec(request)
-        model, num_stages = request.model, request.num_stages
-        spec["first_bytes"] = request.first_bytes
-        spec |= {"stage": request.stage, "num_stages": num_stages}
+    def spec(self, command: StartInstance, place: Place) -> dict[str, Any]:
+        spec = super().spec(command, place)
+        model, num_stages, num_bytes = command.model, command.num_stages, place.devices.num_bytes
+        spec["first_bytes"] = num_bytes if command.replica else 0
+        spec |= {"stage": command.stage, "num_stages": num_stages}
         if num_stages > 1:
-            spec["kv_bytes"] = max(0, request.num_bytes - -(-model.weights_bytes // num_stages))
-            if not request.stage:  # it runs all stages' requests (HydraServe section 6.1)
+            spec["kv_bytes"] = max(0, num_bytes - -(-model.weights_bytes // num_stages))
+            if not command.stage:  # it runs all stages' requests (HydraServe section 6.1)
                 spec["max_concurrency"] = model.max_concurrency * num_stages
-        spec["time_scale"] = request.model.engine_args.get("time_scale", self._settings.emulated_time_scale)
+        spec["time_scale"] = model.engine_args.get("time_scale", self._settings.emulated_time_scale)
         return spec
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
@@ -154,9 +157,8 @@ class EmulatedDriver(HostedDriver, Stager):
     async def serve_stages(self, handle: EngineHandle, later: Sequence[StageEndpoint] = ()) -> LoadReport:
         body = json.dumps({"stages": [{"url": one.url, "api_key": one.api_key} for one in later]}).encode()
         answer = json.loads(await self._tell(handle, "/stage/join", self._settings.load_timeout_s, body=body))
-        return LoadReport(
-            handle=handle, phases=(), num_slots=int(answer["num_slots"]), kv_tokens=int(answer["kv_tokens"])
-        )
+        figures = EngineFigures(num_slots=int(answer["num_slots"]), kv_tokens=int(answer["kv_tokens"]))
+        return LoadReport(handle=replace(handle, figures=figures), phases=())
 
     async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
         body = json.dumps({"kv_bytes": model.kv_bytes, "max_running": model.max_concurrency}).encode()

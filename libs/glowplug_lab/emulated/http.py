@@ -19,7 +19,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Payload Too L
 
 
 @dataclass(slots=True)
-class Request:
+class HttpRequest:
     method: str
     path: str
     query: dict[str, list[str]]
@@ -66,7 +66,7 @@ class Reply:
         self._connection.write("\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body)
 
 
-Handler = Callable[[Request, Reply], Awaitable[None]]
+Handler = Callable[[HttpRequest, Reply], Awaitable[None]]
 
 
 class Connection(asyncio.Protocol):
@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._parser = httptools.HttpRequestParser(self)
-        self._requests: deque[tuple[Request, bool]] = deque()
+        self._requests: deque[tuple[HttpRequest, bool]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self.writable = asyncio.Event()
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         path, _, query = self._target.decode("latin-1").partition("?")
-        request = Request(
+        request = HttpRequest(
             method=self._parser.get_method().decode("latin-1"),
             path=unquote(path),
             query=parse_qs(query, keep_blank_values=True),

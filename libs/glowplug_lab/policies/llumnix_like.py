@@ -17,6 +17,7 @@ unknown or no router looks ahead, the batch's share in use is compared with `hig
 import math
 from dataclasses import dataclass
 
+from glowplug.domain.bounds import Positive
 from glowplug.domain.instance import Instance
 from glowplug.domain.phrasing import counted
 from glowplug.policies.decisions import RouteDecision, ScaleDecision
@@ -57,11 +58,11 @@ def llumnix_like(params: BalancerParams) -> Balancer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlumnixParams:
-    low_steps: float = 10.0
-    high_steps: float = 60.0
-    high_ratio: float = 0.9  # share in use of a full instance, if steps are unknown
-    low_ratio: float = 0.4
-    hold_s: float = 5.0
+    low_steps: Positive = 10.0
+    high_steps: Positive = 60.0
+    high_ratio: Positive = 0.9  # share in use of a full instance, if steps are unknown
+    low_ratio: Positive = 0.4
+    hold_s: Positive = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

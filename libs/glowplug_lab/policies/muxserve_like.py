@@ -12,6 +12,7 @@ divides SMs; here the simulator's rule applies (busy engines share a GPU's time 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from glowplug.domain.bounds import Positive
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.model import Model
@@ -27,7 +28,7 @@ MAX_RIVALS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuxserveParams:
-    kv_part: float = 0.5  # KV cache's share of the memory left by the weights
+    kv_part: Positive = 0.5  # KV cache's share of the memory left by the weights
 
 
 def place(request: PlaceRequest, view: PlacementView, params: MuxserveParams = MuxserveParams()) -> PlaceDecision:

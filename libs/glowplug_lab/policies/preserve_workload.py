@@ -26,6 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from glowplug.domain.bounds import Count, Positive
 from glowplug.domain.snapshot import Forecast
 from glowplug.domain.units import DAY_S
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
@@ -38,22 +39,22 @@ GAIN = 5.0  # changes are small beside levels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesParams:
-    num_past: int = 12  # k
-    num_hidden: int = 8
-    num_epochs: int = 120
-    learning_rate: float = 0.01
-    held_out: float = 0.2  # of the samples, the newest
-    max_batch: int = 240  # samples per pass; of more, every second or third
-    max_days: int = 7  # a day of 10-minute windows is about 1 kB
-    seed: int = 1
+    num_past: Count = 12  # k
+    num_hidden: Count = 8
+    num_epochs: Count = 120
+    learning_rate: Positive = 0.01
+    held_out: Positive = 0.2  # of the samples, the newest
+    max_batch: Count = 240  # samples per pass; of more, every second or third
+    max_days: Count = 7  # a day of 10-minute windows is about 1 kB
+    seed: Count = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadParams:
-    min_days: int = 2  # before the first training
-    min_active: float = 0.5  # share of windows with any token
-    epochs_per_window: int = 5  # about 50 ms of a core for both series
-    season_s: float = DAY_S  # shorter for compressed traces
+    min_days: Count = 2  # before the first training
+    min_active: Positive = 0.5  # share of windows with any token
+    epochs_per_window: Count = 5  # about 50 ms of a core for both series
+    season_s: Positive = DAY_S  # shorter for compressed traces
     series: SeriesParams = field(default_factory=SeriesParams)
 
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from glowplug.domain.bounds import Count
 from glowplug.domain.snapshot import Forecast
 from glowplug.domain.units import DAY_S
 from glowplug.fleet.forecasts import Reading
@@ -32,7 +33,7 @@ from glowplug.policies.prediction.port import NOTHING, WindowTotals, forecast_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CspParams:
-    num_errors: int = 10  # N
+    num_errors: Count = 10  # N
     literal_weights: bool = False  # Eq. 3 as printed
 
 

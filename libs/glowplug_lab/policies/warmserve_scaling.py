@@ -21,6 +21,7 @@ Departures:
 import math
 from dataclasses import dataclass, field
 
+from glowplug.domain.bounds import Positive
 from glowplug.domain.phrasing import counted, doing
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import ScalingView, settle
@@ -28,11 +29,11 @@ from glowplug.policies.scaling.port import ScalingView, settle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmserveParams:
-    up_ratio: float = 0.8
-    down_ratio: float = 0.5
-    average_s: float = 5.0
-    every_s: float = 0.5
-    protect_s: float = 5.0  # age below which an instance protects all
+    up_ratio: Positive = 0.8
+    down_ratio: Positive = 0.5
+    average_s: Positive = 5.0
+    every_s: Positive = 0.5
+    protect_s: Positive = 5.0  # age below which an instance protects all
     take_back: bool = True  # False: never, as in the paper
 
 

@@ -7,7 +7,7 @@ and the engine start stages of `StartSeconds`.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Annotated, Final
 
 from glowplug.controllers.agent.messages import AgentParams
 from glowplug.controllers.autoscaler.params import AutoscalerParams
@@ -15,7 +15,7 @@ from glowplug.controllers.placer.controller import PlacerParams
 from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.access import Tenant
-from glowplug.domain.bounds import OutOfBounds, check_bounds
+from glowplug.domain.bounds import Bounded, Bounds, Count, OutOfBounds, Positive, check_bounds
 from glowplug.domain.model import Model
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug_lab.simulator.costs import StepCosts
@@ -26,11 +26,14 @@ MAX_GPUS: Final = 100_000
 FAULTS: Final = ("death", "consolidation", "hang")
 ABILITIES: Final = frozenset({"adapters", "prewarm", "share", "stages", "swap"})
 SHARE_WHEN_ASKED: Final = frozenset({"vllm"})  # "share" only for weights_shared models
-QUIET_AGENT: Final = AgentParams(beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf)
+QUIET_AGENT: Final = AgentParams(
+    beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf, drain_quiet_s=0.3, stop_grace_s=5.0
+)
+PLACER: Final = PlacerParams(settle_s=0.0, sleeper_patience=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartSeconds:
+class StartSeconds(Bounded):
     """Times of an engine's start, sleep and growth besides moving weights. `launch_s`: process and context (container
     and CUDA context in HydraServe); `warmup_s`: graphs and first token.
 
@@ -45,43 +48,39 @@ class StartSeconds:
     first_s: float = 0.0  # of the first prefill, with cold caches
     stop_s: float = 0.1
     overlap: bool = True
-    chunk_bytes: int = 16_000_000
+    chunk_bytes: Count = 16_000_000
     load_bytes_per_s: float = math.inf  # over all GPUs; inf: bounded by lanes
     replica_s: float = 0.0  # placed in a pooled process (WarmServe section 6)
     activate_s: float = 0.0  # replica to engine
     page_map_s: float = 0.0  # per KV page: 1.5e-6, or 193e-6 when created
-    page_bytes: int = 2_097_152
+    page_bytes: Count = 2_097_152
     stream_layers: bool = True  # first prefill before the last layers (WarmServe section 4)
-    num_layers: int = 32
+    num_layers: Count = 32
     sleep_s: float = 0.1
     swap_base_s: float = 5.3
-    swap_bytes_per_s: float = 13.5e9
+    swap_bytes_per_s: Positive = 13.5e9
     swap_resident: bool = False  # swap in all resident bytes
     hop_s: float = 0.001  # between pipeline stages (t_n)
-
-    def __post_init__(self) -> None:
-        check_bounds(self, above_0=("chunk_bytes", "page_bytes", "num_layers", "swap_bytes_per_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSetup:
     name: str = "server"
-    num_servers: int = 1
-    num_gpus: int = 8
-    gpu_bytes: int = 80 * GB
+    num_servers: Count = 1
+    num_gpus: Count = 8
+    gpu_bytes: Count = 80 * GB
     gpu_kind: str = "h800"  # key of `StepCosts`
-    network_bytes_per_s: float = 2e9
-    pcie_bytes_per_s: float = 32e9
+    network_bytes_per_s: Positive = 2e9
+    pcie_bytes_per_s: Positive = 32e9
     host_cache_bytes: int = 1024 * GB
     disk_cache_bytes: int = 0  # for copies of weights; 0: none
-    disk_bytes_per_s: float = 2e9  # shared by reads and writes
+    disk_bytes_per_s: Positive = 2e9  # shared by reads and writes
     weights_in_host: bool = False  # from the start
     abilities: frozenset[str] = frozenset()  # from ABILITIES; "vllm:swap": for that engine
     start_cores: float = 0.0  # concurrent starts without slowdown; 0: unlimited
 
     def __post_init__(self) -> None:
-        rates = ("network_bytes_per_s", "pcie_bytes_per_s", "disk_bytes_per_s")
-        check_bounds(self, above_0=("num_servers", "num_gpus", "gpu_bytes", *rates))
+        check_bounds(self)
         if self.num_servers * self.num_gpus > MAX_GPUS:
             raise OutOfBounds("num_gpus", f"{self.num_servers} x {self.num_gpus} GPUs are more than {MAX_GPUS}")
         if unknown := {one for one in self.abilities if one.rpartition(":")[2] not in ABILITIES}:
@@ -130,25 +129,25 @@ class PolicyNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Params:
+class Params(Bounded):
     """Agents check no health and report only changes by default; breaking nodes need `watchful`."""
 
-    router: RouterParams = field(default_factory=RouterParams)
+    router: RouterParams = field(default_factory=lambda: RouterParams(move_within_s=0.0))
     autoscaler: AutoscalerParams = field(default_factory=lambda: AutoscalerParams(rest_s=30.0))
-    placer: PlacerParams = field(default_factory=lambda: PlacerParams(settle_s=0.0, node_lease_s=math.inf))
+    placer: PlacerParams = field(default_factory=lambda: replace(PLACER, node_lease_s=math.inf))
     predictor: PredictorParams = field(default_factory=PredictorParams)
     agent: AgentParams = field(default_factory=lambda: QUIET_AGENT)
-    router_tick_s: float = 0.25
-    load_every_s: float = 0.5  # longest gap between load reports
-    load_soonest_s: float = 0.2  # shortest gap
-    tick_s: float = 0.5
-    agent_tick_s: float = 0.5
-    idle_tick_s: float = 30.0  # of an idle node
+    router_tick_s: Positive = 0.25
+    load_every_s: Positive = 0.5  # longest gap between load reports
+    load_soonest_s: Positive = 0.2  # shortest gap
+    tick_s: Positive = 0.5
+    agent_tick_s: Positive = 0.5
+    idle_tick_s: Positive = 30.0  # of an idle node
     resync_s: float = math.inf  # rereading tables; calm delivery needs none
     heal_s: float = math.inf  # before a prefetcher helps after a lost command
     bus_s: float = 0.001  # publish to handler
     network_s: float = 0.0005  # router to engine, one way
-    load_slowdown: float = 1.02  # during a background load
+    load_slowdown: Annotated[float, Bounds(least=1)] = 1.02  # during a background load
     share_compute: bool = True  # busy engines share a GPU's time evenly
     reserve_compute: bool = True  # a low-memory stage has 1/s of its GPU (HydraServe Eq. 2), or shares it
     exact_lengths: bool = False  # known to routers
@@ -157,15 +156,11 @@ class Params:
     block_tokens: int = 0  # per block of the prefix cache; 0: none
     stepping: bool = False  # visit every step (slow; same results)
 
-    def __post_init__(self) -> None:
-        periods = ("router_tick_s", "load_every_s", "load_soonest_s", "tick_s", "agent_tick_s", "idle_tick_s")
-        check_bounds(self, above_0=periods, load_slowdown=1)
-
 
 def watchful() -> Params:
     """Nodes send heartbeats and are given up when their lease ends."""
     return Params(
-        placer=PlacerParams(settle_s=0.0),
+        placer=PLACER,
         agent=replace(QUIET_AGENT, beat_s=AgentParams().beat_s),
         idle_tick_s=AgentParams().beat_s,
     )

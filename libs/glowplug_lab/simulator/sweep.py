@@ -7,7 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from glowplug_lab.simulator.scenario.errors import ScenarioError, known
+from glowplug.domain.reading import known
+from glowplug_lab.simulator.scenario.errors import ScenarioError
 from glowplug_lab.simulator.scenario.tree import Tree, override
 from glowplug_lab.simulator.setup import MAX_GPUS, Setup
 

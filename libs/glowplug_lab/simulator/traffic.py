@@ -99,7 +99,7 @@ class Traffic:
         request = self._open.get(ticket)
         if request is not None:
             self._lose(request, "client_left")
-            self._control.give("router", rw.ClientLeft(ticket))
+            self._control.give("router", rw.RequestEnded(ticket))
             self._control.load_changed(request.arrival.model)
 
     def restarted(self, name: str) -> None:
@@ -131,7 +131,7 @@ class Traffic:
         if isinstance(effect, rw.Dispatch):
             self._dispatch(effect)
         elif isinstance(effect, rw.Reject):
-            self._ended(self._open.pop(effect.ticket), effect.code, effect.status)
+            self._ended(self._open.pop(effect.ticket), effect.error.code, effect.error.status)
         elif isinstance(effect, rw.Recall) and effect.gives_way:
             self._run.kernel.after(0.0, self._give_way, self._open[effect.ticket], effect.reason)
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from glowplug_vllm import __version__, process, rundir
+from glowplug_vllm import __version__, process, rendezvous
 from glowplug_vllm.parked import protocol
 from glowplug_vllm.parked.protocol import BadQuestion, Question
 
@@ -201,7 +201,7 @@ class Zygote:
             self._say(exited=pid, code=code)
             if run_dir is not None:
                 with suppress(OSError):  # the directory may be gone with its instance
-                    rundir.write(run_dir, rundir.EXIT, {"pid": pid, "code": code, "at": time.time()})
+                    rendezvous.write(run_dir, rendezvous.EXIT, {"pid": pid, "code": code, "at": time.time()})
 
     def _close(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)

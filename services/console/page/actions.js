@@ -3,6 +3,7 @@
 import { confirmed, errorText, note, send, settle } from "/page/asking.js";
 import { h } from "/page/dom.js";
 import { whyNot } from "/page/session.js";
+import { isDrained } from "/page/values.js";
 
 // `word` is on the button, `done` in the note. `ask` is the question before it, for what ends or keeps away work.
 export const MODEL_VERBS = {
@@ -44,7 +45,7 @@ export function modelActions(model, verbs = Object.keys(MODEL_VERBS)) {
 
 /** Drain or undrain for one node: `nodeActions(row)` is an element to place beside the node's name. */
 export function nodeActions(node) {
-  return toolbar(`nodes/${node.node_id}`, node.node_id, NODE_VERBS, [node.draining ? "undrain" : "drain"], node);
+  return toolbar(`nodes/${node.node_id}`, node.node_id, NODE_VERBS, [isDrained(node) ? "undrain" : "drain"], node);
 }
 
 function fits(model, verb) {

@@ -7,10 +7,11 @@ import { kindOf, subjectOf } from "/page/decisions.js";
 import { eventLine } from "/page/event.js";
 import { bytes, clock, count, day, rate, seconds, stateWord } from "/page/format.js";
 import { logsAddress } from "/page/logs.js";
-import { live } from "/page/live.js";
+import { joined, live } from "/page/live.js";
 import { phaseBars } from "/page/phases.js";
 import { newest, whyNot } from "/page/polled.js";
 import { gapWords } from "/page/predicted.js";
+import { phasesOf, secondsOf } from "/page/values.js";
 
 export function decisionView(id) {
   const element = h("div", { class: "decision-view" }, h("p", { class: "note" }, "Reading…"));
@@ -53,7 +54,7 @@ export function decisionView(id) {
 }
 
 function parts(page) {
-  const { line, record } = page;
+  const record = joined(page.decision);
   const facts = [
     ["When", h("time", { datetime: new Date(record.made_at * 1000).toISOString(), title: day(record.made_at) }, clock(record.made_at, true))],
     ["Rule", record.policy],
@@ -63,13 +64,13 @@ function parts(page) {
     (record.gpu_id || record.node_id) && ["Where", record.gpu_id || record.node_id],
     record.chosen && ["Chosen", h("code", null, record.chosen)],
     record.request_id && ["For request", h("a", { href: `#/request/${encodeURIComponent(record.request_id)}` }, h("code", null, record.request_id))],
-    line.trace_id && ["Trace", h("a", { href: `#/trace/${line.trace_id}` }, h("code", null, line.trace_id.slice(0, 12)))],
+    record.trace_id && ["Trace", h("a", { href: `#/trace/${record.trace_id}` }, h("code", null, record.trace_id.slice(0, 12)))],
     ["Decision", h("code", null, record.decision_id)],
     ["Log", h("a", { href: logsAddress(record.decision_id, record.instance_id, record.request_id) }, "lines about it")],
   ];
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/decisions" }, "Decisions")),
-    h("h1", null, h("span", { class: `kind ${record.kind}` }, kindOf(line)), ` ${subjectOf(line)}`, emulated(line.emulated)),
+    h("h1", null, h("span", { class: `kind ${record.kind}` }, kindOf(record)), ` ${subjectOf(record)}`, emulated(record.emulated)),
     h("p", { class: "because" }, record.reason),
     h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
     h(
@@ -77,10 +78,10 @@ function parts(page) {
       { class: "decision-grid" },
       panel("What it looked at", "decision-inputs", inputs(record.inputs)),
       panel("Options weighed", "decision-rivals", rivals(record)),
-      panel("What led to it", "decision-causes", causes(page)),
+      panel("What led to it", "decision-causes", causes(page, record)),
       panel("What came of it", "decision-outcome", ...outcome(page)),
     ),
-    panel("What belongs to it", "decision-related", related(page.related, record.decision_id)),
+    panel("What belongs to it", "decision-related", related(page.related.map(joined))),
     commandLine(page.command).element,
   ];
 }
@@ -128,13 +129,13 @@ function score(rival) {
   return `${Number(rival.score.toPrecision(4))} ${rival.unit ?? ""}`;
 }
 
-function causes(page) {
-  const first = page.chain.at(-1);
-  const request = first?.type === "request.waiting" ? first.entity_id : page.record.request_id;
+function causes(page, record) {
+  const first = page.chain.at(-1)?.seen;
+  const request = first?.kind === "request.waiting" ? first.entity_id : record.request_id;
   const lines = page.chain.map((row) => h("li", null, eventLine(row)));
   if (request) lines.push(h("li", null, h("a", { href: `#/request/${encodeURIComponent(request)}` }, "a request that waits"), h("small", { class: "id" }, request)));
   else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is kept no more"));
-  if (!lines.length) return empty(page.record.policy === "operator" ? "A person asked for it." : "Time: the rule looks at the fleet again and again.");
+  if (!lines.length) return empty(record.policy === "operator" ? "A person asked for it." : "Time: the rule looks at the fleet again and again.");
   return h("ol", { class: "causes" }, lines);
 }
 
@@ -147,16 +148,19 @@ function outcome(page) {
   return found.length ? found : [empty("Nothing is known of it (yet).")];
 }
 
-function outcomeOf(known) {
-  const whole = Math.max(known.start_s, ...known.phases.map((phase) => phase.offset_s + Math.max(phase.duration_s, 0)), 0);
-  const over = known.phases.filter((phase) => phase.duration_s >= 0);
+function outcomeOf(start) {
+  const known = start.instance;
+  const phases = phasesOf(start);
+  const took_s = known.ready_at ? secondsOf(start) : 0;
+  const whole = Math.max(took_s, ...phases.map((phase) => phase.offset_s + Math.max(phase.duration_s, 0)), 0);
+  const over = phases.filter((phase) => phase.duration_s >= 0);
   return [
     h(
       "p",
       { class: `state ${known.state}` },
       h("i", { class: "dot", "aria-hidden": "true" }),
       h("b", null, stateWord(known.state)),
-      known.start_s ? (known.state === "ready" ? ` after ${seconds(known.start_s)}` : `, was ready after ${seconds(known.start_s)}`) : "",
+      took_s ? (known.state === "ready" ? ` after ${seconds(took_s)}` : `, was ready after ${seconds(took_s)}`) : "",
       known.reason ? h("small", null, ` ${known.reason}`) : null,
       emulated(known.emulated),
     ),

@@ -3,7 +3,7 @@
 import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
 import { asked, decisionAddress, modelAddress, remember } from "/page/address.js";
 import { clock, count, day } from "/page/format.js";
-import { live } from "/page/live.js";
+import { joined, live } from "/page/live.js";
 import { newest, whyNot } from "/page/polled.js";
 
 const COLUMNS = ["Time", "Decision", "About", "Why", "Rule", "Where", "Trace"];
@@ -46,7 +46,7 @@ export function decisionsView() {
   };
   const show = (page) => {
     const nothing = page.num_kept ? "No decision matches." : "Nothing has been decided yet. A request for a sleeping model makes the first decision.";
-    const rows = page.decisions.length ? page.decisions : [{ nothing }];
+    const rows = page.decisions.length ? page.decisions.map(joined) : [{ nothing }];
     keyed(body, rows, (row) => row.decision_id ?? "", decisionRow, (row) => nameOf(row.model_key));
     const more = page.num_matching - page.decisions.length;
     say(tally, `${count(page.num_matching, "decision")} of ${page.num_kept} kept${more > 0 ? `, ${more} older not shown` : ""}`);
@@ -125,7 +125,7 @@ export function decisionRow(row) {
     ),
     h("td", { class: "wrap" }, row.reason),
     h("td", null, row.policy, h("small", null, ` ${row.service}`)),
-    h("td", null, row.gpu_id || row.node_id || "–", row.num_rivals > 1 ? badge(`of ${row.num_rivals}`, "quiet", `${row.num_rivals} options were weighed`) : null),
+    h("td", null, row.gpu_id || row.node_id || "–", row.rivals.length > 1 ? badge(`of ${row.rivals.length}`, "quiet", `${row.rivals.length} options were weighed`) : null),
     h("td", null, row.trace_id ? h("a", { class: "id", href: `#/trace/${row.trace_id}`, "data-focus": "trace" }, "trace") : h("span", { class: "zero" }, "–")),
   );
 }

@@ -14,9 +14,9 @@ export function eventLine(row) {
     "span",
     { class: "event-line" },
     h("span", { class: "num" }, clock(row.occurred_at, true)),
-    badge(PLANES[row.plane], `plane ${row.plane}`),
-    h("a", { href: eventAddress(row.event_id), "data-focus": row.event_id }, row.type),
-    h("small", null, row.issuer),
+    badge(PLANES[row.seen.plane], `plane ${row.seen.plane}`),
+    h("a", { href: eventAddress(row.event_id), "data-focus": row.event_id }, row.seen.kind),
+    h("small", null, row.seen.issuer),
     emulated(row.emulated),
   );
 }
@@ -44,19 +44,20 @@ export async function detail(id, level = "h1") {
 
 function parts(page, level) {
   const { row, event } = page;
+  const { seen } = row;
   const below = level === "h1" ? "h2" : "h3";
-  const decision = row.type === "decision.made" ? event.data.decision.decision_id : event.data.decision_id;
+  const decision = seen.kind === "decision.made" ? event.data.decision.decision_id : event.data.decision_id;
   const facts = [
     ["When", h("time", { datetime: new Date(row.occurred_at * 1000).toISOString(), title: day(row.occurred_at) }, clock(row.occurred_at, true))],
-    ["Written by", row.issuer],
-    row.model_key && ["Model", h("a", { href: modelAddress(row.model_key) }, live.model(row.model_key)?.name ?? row.model_key)],
-    row.node_id && ["Node", row.node_id],
+    ["Written by", seen.issuer],
+    seen.model_key && ["Model", h("a", { href: modelAddress(seen.model_key) }, live.model(seen.model_key)?.name ?? seen.model_key)],
+    seen.node_id && ["Node", seen.node_id],
     decision && ["Decision", h("a", { href: decisionAddress(decision) }, h("code", null, decision))],
     row.trace_id && ["Trace", h("a", { href: `#/trace/${row.trace_id}` }, h("code", null, row.trace_id.slice(0, 12)))],
     ["Event", h("code", null, row.event_id)],
   ];
   return [
-    h(level, null, row.type, badge(PLANES[row.plane], `plane ${row.plane}`), emulated(row.emulated)),
+    h(level, null, seen.kind, badge(PLANES[seen.plane], `plane ${seen.plane}`), emulated(row.emulated)),
     h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
     h(below, { class: "subhead" }, "Caused by"),
     causes(page),
@@ -69,9 +70,9 @@ function parts(page, level) {
 }
 
 function causes(page) {
-  const first = page.chain.at(-1) ?? page.row;
+  const first = (page.chain.at(-1) ?? page.row).seen;
   const lines = page.chain.map((row) => h("li", null, eventLine(row)));
-  if (first.type === "request.waiting") lines.push(h("li", null, h("a", { href: `#/request/${encodeURIComponent(first.entity_id)}` }, "a request that waits"), h("small", { class: "id" }, first.entity_id)));
+  if (first.kind === "request.waiting") lines.push(h("li", null, h("a", { href: `#/request/${encodeURIComponent(first.entity_id)}` }, "a request that waits"), h("small", { class: "id" }, first.entity_id)));
   else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is kept no more"));
   return lines.length ? h("ol", { class: "causes" }, lines) : empty("Nothing else: time passed, a person asked, or it speaks for itself.");
 }

@@ -244,14 +244,15 @@ function focusOn(list, element) {
 }
 
 function eventRow(row) {
-  const isEmulated = row.emulated || live.model(row.model_key)?.emulated;
+  const { plane, kind, issuer, model_key } = row.seen;
+  const isEmulated = row.emulated || live.model(model_key)?.emulated;
   return h(
     "li",
-    { class: `event-row ${row.plane}`, "data-id": row.event_id, tabindex: "-1", "aria-label": `${clock(row.occurred_at, true)} ${row.type} by ${row.issuer} ${row.words}${isEmulated ? ", emulated" : ""}` },
+    { class: `event-row ${plane}`, "data-id": row.event_id, tabindex: "-1", "aria-label": `${clock(row.occurred_at, true)} ${kind} by ${issuer} ${row.words}${isEmulated ? ", emulated" : ""}` },
     h("span", { class: "num" }, clock(row.occurred_at, true)),
-    badge(PLANES[row.plane], `plane ${row.plane}`),
-    h("b", null, row.type),
-    h("span", { class: "by" }, row.issuer),
+    badge(PLANES[plane], `plane ${plane}`),
+    h("b", null, kind),
+    h("span", { class: "by" }, issuer),
     h("span", { class: "words" }, row.words),
     emulated(isEmulated),
     row.trace_id ? h("a", { href: `#/trace/${row.trace_id}`, tabindex: "-1" }, "trace") : null,

@@ -4,6 +4,7 @@
 import { h, kept } from "/page/dom.js";
 import { bytes } from "/page/format.js";
 import { stateOf } from "/page/fleet-nodes.js";
+import { bytesInFlight, usedBytes } from "/page/values.js";
 
 const FEW = 12; // nodes that need no map
 
@@ -24,15 +25,15 @@ function tile(first) {
   let shown = "";
   const update = (node) => {
     let total = 0;
-    let free = 0;
+    let used = 0;
     for (const gpu of node.gpus) {
       total += gpu.total_bytes;
-      free += gpu.free_bytes;
+      used += usedBytes(gpu);
     }
-    const share = total ? Math.round((100 * (total - free)) / total) : 0;
+    const share = total ? Math.round((100 * used) / total) : 0;
     const state = stateOf(node);
-    const busy = node.fetches.length || node.bytes_in_flight ? "busy" : "";
-    const title = `${node.node_id}, ${state}, ${bytes(total - free)} of ${bytes(total)} used${busy ? ", weights arriving" : ""}`;
+    const busy = node.fetches.length || bytesInFlight(node) ? "busy" : "";
+    const title = `${node.node_id}, ${state}, ${bytes(used)} of ${bytes(total)} used${busy ? ", weights arriving" : ""}`;
     if (title === shown) return;
     shown = title;
     element.className = `tile ${state} ${busy}`;

@@ -6,6 +6,7 @@ import { hues } from "/page/colours.js";
 import { h, keyed, kept, emulated } from "/page/dom.js";
 import { bytes, clock, rate, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
+import { bytesOf, holdersOn, isDrained, nodeOf, slicesOf, usedBytes } from "/page/values.js";
 
 const OWNER_WORDS = { weights: "weights", kv: "KV cache", prewarm: "prewarmed", reservation: "reserved", sleeper: "kept by sleepers", shared: "weights that all of these read" };
 export const KIND_WORDS = { host: "host memory", cuda: "CUDA", emulated: "emulated" };
@@ -13,8 +14,8 @@ const HOLDERS_SHOWN = 8;
 const AHEAD = "400px"; // how far outside the window a card is drawn
 
 export function stateOf(node) {
-  if (!node.is_alive) return "silent";
-  return node.draining ? "draining" : "ready";
+  if (node.lost_since) return "silent";
+  return isDrained(node) ? "draining" : "ready";
 }
 
 export function nameOf(key) {
@@ -26,6 +27,7 @@ export class NodeGrid {
     this.element = h("div", { class: "nodes" });
     this.cards = new Map();
     this.here = new Map(); // node id -> its instances
+    this.known = new Set(); // ids of instances, as the GPUs were last drawn
     this.hue = new Map();
     this.seer = new IntersectionObserver((entries) => {
       for (const entry of entries) this.cards.get(entry.target.dataset.node)?.see(entry.isIntersecting);
@@ -40,9 +42,9 @@ export class NodeGrid {
   index() {
     this.here = new Map();
     for (const instance of live.instances.values()) {
-      const list = this.here.get(instance.node_id);
+      const list = this.here.get(nodeOf(instance));
       if (list) list.push(instance);
-      else this.here.set(instance.node_id, [instance]);
+      else this.here.set(nodeOf(instance), [instance]);
     }
   }
 
@@ -60,9 +62,15 @@ export class NodeGrid {
     return { element: card.element, update: (row) => card.update(row) };
   }
 
-  /** These instances changed or went: the cards of their nodes list them anew. */
+  /** These instances changed: the cards of their nodes list them anew, and where one came or went, whose its bytes are. */
   touch(instanceIds) {
-    for (const card of this.cards.values()) if (card.isSeen && card.lists(instanceIds)) card.list();
+    const moved = new Set([...instanceIds].filter((id) => this.known.has(id) !== live.instances.has(id)));
+    for (const card of this.cards.values()) {
+      if (!card.isSeen) continue;
+      if (moved.size && card.holds(moved)) card.drawGpus();
+      if (card.holds(instanceIds) || card.runs(instanceIds)) card.list();
+    }
+    this.known = new Set(live.instances.keys());
   }
 
   /** Forget the cards of nodes that are no more. */
@@ -110,10 +118,14 @@ class NodeCard {
     else if (this.isStale) this.draw();
   }
 
-  /** Of these instances, does one run here, or did one when the card was last drawn? */
-  lists(instanceIds) {
-    const here = this.grid.here.get(this.node.node_id) ?? [];
-    return here.some((instance) => instanceIds.has(instance.instance_id)) || this.node.gpus.some((gpu) => gpu.grants.some((grant) => instanceIds.has(grant.holder)));
+  /** Does one of these instances run here? */
+  runs(instanceIds) {
+    return (this.grid.here.get(this.node.node_id) ?? []).some((instance) => instanceIds.has(instance.instance_id));
+  }
+
+  /** Does one of them hold memory here? One that is gone may, until its node says otherwise. */
+  holds(instanceIds) {
+    return this.node.gpus.some((gpu) => holdersOn(gpu).some((holder) => instanceIds.has(holder)));
   }
 
   update(node) {
@@ -128,12 +140,17 @@ class NodeCard {
     const { node, grid } = this;
     this.isStale = false;
     const colour = (key) => grid.hue.get(key) ?? -1;
-    const look = (gpu) => gpu.grants.map((grant) => `${colour(grant.model_key)} ${nameOf(grant.model_key)}`).join();
-    keyed(this.gpus, node.gpus, (gpu) => gpu.gpu_id, (gpu) => gpuBar(gpu, colour), look);
+    this.drawGpus();
     this.list();
     keyed(this.links, node.links.map((link) => ({ ...link, measured: node.fetches.reduce((all, fetch) => all + fetch.bytes_per_s, 0) })), (link) => link.link_id, linkLine);
-    kept(this.fetches, node.fetches, (fetch) => fetch.digest, (fetch) => new FetchLine(fetch, colour), true);
+    kept(this.fetches, node.fetches, (fetch) => fetch.report.digest, (fetch) => new FetchLine(fetch, colour), true);
     keyed(this.cache, cacheOf(node), () => "cache", (cache) => cacheLine(cache, colour));
+  }
+
+  drawGpus() {
+    const colour = (key) => this.grid.hue.get(key) ?? -1;
+    const look = (gpu) => slicesOf(gpu).map((slice) => `${colour(slice.model_key)} ${nameOf(slice.model_key)}`).join();
+    keyed(this.gpus, this.node.gpus, (gpu) => gpu.gpu_id, (gpu) => gpuBar(gpu, colour), look);
   }
 
   /** What runs here. An emulated node carries the mark itself, so its instances need not repeat it. */
@@ -150,11 +167,11 @@ function isEmulated(node) {
 
 function headOf(node) {
   const kinds = [...new Set(node.gpus.map((gpu) => gpu.kind))];
-  const { node_id, is_alive, lost_since, draining, cordoned, engines } = node;
+  const { node_id, lost_since, draining, cordoned, engines } = node;
   const used = new Set(live.models.map((model) => model.engine));
   const inUse = engines.filter((engine) => used.has(engine));
   const others = engines.filter((engine) => !used.has(engine));
-  return { node_id, is_alive, lost_since, draining, cordoned, inUse, others, kinds, numGpus: node.gpus.length, isEmulated: isEmulated(node) };
+  return { node_id, lost_since, draining, cordoned, inUse, others, kinds, numGpus: node.gpus.length, isEmulated: isEmulated(node) };
 }
 
 function headElement(head) {
@@ -168,44 +185,45 @@ function headElement(head) {
     h("span", { class: `node-state ${state}` }, h("i", { class: "dot", "aria-hidden": "true" }), words[state]),
     head.isEmulated ? [h("small", null, `${head.numGpus} GPU${head.numGpus === 1 ? "" : "s"}`), emulated(true)] : h("small", null, what),
     h("small", { class: "engines", title: head.others.length ? `It can start ${head.others.join(", ")} too, which no model uses` : null }, head.inUse.join(", ") || "no model's engine"),
-    head.is_alive || head.cordoned ? nodeActions(head) : null,
+    !head.lost_since || head.cordoned ? nodeActions(head) : null,
   );
 }
 
 // ---- GPUs
 
 function gpuBar(gpu, colour) {
-  const used = gpu.total_bytes - gpu.free_bytes;
+  const used = usedBytes(gpu);
+  const slices = slicesOf(gpu);
   const name = gpu.gpu_id.slice(gpu.gpu_id.lastIndexOf("/") + 1);
-  const words = gpu.grants.map((grant) => `${nameOf(grant.model_key) || grant.holder}: ${OWNER_WORDS[grant.owner] ?? grant.owner} ${bytes(grant.num_bytes)}`);
+  const words = slices.map((slice) => `${nameOf(slice.model_key) || slice.holder}: ${OWNER_WORDS[slice.owner] ?? slice.owner} ${bytes(slice.num_bytes)}`);
   const label = `GPU ${name}, ${KIND_WORDS[gpu.kind] ?? gpu.kind}, ${bytes(used)} of ${bytes(gpu.total_bytes)} used. ${words.join("; ")}`;
   return h(
     "a",
     { class: "gpu", href: gpuAddress(gpu.gpu_id), "data-focus": gpu.gpu_id },
     h("span", { class: "gpu-name", "aria-hidden": "true" }, name),
-    h("div", { class: "bar", role: "img", "aria-label": label }, gpu.grants.map((grant) => grantSlice(grant, gpu.total_bytes, colour))),
+    h("div", { class: "bar", role: "img", "aria-label": label }, slices.map((slice) => sliceBar(slice, gpu.total_bytes, colour))),
     h("span", { class: used ? "num" : "num zero", "aria-hidden": "true" }, bytes(used), h("small", null, ` / ${bytes(gpu.total_bytes)}`)),
   );
 }
 
-function grantSlice(grant, total, colour) {
-  const hue = colour(grant.model_key);
-  const width = `${(100 * grant.num_bytes) / Math.max(total, 1)}%`;
-  const title = `${nameOf(grant.model_key) || grant.holder} · ${OWNER_WORDS[grant.owner] ?? grant.owner} · ${bytes(grant.num_bytes)} · ${grant.holder}${grant.emulated ? " · emulated" : ""}`;
-  return h("i", { class: `grant ${grant.owner} ${hue < 0 ? "" : "owned"}`, title, style: { width, "--h": String(Math.max(hue, 0)) } });
+function sliceBar(slice, total, colour) {
+  const hue = colour(slice.model_key);
+  const width = `${(100 * slice.num_bytes) / Math.max(total, 1)}%`;
+  const title = `${nameOf(slice.model_key) || slice.holder} · ${OWNER_WORDS[slice.owner] ?? slice.owner} · ${bytes(slice.num_bytes)} · ${slice.holder}${slice.emulated ? " · emulated" : ""}`;
+  return h("i", { class: `grant ${slice.owner} ${hue < 0 ? "" : "owned"}`, title, style: { width, "--h": String(Math.max(hue, 0)) } });
 }
 
 /** A line per instance on the node: those the agent reports, and holders of bytes nobody reports any more. */
 function holdersOf(node, instances, marks) {
   const lines = new Map();
   for (const i of instances) {
-    lines.set(i.instance_id, { id: i.instance_id, key: i.model_key, name: nameOf(i.model_key), state: i.state, load: i.num_in_flight, most: i.max_concurrency, emulated: marks && i.emulated, num_bytes: i.num_bytes });
+    lines.set(i.instance_id, { id: i.instance_id, key: i.model_key, name: nameOf(i.model_key), state: i.state, load: i.num_in_flight, most: i.max_concurrency, emulated: marks && i.emulated, num_bytes: bytesOf(i) });
   }
   for (const gpu of node.gpus) {
-    for (const grant of gpu.grants) {
-      if (lines.has(grant.holder) || grant.owner === "shared") continue;
-      const line = { id: grant.holder, key: grant.model_key, name: nameOf(grant.model_key) || grant.holder, state: OWNER_WORDS[grant.owner] ?? grant.owner, emulated: marks && grant.emulated, num_bytes: grant.num_bytes };
-      lines.set(grant.holder, line);
+    for (const slice of slicesOf(gpu)) {
+      if (lines.has(slice.holder) || slice.owner === "shared") continue;
+      const line = { id: slice.holder, key: slice.model_key, name: nameOf(slice.model_key) || slice.holder, state: OWNER_WORDS[slice.owner] ?? slice.owner, emulated: marks && slice.emulated, num_bytes: slice.num_bytes };
+      lines.set(slice.holder, line);
     }
   }
   const all = [...lines.values()].sort((a, b) => a.name.localeCompare(b.name) || (a.id < b.id ? -1 : 1));
@@ -247,22 +265,22 @@ function linkLine(link) {
 
 /** One fetch: the bar grows in place. */
 export class FetchLine {
-  constructor(fetch, colour, node = "") {
-    this.fill = h("i", { style: { "--h": String(Math.max(colour(fetch.model_key), 0)) } });
+  constructor({ report }, colour, node = "") {
+    this.fill = h("i", { style: { "--h": String(Math.max(colour(report.model_key), 0)) } });
     this.words = h("small");
     this.element = h(
       "li",
       { class: "fetch" },
-      h("a", { href: modelAddress(fetch.model_key) }, nameOf(fetch.model_key)),
+      h("a", { href: modelAddress(report.model_key) }, nameOf(report.model_key)),
       node ? h("small", null, `→ ${node}`) : null,
       h("span", { class: "thin", "aria-hidden": "true" }, this.fill),
       this.words,
     );
   }
 
-  update = (fetch) => {
-    this.fill.style.width = `${(100 * fetch.num_bytes_done) / Math.max(fetch.num_bytes, 1)}%`;
-    this.words.textContent = `${bytes(fetch.num_bytes_done)} of ${bytes(fetch.num_bytes)}${fetch.bytes_per_s ? ` · ${rate(fetch.bytes_per_s)}` : ""}`;
+  update = ({ report, bytes_per_s }) => {
+    this.fill.style.width = `${(100 * report.num_bytes_done) / Math.max(report.num_bytes, 1)}%`;
+    this.words.textContent = `${bytes(report.num_bytes_done)} of ${bytes(report.num_bytes)}${bytes_per_s ? ` · ${rate(bytes_per_s)}` : ""}`;
   };
 }
 

@@ -45,7 +45,7 @@ export function motionLine(model) {
 export function arriving() {
   const found = [];
   for (const node of live.nodes) {
-    for (const fetch of node.fetches) found.push({ ...fetch, node_id: node.node_id, key: `${node.node_id} ${fetch.digest}` });
+    for (const { report, bytes_per_s } of node.fetches) found.push({ ...report, bytes_per_s, key: `${node.node_id} ${report.digest}` });
   }
   return found.sort((a, b) => b.bytes_per_s - a.bytes_per_s || (a.key < b.key ? -1 : 1));
 }

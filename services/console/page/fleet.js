@@ -6,6 +6,7 @@ import { live } from "/page/live.js";
 import { NodeMap } from "/page/fleet-map.js";
 import { NodeGrid, stateOf } from "/page/fleet-nodes.js";
 import { arriving, decisionLine, inMotion, motionLine, transferLine } from "/page/fleet-side.js";
+import { bytesInFlight, slicesOf, usedBytes } from "/page/values.js";
 
 const MOTION_LINES = 12;
 const TRANSFER_LINES = 8;
@@ -100,11 +101,11 @@ function orNothing(rows, text) {
 }
 
 function fits(node, text, state) {
-  if (state === "arriving" ? !(node.fetches.length || node.bytes_in_flight) : state && stateOf(node) !== state) return false;
+  if (state === "arriving" ? !(node.fetches.length || bytesInFlight(node)) : state && stateOf(node) !== state) return false;
   if (!text) return true;
   if (node.node_id.toLowerCase().includes(text) || node.engines.some((engine) => engine.includes(text))) return true;
   const holds = (key) => key && (live.model(key)?.name ?? key).toLowerCase().includes(text);
-  return node.gpus.some((gpu) => gpu.grants.some((grant) => holds(grant.model_key)));
+  return node.gpus.some((gpu) => slicesOf(gpu).some((slice) => holds(slice.model_key)));
 }
 
 function figuresOf(models) {
@@ -116,11 +117,11 @@ function figuresOf(models) {
   let bytesPerS = 0;
   for (const node of nodes) {
     by[stateOf(node)] += 1;
-    inFlight += node.bytes_in_flight;
+    inFlight += bytesInFlight(node);
     for (const fetch of node.fetches) bytesPerS += fetch.bytes_per_s;
     for (const gpu of node.gpus) {
       total += gpu.total_bytes;
-      used += gpu.total_bytes - gpu.free_bytes;
+      used += usedBytes(gpu);
     }
   }
   const instances = {};

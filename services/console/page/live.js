@@ -11,6 +11,11 @@ const ORDERS = {
   nodes: (a, b) => compare(a.node_id, b.node_id),
 };
 
+/** A row as views read it: the value with the facts that were joined with it. */
+export function joined(row) {
+  return { ...row.value, ...row.joined };
+}
+
 function nothing() {
   return { all: false, models: new Set(), instances: new Set(), nodes: new Set(), decisions: 0 };
 }
@@ -70,11 +75,11 @@ class Live extends EventTarget {
   replace(fleet) {
     this.now = fleet.now;
     for (const [table, key] of Object.entries(TABLES)) {
-      this.tables[table] = new Map(fleet[table].map((row) => [row[key], row]));
+      this.tables[table] = new Map(fleet[table].map(joined).map((row) => [row[key], row]));
     }
     this.order = {};
     this.rows = {};
-    this.decisions = fleet.decisions;
+    this.decisions = fleet.decisions.map(joined);
     this.sources = fleet.sources;
     this.ready = true;
     this.tell("models");
@@ -89,14 +94,14 @@ class Live extends EventTarget {
     const changed = this.soon();
     for (const [table, key] of Object.entries(TABLES)) {
       const rows = this.tables[table];
-      for (const row of patch[table] ?? []) {
+      for (const row of (patch[table] ?? []).map(joined)) {
         rows.set(row[key], row);
         changed[table].add(row[key]);
       }
       for (const fields of patch.changed?.[table] ?? []) {
         const row = rows.get(fields[key]);
         if (!row) continue; // its whole row was dropped; the fleet is being read again
-        rows.set(fields[key], { ...row, ...fields });
+        rows.set(fields[key], { ...row, ...joined(fields) });
         changed[table].add(fields[key]);
       }
       for (const id of patch.removed?.[table] ?? []) {
@@ -107,7 +112,7 @@ class Live extends EventTarget {
       if (changed[table].size) delete this.rows[table];
     }
     if (patch.decisions) {
-      this.decisions = [...patch.decisions, ...this.decisions].slice(0, DECISIONS_KEPT);
+      this.decisions = [...patch.decisions.map(joined), ...this.decisions].slice(0, DECISIONS_KEPT);
       changed.decisions += patch.decisions.length;
     }
     if (patch.models) this.tell("models");

@@ -4,10 +4,11 @@ import { modelActions } from "/page/actions.js";
 import { decisionAddress } from "/page/address.js";
 import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
 import { bytes, clock, count, day, seconds, short, stateWord } from "/page/format.js";
-import { live } from "/page/live.js";
+import { joined, live } from "/page/live.js";
 import { stateOf } from "/page/models.js";
 import { PHASES, PHASE_WORDS, phaseBars, phaseList } from "/page/phases.js";
 import { whyNot } from "/page/session.js";
+import { bytesOf, failureOf, memoryBytes, nodeOf, phasesOf, placeOf, secondsOf } from "/page/values.js";
 
 const SETTLE_MS = 250;
 const INSTANCE_COLUMNS = ["Instance", "State", "Place", "Memory", "Running", "Since", "Why it is there"];
@@ -54,16 +55,17 @@ export function modelView(key) {
     if (again && !closed) soon();
   }
   const show = (detail) => {
-    document.title = `${detail.model.name} · Glowplug`;
-    say(spoken, `${detail.model.name} is ${stateWord(detail.model.state)}`);
-    keyed(head, [detail.model], () => "", headline);
-    keyed(why, [detail.why], () => "", whyLine);
-    keyed(coming, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail), () => String(detail.now));
-    keyed(instances, detail.instances.length ? detail.instances : [{ nothing: "No instance." }], (row) => row.instance_id ?? "", instanceLine);
-    const longest = Math.max(...detail.starts.map((start) => start.seconds), 0);
+    const model = joined(detail.model);
+    document.title = `${model.name} · Glowplug`;
+    say(spoken, `${model.name} is ${stateWord(model.state)}`);
+    keyed(head, [model], () => "", headline);
+    keyed(why, [{ why: detail.why, decision: detail.decision }], () => "", whyLine);
+    keyed(coming, detail.coming, (start) => start.instance.instance_id, (start) => startUnderWay(start, detail), () => String(detail.now));
+    keyed(instances, detail.instances.length ? detail.instances.map(joined) : [{ nothing: "No instance." }], (row) => row.instance_id ?? "", instanceLine);
+    const longest = Math.max(...detail.starts.map(secondsOf), 0);
     const lines = detail.starts.length ? detail.starts : [{ nothing: "No start of this model has been seen yet." }];
-    keyed(starts, lines, (row) => row.instance_id ?? "", (row) => startLine(row, longest), () => String(longest));
-    keyed(facts, [...declared(detail.declared), ...residence(key)], ([name]) => name, fact);
+    keyed(starts, lines, (start) => start.instance?.instance_id ?? "", (start) => startLine(start, longest), () => String(longest));
+    keyed(facts, [...declared(model), ...residence(key)], ([name]) => name, fact);
   };
   const missing = (text) => {
     head.replaceChildren(crumbs(), h("h1", null, "No such model"), empty(text));
@@ -109,7 +111,7 @@ function headline(model) {
         ["Waiting", String(model.num_waiting)],
         ["Running", String(model.num_in_flight)],
         ["Instances", `${model.num_ready} ready of at most ${model.max_instances}`],
-        ["Memory", bytes(model.memory_bytes)],
+        ["Memory", bytes(memoryBytes(model))],
       ].map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))),
     ),
     h(
@@ -127,10 +129,10 @@ function headline(model) {
 }
 
 /** Why it is where it is, or why it is cold. */
-function whyLine(why) {
-  const when = why.made_at ? h("time", { title: day(why.made_at) }, clock(why.made_at)) : null;
-  const more = why.decision_id ? h("a", { href: decisionAddress(why.decision_id), "data-focus": "why-now" }, "the decision") : null;
-  return h("p", { class: "because" }, `${why.reason} `, when ? h("small", null, "since ", when, " ") : null, more);
+function whyLine({ why, decision }) {
+  const when = decision ? h("time", { title: day(decision.made_at) }, clock(decision.made_at)) : null;
+  const more = decision ? h("a", { href: decisionAddress(decision.decision_id), "data-focus": "why-now" }, "the decision") : null;
+  return h("p", { class: "because" }, `${why} `, when ? h("small", null, "since ", when, " ") : null, more);
 }
 
 function instanceLine(row) {
@@ -140,44 +142,47 @@ function instanceLine(row) {
     null,
     h("th", { scope: "row", class: "id", title: row.instance_id }, short(row.instance_id), " ", emulated(row.emulated)),
     h("td", null, stateWord(row.state)),
-    h("td", null, row.gpu_id || row.node_id),
-    h("td", { class: "num" }, bytes(row.num_bytes)),
+    h("td", null, placeOf(row)),
+    h("td", { class: "num" }, bytes(bytesOf(row))),
     h("td", { class: "num" }, `${row.num_in_flight} of ${row.max_concurrency}`),
     h("td", null, h("time", { title: day(row.ready_at || row.created_at) }, clock(row.ready_at || row.created_at))),
     h("td", { class: "wrap" }, row.decision_id ? h("a", { href: decisionAddress(row.decision_id), title: "the decision that placed it", "data-focus": "why" }, row.reason || "decided") : row.reason || "–"),
   );
 }
 
-function startLine(row, longest) {
-  if (row.nothing) return h("tr", null, h("td", { colspan: String(START_COLUMNS.length) }, empty(row.nothing)));
+function startLine(start, longest) {
+  if (start.nothing) return h("tr", null, h("td", { colspan: String(START_COLUMNS.length) }, empty(start.nothing)));
+  const failure = failureOf(start);
+  const phases = phasesOf(start);
   return h(
     "tr",
-    { class: row.reason ? "failed" : null },
-    h("td", null, h("time", { title: day(row.ended_at) }, clock(row.ended_at)), " ", emulated(row.emulated)),
-    h("td", { class: "num strong" }, seconds(row.seconds)),
-    h("td", null, row.gpu_id || row.node_id),
-    h("td", { class: "phases-cell" }, row.reason ? badge("failed", "bad") : phaseBars(row.phases, longest)),
-    h("td", { class: "wrap" }, row.reason ? h("span", { class: "bad" }, row.reason) : phaseList(row.phases)),
+    { class: failure ? "failed" : null },
+    h("td", null, h("time", { title: day(start.ended_at) }, clock(start.ended_at)), " ", emulated(start.instance.emulated)),
+    h("td", { class: "num strong" }, seconds(secondsOf(start))),
+    h("td", null, placeOf(start.instance)),
+    h("td", { class: "phases-cell" }, failure ? badge("failed", "bad") : phaseBars(phases, longest)),
+    h("td", { class: "wrap" }, failure ? h("span", { class: "bad" }, failure) : phaseList(phases)),
   );
 }
 
 /** A start under way: what is over with its seconds, what goes on, and how long it took the last time. */
 export function startUnderWay(start, detail) {
-  const before = detail.starts.find((other) => !other.reason)?.phases ?? [];
+  const last = detail.starts.find((other) => !failureOf(other));
   const elapsed_s = Math.max(0, detail.now - start.began_at);
+  const node = nodeOf(start.instance);
+  const named = (name, of) => (of ? phasesOf(of) : []).find((phase) => phase.name === name && phase.duration_s >= 0);
   return h(
     "section",
-    { class: "start", "aria-label": `Start on ${start.node_id}` },
-    h("p", { class: "strong" }, `Starting on ${start.node_id}, ${seconds(elapsed_s)} so far `, emulated(start.emulated)),
-    h("ol", { class: "stages" }, PHASES.filter((name) => name !== "room" || start.phases.some((phase) => phase.name === "room")).map((name) => stage(name, start, elapsed_s, before.find((phase) => phase.name === name)))),
+    { class: "start", "aria-label": `Start on ${node}` },
+    h("p", { class: "strong" }, `Starting on ${node}, ${seconds(elapsed_s)} so far `, emulated(start.instance.emulated)),
+    h("ol", { class: "stages" }, PHASES.filter((name) => name !== "room" || named(name, start)).map((name) => stage(name, start, elapsed_s, named(name, start), named(name, last)))),
   );
 }
 
-function stage(name, start, elapsed_s, before) {
-  const over = start.phases.find((phase) => phase.name === name);
+function stage(name, start, elapsed_s, over, before) {
   const going = !over && isGoing(name, start, elapsed_s, before);
-  const fetch = name === "fetch" && !over ? start.fetch : null;
-  const words = over ? seconds(over.duration_s) : fetch ? fetched(fetch) : going ? (before || start.state === "starting" ? "now" : "now or next") : "";
+  const fetch = name === "fetch" && !over ? start.fetch?.report : null;
+  const words = over ? seconds(over.duration_s) : fetch ? fetched(fetch) : going ? (before || start.instance.state === "starting" ? "now" : "now or next") : "";
   const done = fetch?.num_bytes ? fetch.num_bytes_done / fetch.num_bytes : 0;
   const guessed = going && !fetch && before?.duration_s ? Math.min(1, Math.max(0, elapsed_s - before.offset_s) / before.duration_s) : 0;
   return h(
@@ -194,7 +199,7 @@ function stage(name, start, elapsed_s, before) {
 /** Fetch and launch go side by side. Which of launch, load and warmup goes on after that is told at their end only:
  * the last start says about when each began; without one they all may. */
 function isGoing(name, start, elapsed_s, before) {
-  if (start.state === "starting") return name === "fetch" || name === "launch";
+  if (start.instance.state === "starting") return name === "fetch" || name === "launch";
   return before ? elapsed_s >= before.offset_s : !["decide", "room", "fetch"].includes(name);
 }
 

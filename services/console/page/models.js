@@ -7,6 +7,7 @@ import { bytes, count, seconds, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 import { phaseBars } from "/page/phases.js";
 import { whyNot } from "/page/session.js";
+import { memoryBytes, nodeOf, phasesOf, placeOf, secondsOf } from "/page/values.js";
 
 const WARMTH = { hot: 0, warm: 1, cold: 2 };
 const ORDERS = {
@@ -14,9 +15,10 @@ const ORDERS = {
   state: { word: "State", by: (a, b) => WARMTH[a.temperature] - WARMTH[b.temperature] || (a.state < b.state ? -1 : a.state > b.state ? 1 : 0) },
   queue: { word: "Queue", by: (a, b) => b.num_waiting - a.num_waiting },
   running: { word: "Running", by: (a, b) => b.num_in_flight - a.num_in_flight },
-  start: { word: "Last cold start", by: (a, b) => (b.last_cold_start?.seconds ?? -1) - (a.last_cold_start?.seconds ?? -1) },
-  memory: { word: "Memory", by: (a, b) => b.memory_bytes - a.memory_bytes },
+  start: { word: "Last cold start", by: (a, b) => startSeconds(b) - startSeconds(a) },
+  memory: { word: "Memory", by: (a, b) => memoryBytes(b) - memoryBytes(a) },
 };
+const startSeconds = (model) => (model.last_cold_start ? secondsOf(model.last_cold_start) : -1);
 const UNSEEN_EVERY_MS = 1000;
 const UNSEEN_BUDGET_MS = 12;
 const GROUPS = { "": "all", hot: "ready", warm: "prewarmed or asleep", cold: "not loaded" }; // by temperature
@@ -224,7 +226,7 @@ function cells(model) {
     h("span", { role: "cell", class: "num" }, number(model.num_in_flight)),
     h("span", { role: "cell", class: "chips" }, model.instances.map(chip)),
     h("span", { role: "cell" }, lastStart(model.last_cold_start)),
-    h("span", { role: "cell", class: "num" }, bytes(model.memory_bytes)),
+    h("span", { role: "cell", class: "num" }, bytes(memoryBytes(model))),
     h(
       "span",
       { role: "cell", class: "acts" },
@@ -256,13 +258,13 @@ function chip(id) {
   if (!instance) return null;
   return h(
     "span",
-    { class: `chip ${instance.state}`, title: `${id} on ${instance.gpu_id}, ${stateWord(instance.state)}` },
-    instance.node_id,
+    { class: `chip ${instance.state}`, title: `${id} on ${placeOf(instance)}, ${stateWord(instance.state)}` },
+    nodeOf(instance),
     h("small", null, instance.state === "ready" ? `${instance.num_in_flight}/${instance.max_concurrency}` : stateWord(instance.state)),
   );
 }
 
 function lastStart(start) {
   if (!start) return h("span", { class: "zero" }, "–");
-  return h("span", { class: "cold-start" }, h("b", null, seconds(start.seconds)), phaseBars(start.phases, start.seconds));
+  return h("span", { class: "cold-start" }, h("b", null, seconds(secondsOf(start))), phaseBars(phasesOf(start), secondsOf(start)));
 }

@@ -293,9 +293,9 @@ function watch(key, place, waiting, clock, follow) {
     const { waited_s, eta_s } = clock();
     if (!shown) place.append(line, stages);
     shown = true;
-    const word = detail.model.state === "ready" ? "its turn is near" : detail.model.state;
+    const word = detail.model.joined.state === "ready" ? "its turn is near" : detail.model.joined.state;
     say(line, `Waiting for ${seconds(waited_s)}: ${word}${eta_s ? `, about ${seconds(eta_s)} to go` : ""}`);
-    keyed(stages, detail.coming, (start) => start.instance_id, (start) => startUnderWay(start, detail), () => String(detail.now));
+    keyed(stages, detail.coming, (start) => start.instance.instance_id, (start) => startUnderWay(start, detail), () => String(detail.now));
     follow();
   };
   const clear = () => place.replaceChildren();

@@ -7,7 +7,7 @@ import { kindOf } from "/page/decisions.js";
 import { logsAddress } from "/page/logs.js";
 import { drawStages } from "/page/stages.js";
 import { clock, count, day, seconds } from "/page/format.js";
-import { live } from "/page/live.js";
+import { joined, live } from "/page/live.js";
 import { newest, whyNot } from "/page/polled.js";
 import { serviceTag } from "/page/traces.js";
 import { Waterfall } from "/page/waterfall.js";
@@ -53,7 +53,7 @@ export function traceView({ traceId, requestId }) {
   const readDecisions = async () => {
     try {
       const answer = await fetch(`/api/v1/decisions?limit=50&trace=${encodeURIComponent(id)}`);
-      if (answer.ok && !closed) decided.replaceChildren(...decisionsOf((await answer.json()).decisions));
+      if (answer.ok && !closed) decided.replaceChildren(...decisionsOf((await answer.json()).decisions.map(joined)));
     } catch (error) {
       console.info("the trace's decisions could not be read", error);
     }

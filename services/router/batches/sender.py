@@ -71,6 +71,8 @@ class IntakeSender:
 class _LineClient:
     """The client of one line, which collects the exchange's answer."""
 
+    counts_all = False
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.exchange: Any = None
         self.write_paused = False
@@ -93,8 +95,8 @@ class _LineClient:
         fields = _headers(head)
         length, status = fields.get(b"content-length"), _status(head)
         is_short = length is not None and len(body) < int(length)
-        error_code: str = getattr(exchange, "error_code", "")
-        if not status or is_short or error_code:
+        ending = getattr(exchange, "ending", None)  # of a translated answer its client knows
+        if not status or is_short or (ending is not None and ending.error_code):
             error = ApiError(502, "The engine was lost in mid-answer.", "server_error", "engine_failed")
             status, body = error.status, api_errors.body(b"", error)
         self._end(status, body, head, fields.get(b"x-request-id", b"").decode("latin-1"))

@@ -38,7 +38,7 @@ class Batches:
             BatchMetrics(),
             lines_at_once=settings.batch_lines_at_once,
             max_lines=settings.batch_max_lines,
-            max_line_bytes=settings.max_body_bytes,
+            max_line_bytes=settings.limits.max_body_bytes,
             kept_s=settings.files_kept_s,
             is_ready=lambda: shell.has_synced,
         )

@@ -40,7 +40,7 @@ async def owner() -> AsyncIterator[FakeOwner]:
 async def at(settings: dict[str, str], tmp_path: Path) -> AsyncIterator[ConsoleUnderTest]:
     """It has received `console_story.fleet_events`. Its clock stands still, else a slow browser's data becomes stale;
     `at.clock.forward(seconds)` moves it."""
-    async with serving(**{"state_dir": str(tmp_path), **settings}) as console:
+    async with serving(**{"state_dir": tmp_path, **settings}) as console:
         await console.publish(*story.fleet_events(console.clock.stop()))
         yield console
         await console.console.upstream.close()

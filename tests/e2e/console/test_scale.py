@@ -80,7 +80,8 @@ async def test_what_comes_after_a_dropped_message_never_breaks_the_page(at: Cons
     await page.evaluate(
         """import("/page/live.js").then(({ live }) => live.patch({
              now: live.now, removed: { nodes: ["unknown"] },
-             changed: { nodes: [{ node_id: "unseen", draining: true }], models: [{ key: "unseen", num_waiting: 3 }] },
+             changed: { nodes: [{ node_id: "unseen", value: { draining: true } }],
+                        models: [{ key: "unseen", joined: { num_waiting: 3 } }] },
            }))"""
     )
     await at.tell(ModelDeployed(model=story.model("aaa", "a-new-model", 20)))

@@ -10,23 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.controllers.agent import messages as msg
+from glowplug.domain.hardware import Devices
+from glowplug.domain.instance import EngineFigures
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import process
 from glowplug.engines.port import (
     EngineCapabilities,
     EngineHandle,
     Health,
-    LaunchRequest,
     LoadReport,
     Moved,
+    Place,
     StageEndpoint,
     Stager,
 )
+from glowplug.events.commands import StartInstance
 from glowplug.services.agent.executor import EngineExecutor
 from glowplug.services.agent.settings import AgentSettings
 from glowplug.services.agent.state_file import StateFile
-from tests.agent_steps import workers
-from tests.fleet_builder import a_model
+from tests.fleet_builder import a_model, a_start
 from tests.waiting import until
 
 MODEL = a_model(engine="fake", weights=WeightsRef(uri="file:///w"))
@@ -50,18 +52,18 @@ class FakeEngineDriver:
         if method in self.errors:
             raise self.errors[method]
 
-    async def launch(self, request: LaunchRequest) -> EngineHandle:
+    async def launch(self, command: StartInstance, place: Place) -> EngineHandle:
         await asyncio.sleep(self.launch_s)
         self.fails("launch")
         argv = [sys.executable, "-c", "print('hello from the engine', flush=True); import time; time.sleep(600)"]
-        pid = process.spawn(argv, cwd=request.run_dir, log_path=request.log_path, env=dict(os.environ))
+        pid = process.spawn(argv, cwd=place.run_dir, log_path=place.log_path, env=dict(os.environ))
         return EngineHandle(
             engine=self.name,
-            instance_id=request.instance_id,
+            instance_id=command.instance_id,
             pid=pid,
             pid_started_at=process.started_at(pid) or 0.0,
-            run_dir=str(request.run_dir),
-            log_path=str(request.log_path),
+            run_dir=str(place.run_dir),
+            log_path=str(place.log_path),
         )
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
@@ -91,13 +93,15 @@ class FakeSleeper(FakeEngineDriver):
         super().__init__()
         self.calls: list[str] = []
         self.dies_at_wake = False
+        self.shared_bytes = 0
         self.may_limit = asyncio.Event()
 
     async def load(self, handle: EngineHandle, weights_path: Path) -> LoadReport:
         report = await super().load(handle, weights_path)
         self.calls.append(f"load {weights_path}")
-        handle = replace(report.handle, url="http://127.0.0.1:1")
-        return replace(report, handle=handle, num_slots=3, kv_tokens=6144, lacks=("tool_choice",), step_s=0.02)
+        shared = self.shared_bytes
+        figures = EngineFigures(num_slots=3, kv_tokens=6144, lacks=("tool_choice",), shared_bytes=shared, step_s=0.02)
+        return replace(report, handle=replace(report.handle, url="http://127.0.0.1:1", figures=figures))
 
     async def sleep(self, handle: EngineHandle, becomes: str) -> None:
         self.fails("sleep")
@@ -127,7 +131,8 @@ class FakeStager(FakeEngineDriver, Stager):
     async def serve_stages(self, handle: EngineHandle, later: Sequence[StageEndpoint] = ()) -> LoadReport:
         self.fails("stages")
         self.calls += [f"stage {one.url} {one.api_key}" for one in later]
-        return LoadReport(handle=replace(handle, url="http://127.0.0.1:1"), phases=(), num_slots=16, kv_tokens=900)
+        figures = EngineFigures(num_slots=16, kv_tokens=900)
+        return LoadReport(handle=replace(handle, url="http://127.0.0.1:1", figures=figures), phases=())
 
     async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
         self.fails("stages")
@@ -159,11 +164,13 @@ class FakeMover(FakeStager):
         self.stages.append(handle)
         pid = process.spawn(["sleep", "60"], cwd=Path("/"), log_path=Path(handle.log_path), env=dict(os.environ))
         at = process.started_at(pid) or 0.0
-        self.beside = replace(handle, pid=pid, pid_started_at=at, url="http://127.0.0.1:2", api_key="k")
+        figures = EngineFigures(kv_tokens=kv_tokens)
+        url = "http://127.0.0.1:2"
+        self.beside = replace(handle, pid=pid, pid_started_at=at, url=url, api_key="k", figures=figures)
         return kv_tokens
 
     def whole(self, handle: EngineHandle) -> LoadReport | None:
-        return LoadReport(handle=self.beside, phases=(), kv_tokens=1200) if self.beside is not None else None
+        return LoadReport(handle=self.beside, phases=()) if self.beside is not None else None
 
     def processes(self, handle: EngineHandle) -> tuple[int, ...]:
         """Stage processes beside their whole engines."""
@@ -213,8 +220,17 @@ class Rig:
     async def begin_launch(
         self, instance_id: str = "i-1", *gpus: int, replica: bool = False, gpu_kind: str = "host"
     ) -> None:
-        own = workers(instance_id, *(gpus or (0,)))
-        await self.do(msg.LaunchEngine(instance_id, MODEL, own, gpu_kind, 0, replica=replica))
+        command = a_start(MODEL, instance_id, replica=replica)
+        await self.do(msg.LaunchEngine(command, Devices(kind=gpu_kind, ordinals=gpus or (0,))))
+
+    async def await_weights(
+        self, instance_id: str = "i-1", weights: WeightsRef = MODEL.weights, *, streams: bool = False, **fields: Any
+    ) -> None:
+        command = a_start(replace(MODEL, weights=weights), instance_id, **fields)
+        await self.do(msg.AwaitWeights(command, 9e9, streams))
+
+    async def activate(self, instance_id: str = "i-1", source: str = "r-1") -> None:
+        await self.do(msg.ActivateEngine(a_start(MODEL, instance_id, source=source)))
 
     async def launch(self, instance_id: str = "i-1", *, replica: bool = False) -> EngineHandle:
         await self.begin_launch(instance_id, replica=replica)

@@ -29,7 +29,7 @@ async def arriving(rig: Rig, folder: Path, *, streams: bool = True) -> ArrivingR
     ref = WeightsRef(uri=f"file:{source}")
     region = ArrivingRegion(source, rig.settings.shm_dir.absolute() / rig.settings.node)
     assert region.region.directory.name == ref.digest
-    await rig.do(msg.AwaitWeights("i-1", ref, 9e9, streams=streams))
+    await rig.await_weights("i-1", ref, streams=streams)
     return region
 
 

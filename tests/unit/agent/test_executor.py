@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.domain.errors import EngineFailed
+from glowplug.domain.instance import EngineFigures
 from glowplug.domain.model import WeightsRef
 from glowplug.engines import drivers, process
 from glowplug.fleet.start_times import StartKind
@@ -21,7 +22,6 @@ from glowplug.services.agent.processes import kill_orphans
 from glowplug.services.agent.service import gpu_kind
 from glowplug.services.agent.settings import AgentSettings
 from tests.agent_rig import write_weights
-from tests.agent_steps import workers
 from tests.fleet_builder import a_model
 from tests.unit.agent.executor_rig import MODEL, FakeEngineDriver, Rig
 from tests.waiting import until
@@ -105,7 +105,7 @@ async def test_stop_of_nothing_is_over_at_once(rig: Rig) -> None:
 
 
 async def test_weights_are_waited_for(rig: Rig) -> None:
-    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
+    await rig.await_weights("i-1")
     await asyncio.sleep(0.05)
     assert not rig.outcomes
     region = write_weights(rig.settings.shm_dir.absolute(), MODEL)
@@ -115,12 +115,12 @@ async def test_weights_are_waited_for(rig: Rig) -> None:
 
 async def test_weights_in_memory_already_are_cached(rig: Rig) -> None:
     write_weights(rig.settings.shm_dir.absolute(), MODEL)
-    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
+    await rig.await_weights("i-1")
     assert (await rig.outcome(msg.WeightsComplete)).found is StartKind.CACHED
 
 
 async def test_weights_that_the_node_reads_from_its_own_disk_are_no_cold_start(rig: Rig) -> None:
-    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
+    await rig.await_weights("i-1")
     await asyncio.sleep(0.01)
     write_weights(rig.settings.shm_dir.absolute(), MODEL, source="disk")
     assert (await rig.outcome(msg.WeightsComplete)).found is StartKind.DISK
@@ -129,7 +129,7 @@ async def test_weights_that_the_node_reads_from_its_own_disk_are_no_cold_start(r
 async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_this_one_declares(rig: Rig) -> None:
     sha256 = "ab" * 32
     write_weights(rig.settings.shm_dir, a_model("m", weights=WeightsRef(uri="file:///w/m", sha256=sha256)))
-    await rig.do(msg.AwaitWeights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5), deadline_at=9e9))
+    await rig.await_weights("i-1", WeightsRef(uri="file:///w/m", sha256=sha256, num_bytes=5))
     failed = await rig.outcome(msg.WeightsFailed)
     assert (failed.code, failed.reason) == ("weights_corrupt", "file:///w/m: 4 bytes, expected 5")
 
@@ -137,8 +137,8 @@ async def test_weights_kept_for_another_model_are_held_against_the_bytes_that_th
 async def test_weights_that_fail_are_told_to_those_who_wait(rig: Rig) -> None:
     region = write_weights(rig.settings.shm_dir.absolute(), MODEL)
     region.fail("weights_corrupt", "checksum differs", failed_at=1.0, instance_ids=("i-2",))
-    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, 9e9))
-    await rig.do(msg.AwaitWeights("i-2", MODEL.weights, 9e9))
+    await rig.await_weights("i-1")
+    await rig.await_weights("i-2")
     failed = await rig.outcome(msg.WeightsFailed)
     assert failed == msg.WeightsFailed("i-2", "weights_corrupt", "checksum differs")
     await asyncio.sleep(0.05)
@@ -146,7 +146,7 @@ async def test_weights_that_fail_are_told_to_those_who_wait(rig: Rig) -> None:
 
 
 async def test_checksum_that_is_none_is_refused(rig: Rig) -> None:
-    await rig.do(msg.AwaitWeights("i-1", WeightsRef(uri="file:///w", sha256="../../etc"), 9e9))
+    await rig.await_weights("i-1", WeightsRef(uri="file:///w", sha256="../../etc"))
     assert (await rig.outcome(msg.WeightsFailed)).code == "invalid_model_file"
 
 
@@ -161,16 +161,31 @@ async def test_a_replica_is_parked_once_loaded_and_goes_on_under_a_new_id(rig: R
     await rig.outcome(msg.EnginePrewarmed)
     assert rig.driver.calls == ["load /w", "prewarmed"]
     pid = rig.state.handles["r-1"].pid
-    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.activate()
     ready = await rig.outcome(msg.EngineReady)
     assert rig.driver.calls[2:] == ["wake"] and ready.url == "http://127.0.0.1:1"
     assert [phase.name.value for phase in ready.phases] == ["load"]
-    assert (ready.num_slots, ready.kv_tokens, ready.lacks) == (3, 6144, ("tool_choice",)), "as its load has said"
-    assert ready.step_s == 0.02
+    said = EngineFigures(num_slots=3, kv_tokens=6144, lacks=("tool_choice",), step_s=0.02)
+    assert ready.figures == said, "as its load has said"
     handles = rig.state.handles
     assert list(handles) == ["i-1"] and (handles["i-1"].pid, handles["i-1"].instance_id) == (pid, "i-1")
     process.kill_group(pid, handles["i-1"].pid_started_at)
     assert (await rig.outcome(msg.EngineExited)).instance_id == "i-1"
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_weights_that_were_fetched_anew_are_no_longer_shared(rig: Rig, tmp_path: Path, is_new: bool) -> None:
+    """The engine keeps those of its open file."""
+    weights, rig.driver.shared_bytes = tmp_path / "w", 60
+    weights.write_bytes(b"seed")
+    await rig.launch("r-1", replica=True)
+    await rig.do(msg.LoadEngine("r-1", str(weights)))
+    assert (await rig.outcome(msg.EnginePrewarmed)).figures.shared_bytes == 60
+    if is_new:
+        (tmp_path / "again").write_bytes(b"seed")
+        (tmp_path / "again").replace(weights)
+    await rig.activate()
+    assert (await rig.outcome(msg.EngineReady)).figures.shared_bytes == (0 if is_new else 60)
 
 
 @pytest.mark.parametrize(("gpu_kind", "waits"), [("cuda", True), ("host", False)])
@@ -183,7 +198,7 @@ async def test_on_a_gpu_a_wake_begins_once_the_engines_that_gave_way_are_gone(
         await rig.do(msg.LoadEngine(name, "/w"))
     await until(lambda: rig.driver.calls.count("prewarmed") == 2, "both are prewarmed")
     rig.driver.may_stop.clear()
-    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.activate()
     await rig.do(msg.StopEngine("r-2", 0.0))  # in one transaction, in any order
     await asyncio.sleep(0.05)
     assert ("wake" in rig.driver.calls) is not waits
@@ -195,7 +210,7 @@ async def test_a_load_and_an_activation_in_one_turn_load_once(rig: Rig) -> None:
     await rig.launch("r-1", replica=True)
     rig.driver.may_load.clear()
     await rig.do(msg.LoadEngine("r-1", "/w"))
-    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.activate()
     await asyncio.sleep(0.01)
     rig.driver.may_load.set()
     assert (await rig.outcome(msg.EngineReady)).instance_id == "i-1"
@@ -208,14 +223,14 @@ async def test_a_stop_right_behind_an_activation_ends_the_process(rig: Rig) -> N
     await rig.do(msg.LoadEngine("r-1", "/w"))
     await rig.outcome(msg.EnginePrewarmed)
     handle = rig.state.handles["r-1"]
-    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.activate()
     await rig.do(msg.StopEngine("i-1", 0.0))
     assert (await rig.outcome(msg.EngineGone)).instance_id == "i-1"
     assert not rig.state.handles and not process.is_alive(handle.pid, handle.pid_started_at)
 
 
 async def test_an_activation_of_what_is_gone_fails(rig: Rig) -> None:
-    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.activate()
     failed = await rig.outcome(msg.EngineStartFailed)
     assert (failed.instance_id, failed.code) == ("i-1", "engine_failed") and "r-1 is gone" in failed.reason
 
@@ -249,7 +264,7 @@ async def test_a_wake_that_fails_says_why_and_one_that_dies_shows_its_log(rig: R
     await rig.outcome(msg.EnginePrewarmed)
     rig.driver.errors["wake"] = EngineFailed("it answers otherwise than at its start")
     rig.driver.dies_at_wake = dies
-    await rig.do(msg.ActivateEngine("i-1", "r-1", MODEL, workers("i-1", 0)))
+    await rig.activate()
     failed = await rig.outcome(msg.EngineStartFailed)
     assert failed.instance_id == "i-1" and ("answers otherwise" in failed.reason) is not dies
     assert not dies or "ended by itself while it woke\nhello from the engine" in failed.reason
@@ -331,7 +346,7 @@ def test_engines_keep_to_their_node(tmp_path: Path, instance_id: str) -> None:
 
 
 def test_budgets_are_emulated_where_only_emulated_engines_can_have_them() -> None:
-    settings = AgentSettings().engine_settings()
+    settings = AgentSettings().driver
     emulated, real = drivers.driver("emulated", settings), drivers.driver("llamacpp", settings)
     assert gpu_kind("host", {"emulated": emulated}) == "emulated"
     assert gpu_kind("host", {"emulated": emulated, "llamacpp": real}) == "host"

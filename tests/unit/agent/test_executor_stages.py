@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import Consolidation, ConsolidationState, Holding, State
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed
-from glowplug.domain.instance import StageAddress
+from glowplug.domain.instance import EngineFigures, StageAddress
 from glowplug.engines import process
 from glowplug.engines.port import EngineHandle
 from glowplug.events.facts import NodeLeft
@@ -23,7 +22,7 @@ from glowplug.services.agent.processes import kill_orphans
 from glowplug.weights.pieces import Layout
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from tests.agent_rig import write_weights
-from tests.fleet_builder import an_event, an_instance
+from tests.fleet_builder import a_start, an_event, an_instance
 from tests.unit.agent.executor_rig import MODEL, FakeMover, FakeSleeper, Rig, rig_of
 from tests.waiting import until
 
@@ -33,7 +32,7 @@ async def test_stages_serve_and_become_whole(launched: Rig) -> None:
     later = StageAddress(instance_id="i-1.1", url="http://node-2:9000", key_id="k")
     await launched.do(msg.ServeStages("i-1", (later,)))
     ready = await launched.outcome(msg.EngineReady)
-    assert (ready.url, ready.num_slots, ready.kv_tokens) == ("http://127.0.0.1:1", 16, 900)
+    assert (ready.url, ready.figures) == ("http://127.0.0.1:1", EngineFigures(num_slots=16, kv_tokens=900))
     assert f"stage http://node-2:9000 {engine_key('secret', 'k')}" in launched.driver.calls
     launched.driver.may_become_whole.set()
     await launched.do(msg.ConsolidateEngine("i-1", MODEL))
@@ -43,7 +42,7 @@ async def test_stages_serve_and_become_whole(launched: Rig) -> None:
     whole = await launched.outcome(msg.EngineConsolidated)
     assert whole.kv_tokens == 1200 and [phase.name for phase in whole.phases] == ["fetch", "load"]
     assert "whole blob" in launched.driver.calls
-    assert json.loads(launched.state.handles["i-1"].data["holds"])["kv_tokens"] == 1200, "a wake reports it"
+    assert launched.state.handles["i-1"].figures.kv_tokens == 1200, "a wake reports it"
 
 
 @pytest.mark.parametrize("left", [None, 77])
@@ -119,7 +118,7 @@ async def test_a_stage_waits_for_its_part_of_the_weights(rig: Rig) -> None:
     region.blob.write_bytes(bytes(40))
     came = RegionInfo(path=str(region.blob), num_bytes=10, sha256="", source="file", seconds=0.0)
     region.complete_stage(came, 2, 4)
-    await rig.do(msg.AwaitWeights("i-1", MODEL.weights, time.time() + 60, 1, 4))
+    await rig.await_weights("i-1", stage=1, num_stages=4)
     await asyncio.sleep(0.05)
     assert not rig.saw(msg.WeightsComplete)
     region.complete_stage(came, 1, 4)
@@ -236,7 +235,7 @@ async def test_what_was_computed_with_other_bytes_does_not_come_over(tmp_path: P
         region.begin()
         region.write_layout(Layout.of([("", 40)]))
         region.complete_stage(RegionInfo(path="/w", num_bytes=20, sha256="", source="file", seconds=0.0), 0, 2)
-        await rig.do(msg.AwaitWeights("i-1", MODEL.weights, time.time() + 60, 0, 2))
+        await rig.await_weights("i-1", num_stages=2)
         await rig.outcome(msg.WeightsComplete)
         if is_new:
             region.write_layout(Layout.of([("", 40)]))
@@ -257,7 +256,7 @@ async def test_what_an_agent_that_was_killed_has_left_of_a_stage_is_ended_by_the
         holding = Holding(
             state=State.READY,
             instance=an_instance("i-1"),
-            model=MODEL,
+            command=a_start(MODEL),
             cause=an_event(NodeLeft(node_id="node-1", reason="")),
             consolidation=Consolidation(state=state, deadline_at=0.0) if state is not None else None,
         )

@@ -8,13 +8,12 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from glowplug.controllers.agent.messages import EngineOverLimit
 from glowplug.domain.address import PortRange
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines.port import EngineHandle
-from glowplug.runtime.settings import explain
+from glowplug.runtime.errors import WrongSetting
 from glowplug.services.agent.processes import LIMIT, MIB, EnginePorts, MemoryWatch, private_bytes
 from glowplug.services.agent.settings import AgentSettings
 
@@ -129,9 +128,9 @@ def test_an_address_that_is_not_ours() -> None:
 
 
 def test_a_wrong_range_is_one_clear_line() -> None:
-    with pytest.raises(ValidationError) as caught:
-        AgentSettings(engine_ports="9-1")
-    assert explain(caught.value).startswith("GLOWPLUG_ENGINE_PORTS: expected first-last")
+    with pytest.raises(WrongSetting) as caught:
+        AgentSettings.of({"engine_ports": "9-1"})
+    assert str(caught.value).startswith("GLOWPLUG_ENGINE_PORTS: expected first-last")
 
 
 async def test_no_process_is_looked_at_while_no_engine_has_a_limit() -> None:

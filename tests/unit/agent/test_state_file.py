@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from glowplug.controllers.agent.messages import AgentMemory
+from glowplug.domain.hardware import Devices
+from glowplug.domain.instance import EngineFigures
 from glowplug.engines.port import EngineHandle
 from glowplug.services.agent.state_file import NodeLock, NodeTaken, StateFile
 from tests.agent_steps import make
@@ -19,15 +21,15 @@ ODD = [
     b"",
     b"{",
     b"[]",
-    b'{"schema": 3, "memory": 7}',
-    b'{"schema": 3, "handles": {"i": {}}}',
+    b'{"schema": 4, "memory": 7}',
+    b'{"schema": 4, "handles": {"i": {}}}',
     b"\xff\x00",
-    b'{"schema": 3, "handles": {"\xff": {}}}',
-    b'{"schema": 3, "memory": {"fence": {"placer": "\xff"}}}',
-    b'{"schema": 3, "x": ' + b"[" * 100_000,
-    b'{"schema": 3, "memory": {"fence": {"placer": 1e400}}}',
-    b'{"schema": 3, "memory": {"fence": {"placer": ' + b"9" * 5000 + b"}}}",
-    b'{"schema": 3, "memory": {"fence": {"placer": "nan"}}}',
+    b'{"schema": 4, "handles": {"\xff": {}}}',
+    b'{"schema": 4, "memory": {"fence": {"placer": "\xff"}}}',
+    b'{"schema": 4, "x": ' + b"[" * 100_000,
+    b'{"schema": 4, "memory": {"fence": {"placer": 1e400}}}',
+    b'{"schema": 4, "memory": {"fence": {"placer": ' + b"9" * 5000 + b"}}}",
+    b'{"schema": 4, "memory": {"fence": {"placer": "nan"}}}',
     b'{"schema": "two"}',
 ]
 
@@ -55,14 +57,20 @@ def test_unreadable_memory_counts_as_none(tmp_path: Path, raw: bytes, caplog: py
     assert "cannot read its state file" in caplog.text
 
 
-@pytest.mark.parametrize("said", ["", '"schema": 1, ', '"schema": 2, '])
+@pytest.mark.parametrize("said", ["", '"schema": 1, ', '"schema": 2, ', '"schema": 3, '])
 def test_memory_of_another_version_is_refused_by_name(
     tmp_path: Path, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "agent.json").write_text(f'{{{said}"memory": {{"holdings": [], "fence": {{"placer": 3}}}}}}')
     assert StateFile(tmp_path / "agent.json").memory == AgentMemory()
-    number = 2 if "2" in said else 1
-    assert f"has schema {number} and this version reads schema 3" in caplog.text and "ends the engines" in caplog.text
+    number = said[10:11] or "1"
+    assert f"has schema {number} and this version reads schema 4" in caplog.text and "ends the engines" in caplog.text
+
+
+def test_a_handle_that_an_earlier_version_left_in_a_run_directory_reads() -> None:
+    said = b'"engine": "vllm", "instance_id": "i-1", "pid": 7, "pid_started_at": 1.5, "run_dir": "/r", "log_path": "/l"'
+    handle = EngineHandle.from_json(b"{" + said + b', "data": {"gpu_kind": "host", "holds": "{}"}}')
+    assert (handle.pid, handle.figures, handle.devices) == (7, EngineFigures(), Devices())
 
 
 def test_a_lock_whose_owner_cannot_be_read_is_taken_all_the_same(tmp_path: Path) -> None:

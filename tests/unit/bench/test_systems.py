@@ -15,7 +15,6 @@ from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.prefetcher.params import IMPORTANCE
 from glowplug.services.agent.settings import AgentSettings
 from glowplug.services.autoscaler.settings import AutoscalerSettings
-from glowplug.services.placer.main import params_of
 from glowplug.services.placer.settings import PlacerSettings
 from glowplug.services.predictor.settings import PredictorSettings
 from glowplug.services.prefetcher.settings import PrefetcherSettings
@@ -34,16 +33,12 @@ def fleet(name: str) -> dict[str, Any]:
     """A named fleet's policies and controller params."""
     kinds = {
         field.removeprefix("policy_"): getattr(made, field)
-        for made in (settings(policies=name) for settings in SERVICES)
-        for field in type(made).model_fields
+        for made in (settings.of({"policies": name}) for settings in SERVICES)
+        for field in vars(made)
         if field.startswith("policy_")
     }
-    autoscaler = AutoscalerSettings(policies=name)
-    controllers = {
-        "agent": AgentSettings(policies=name).params(),
-        "autoscaler": AutoscalerParams(stop_becomes=autoscaler.stop_becomes, lead_s=autoscaler.forecast_lead_s),
-        "placer": params_of(PlacerSettings(policies=name)),
-    }
+    deciding = {"agent": AgentSettings, "autoscaler": AutoscalerSettings, "placer": PlacerSettings}
+    controllers = {part: settings.of({"policies": name}).params for part, settings in deciding.items()}
     given = {
         f"{part}.{field}": getattr(controllers[part], field)
         for part, params in SYSTEMS[name].params.items()
@@ -115,9 +110,10 @@ SIMULATED_OTHERWISE = {
 
 
 def test_a_simulated_fleet_has_the_bounds_of_a_live_one_but_for_those_named_here() -> None:
-    placer, agent = params_of(PlacerSettings(policies="mcache")), AgentSettings(policies="mcache").params()
-    predictor, router = PredictorSettings(policies="mcache").params(), RouterSettings(policies="mcache").params()
-    pairs = {"placer": placer, "agent": agent, "predictor": predictor, "router": router}
+    live = {"agent": AgentSettings, "predictor": PredictorSettings}
+    pairs: dict[str, Any] = {part: settings.of({"policies": "mcache"}).params for part, settings in live.items()}
+    pairs["placer"] = PlacerSettings.of({"policies": "mcache"}).controller_params()
+    pairs["router"] = RouterSettings.of({"policies": "mcache"}).controller_params()
     pairs["autoscaler"] = AutoscalerParams()
     apart = {
         f"{part}.{field.name}"

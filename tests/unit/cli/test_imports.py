@@ -19,7 +19,7 @@ from glowplug.cli.main import app_of, listing
 from glowplug.cli.terminal import CliError
 
 HEAVY = {
-    "fastapi", "httpx", "msgspec", "nats", "numpy", "opentelemetry", "prometheus_client", "pydantic_settings", "redis",
+    "fastapi", "httpx", "msgspec", "nats", "numpy", "opentelemetry", "prometheus_client", "redis",
     "rich", "uvicorn", "yaml",
 }  # fmt: skip
 OF_CALLS = {

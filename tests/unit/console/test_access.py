@@ -9,7 +9,7 @@ from glowplug.domain.errors import NoCapacity, RoleRequired
 from glowplug.events.envelope import to_json
 from glowplug.runtime.key_reader import FRESH_S, KEPT_S, KeyReader
 from glowplug.services.console import login
-from glowplug.services.console.login import Access, TooManyWrongKeys, WrongKey
+from glowplug.services.console.login import ConsoleAccess, TooManyWrongKeys, WrongKey
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.port import StoreUnavailable
 
@@ -29,19 +29,19 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def made(clock: Clock) -> Access:
-    return Access("the key", 3600.0, clock)
+def made(clock: Clock) -> ConsoleAccess:
+    return ConsoleAccess("the key", 3600.0, clock)
 
 
-async def log_in(made: Access, key: str) -> str:
+async def log_in(made: ConsoleAccess, key: str) -> str:
     return made.log_in(await made.who(key, ONE_CLIENT))
 
 
-async def is_open(made: Access, token: str) -> bool:
+async def is_open(made: ConsoleAccess, token: str) -> bool:
     return await made.session(token) is not None
 
 
-async def guess(made: Access, address: str = ONE_CLIENT, key: str = "wrong") -> type[Exception] | None:
+async def guess(made: ConsoleAccess, address: str = ONE_CLIENT, key: str = "wrong") -> type[Exception] | None:
     try:
         await made.who(key, address)
     except (WrongKey, TooManyWrongKeys) as error:
@@ -49,7 +49,7 @@ async def guess(made: Access, address: str = ONE_CLIENT, key: str = "wrong") -> 
     return None
 
 
-async def test_a_session_lasts_its_time_or_until_the_logout(made: Access, clock: Clock) -> None:
+async def test_a_session_lasts_its_time_or_until_the_logout(made: ConsoleAccess, clock: Clock) -> None:
     first, second = await log_in(made, "the key"), await log_in(made, "the key")
     assert first != second and len(first) >= 43
     clock.now_s += 3599
@@ -62,12 +62,12 @@ async def test_a_session_lasts_its_time_or_until_the_logout(made: Access, clock:
 
 
 @pytest.mark.parametrize("key", ["", "the kex", "the key ", "\ud800", "é"])
-async def test_another_key_opens_nothing(made: Access, key: str) -> None:
+async def test_another_key_opens_nothing(made: ConsoleAccess, key: str) -> None:
     with pytest.raises(WrongKey):
         await log_in(made, key)
 
 
-async def test_wrong_keys_are_bounded_by_address_and_time(made: Access, clock: Clock) -> None:
+async def test_wrong_keys_are_bounded_by_address_and_time(made: ConsoleAccess, clock: Clock) -> None:
     assert [await guess(made) for _ in range(login.MAX_WRONG)] == [WrongKey] * login.MAX_WRONG
     assert await guess(made) is TooManyWrongKeys
     assert await guess(made, key="the key") is TooManyWrongKeys, (
@@ -78,22 +78,22 @@ async def test_wrong_keys_are_bounded_by_address_and_time(made: Access, clock: C
     assert await guess(made, key="the key") is None
 
 
-async def test_right_keys_are_not_counted(made: Access) -> None:
+async def test_right_keys_are_not_counted(made: ConsoleAccess) -> None:
     assert {await guess(made, key="the key") for _ in range(100)} == {None}
 
 
-async def test_many_addresses_guess_no_more_than_so_often(made: Access) -> None:
+async def test_many_addresses_guess_no_more_than_so_often(made: ConsoleAccess) -> None:
     tried = [await guess(made, f"10.0.{k // 256}.{k % 256}") for k in range(2 * login.MAX_WRONG_IN_ALL)]
     assert tried.count(WrongKey) == login.MAX_WRONG_IN_ALL
 
 
-async def test_the_addresses_of_one_ipv6_network_are_one(made: Access) -> None:
+async def test_the_addresses_of_one_ipv6_network_are_one(made: ConsoleAccess) -> None:
     tried = [await guess(made, f"2001:db8::{k:x}") for k in range(20)]
     assert tried.count(WrongKey) == login.MAX_WRONG
     assert await guess(made, "2001:db8:0:1::1") is WrongKey
 
 
-async def test_sessions_are_bounded_and_the_oldest_leaves(made: Access) -> None:
+async def test_sessions_are_bounded_and_the_oldest_leaves(made: ConsoleAccess) -> None:
     first = await log_in(made, "the key")
     tokens = [await log_in(made, "the key") for _ in range(login.MAX_SESSIONS)]
     assert not await is_open(made, first) and all([await is_open(made, token) for token in tokens])
@@ -118,9 +118,9 @@ def store() -> Away:
 
 
 @pytest.fixture
-async def keyed(store: Away, clock: Clock) -> Access:
+async def keyed(store: Away, clock: Clock) -> ConsoleAccess:
     await store.put(KEYS, ROW.key_id, to_json(ROW))
-    return Access("the key", 3600.0, clock, admin_token="the token", keys=KeyReader(store, clock))
+    return ConsoleAccess("the key", 3600.0, clock, admin_token="the token", keys=KeyReader(store, clock))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def keyed(store: Away, clock: Clock) -> Access:
     [(Surface.READ, Role.VIEWER), (Surface.OPERATE, Role.OPERATOR), (Surface.ADMIN, Role.ADMIN)],
 )
 async def test_a_named_key_gives_the_role_of_its_surface(
-    keyed: Access, store: Away, surface: Surface, role: Role
+    keyed: ConsoleAccess, store: Away, surface: Surface, role: Role
 ) -> None:
     await store.put(KEYS, ROW.key_id, to_json(replace(ROW, surfaces=(Surface.DATA, surface))))
     who = await keyed.who(WHOLE, ONE_CLIENT)
@@ -137,13 +137,13 @@ async def test_a_named_key_gives_the_role_of_its_surface(
         await keyed.who(WHOLE[:-1] + "t", ONE_CLIENT)
 
 
-async def test_a_key_of_the_data_port_has_no_role(keyed: Access, store: Away) -> None:
+async def test_a_key_of_the_data_port_has_no_role(keyed: ConsoleAccess, store: Away) -> None:
     await store.put(KEYS, ROW.key_id, to_json(replace(ROW, surfaces=(Surface.DATA,))))
     with pytest.raises(RoleRequired):
         await keyed.who(WHOLE, ONE_CLIENT)
 
 
-async def test_the_consoles_key_reads_where_the_console_has_the_admin_token(keyed: Access, made: Access) -> None:
+async def test_the_consoles_key_reads_where_it_has_the_admin_token(keyed: ConsoleAccess, made: ConsoleAccess) -> None:
     assert (await keyed.who("the key", ONE_CLIENT)).role is Role.VIEWER
     assert (await keyed.who("the token", ONE_CLIENT)).role is Role.ADMIN
     assert (await made.who("the key", ONE_CLIENT)).role is Role.ADMIN, "the services ask for the token themselves"
@@ -151,7 +151,7 @@ async def test_the_consoles_key_reads_where_the_console_has_the_admin_token(keye
 
 @pytest.mark.parametrize("change", [{"revoked_at": 1.0}, {"expires_at": 1.0}, {"surfaces": (Surface.DATA,)}, None])
 async def test_a_session_ends_with_the_key_that_opened_it(
-    keyed: Access, store: Away, clock: Clock, change: dict | None
+    keyed: ConsoleAccess, store: Away, clock: Clock, change: dict | None
 ) -> None:
     token = await log_in(keyed, WHOLE)
     assert await is_open(keyed, token)
@@ -163,7 +163,7 @@ async def test_a_session_ends_with_the_key_that_opened_it(
     assert not await is_open(keyed, token)
 
 
-async def test_a_key_is_known_for_a_while_without_the_store(keyed: Access, store: Away, clock: Clock) -> None:
+async def test_a_key_is_known_for_a_while_without_the_store(keyed: ConsoleAccess, store: Away, clock: Clock) -> None:
     token = await log_in(keyed, WHOLE)
     store.is_away = True
     clock.now_s += KEPT_S - 1

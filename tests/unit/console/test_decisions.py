@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.domain.decision import DecisionRecord, Rival
-from glowplug.domain.instance import InstanceState, Phase, PhaseName
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import DecisionMade, InstanceFailed, InstanceReady
-from glowplug.services.console.decisions import DecisionLog, DecisionWanted
+from glowplug.runtime.decision_search import DecisionSearch
+from glowplug.services.console.decisions import DecisionLog
 from tests.console_story import a_decision as decision
 from tests.console_story import fact, instance, trace_id, traceparent
 
 
 def ids(log: DecisionLog, **wanted: str) -> list[str]:
-    return [record.decision_id for record in log.newest(DecisionWanted(**wanted))]
+    return [record.decision_id for record in log.newest(DecisionSearch(**wanted))]
 
 
 def log_of(*records: DecisionRecord, **bounds: int) -> DecisionLog:
@@ -58,38 +59,23 @@ def test_searches(wanted: dict[str, str], found: list[str]) -> None:
     assert ids(log, **wanted) == found
 
 
-def test_what_came_of_it_is_the_start_with_its_predictions() -> None:
+def test_what_came_of_it_is_the_newest_row_of_its_instance() -> None:
     log = log_of(decision(1, instance_id="i-1"))
     ready = instance("i-1", "m", "node-1", InstanceState.READY, 100.0, emulated=True)
     log.take(fact(InstanceReady(instance=ready), 101.0))
-    outcome = log.outcome("i-1")
-    assert outcome is not None and outcome.state == "ready" and outcome.start_s == pytest.approx(1.734)
-    assert [phase.name for phase in outcome.phases] == ["decide", "fetch", "launch", "load", "warmup"]
-    assert outcome.phases[1].predicted_s == pytest.approx(1.1 * outcome.phases[1].duration_s)
-    record = log.get("d-1")
-    assert record is not None and log.is_emulated(record) and log.line(record).emulated
+    assert log.row(log.latest(1)[0]).joined.emulated
     log.take(fact(InstanceFailed(instance=replace(ready, state=InstanceState.FAILED, revision=4)), 99.0))
-    assert log.outcome("i-1") == outcome, "older news never win"
-
-
-def test_a_stage_that_goes_on_has_no_length_yet() -> None:
-    log = DecisionLog()
-    going = Phase(name=PhaseName.LAUNCH, started_at=100.5, ended_at=0.0, predicted_s=2.0)
-    log.put_instance(instance("i-1", "m", "node-1", InstanceState.STARTING, 100.0, phases=(going,)))
-    outcome = log.outcome("i-1")
-    assert outcome is not None and outcome.start_s == 0.0
-    assert (outcome.phases[0].offset_s, outcome.phases[0].duration_s, outcome.phases[0].predicted_s) == (0.5, -1.0, 2.0)
+    assert log.instance("i-1") == ready, "older news never win"
 
 
 def test_what_belongs_to_a_decision() -> None:
     log = log_of(
         decision(1, kind="scale", instance_id="i-1", request_id="r-1"),
         decision(2, kind="evict", instance_id="i-1", chosen="i-9"),
-        decision(3, instance_id="i-1", rivals=(Rival(name="node-2/0", score=1.0, why="too small"),)),
+        decision(3, instance_id="i-1"),
         decision(4, instance_id="i-2"),
     )
     placed = log.get("d-3")
     assert placed is not None
     assert [other.decision_id for other in log.related(placed)] == ["d-1", "d-2"]
-    assert log.line(placed).num_rivals == 1
     assert log.facets()["kind"] == ["evict", "place", "scale"]

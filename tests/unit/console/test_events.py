@@ -10,7 +10,8 @@ from glowplug.events import Event
 from glowplug.events.commands import FetchWeights, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.facts import InstanceReady, ModelDeployed, NodeBeat, RequestWaiting
 from glowplug.events.filters import EventFilter
-from glowplug.services.console.events import ROW_OVERHEAD_BYTES, EventLog, trace_id_of
+from glowplug.services.console.events import ROW_OVERHEAD_BYTES, EventLog
+from glowplug.telemetry.tracing import trace_id_of
 from tests.console_story import instance, node, traceparent
 from tests.fleet_builder import a_model, an_event
 
@@ -66,9 +67,9 @@ def test_an_event_delivered_twice_is_kept_once() -> None:
 def test_the_latest_come_in_the_order_of_arrival_whatever_their_class() -> None:
     log = log_with(waiting("a"), stop(), beat(), waiting("b"))
     every = log.latest(EventFilter(planes=("evt", "cmd", "tel")), 3)
-    assert [row.type for row in every] == ["agent.stop", "node.beat", "request.waiting"]
-    assert [row.model_key for row in log.latest(EventFilter(types=("request.",)), 9)] == ["a", "b"]
-    assert [row.node_id for row in log.latest(EventFilter(node="node-1"), 9)] == ["node-1"]
+    assert [row.seen.kind for row in every] == ["agent.stop", "node.beat", "request.waiting"]
+    assert [row.seen.model_key for row in log.latest(EventFilter(types=("request.",)), 9)] == ["a", "b"]
+    assert [row.seen.node_id for row in log.latest(EventFilter(node="node-1"), 9)] == ["node-1"]
 
 
 def test_a_chain_leads_to_the_first_cause_and_survives_what_is_gone() -> None:
@@ -78,7 +79,7 @@ def test_a_chain_leads_to_the_first_cause_and_survives_what_is_gone() -> None:
     third = stop(cause=second.event_id)
     log = log_with(first, second, third)
     chain, is_whole = log.chain(third.cause_id)
-    assert [row.type for row in chain] == ["agent.start", "request.waiting"] and is_whole
+    assert [row.seen.kind for row in chain] == ["agent.start", "request.waiting"] and is_whole
     assert [row.event_id for row in log.effects(first.event_id)] == [second.event_id]
     assert log.chain("gone") == ([], False)
 

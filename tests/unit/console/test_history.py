@@ -15,8 +15,8 @@ from glowplug.domain.hardware import Gpu, Grant, GrantOwner
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceFailed, InstanceReady, NodeBeat
 from glowplug.services.console import history_api
-from glowplug.services.console.fleet_view import FleetView
-from glowplug.services.console.history import FLEET, MAX_MODELS, History, Page, Sample
+from glowplug.services.console.fleet_view import ShownFleet
+from glowplug.services.console.history import FLEET, MAX_MODELS, History, HistoryPage, Sample
 from glowplug.services.console.history_keeper import HistoryDisk, HistoryKeeper, sample_of
 from glowplug.telemetry import semconv
 from tests import console_story as story
@@ -34,7 +34,7 @@ def history_of(*facts: object, at: float = T, history: History | None = None) ->
     return history
 
 
-def values(page: Page, metric: str, name: str) -> list[float | None]:
+def values(page: HistoryPage, metric: str, name: str) -> list[float | None]:
     return next(series.values for series in page.metrics[metric] if series.name == name)
 
 
@@ -138,7 +138,7 @@ def test_a_sample_leaves_out_the_dead_and_what_sleeps() -> None:
         Grant(holder="b", owner=GrantOwner.RESERVATION, num_bytes=5),
     )
     sleepers = (Grant(holder="c", owner=GrantOwner.SLEEPER, num_bytes=50),)
-    view = FleetView()
+    view = ShownFleet()
     for name, seen_at in (("node-1", T), ("node-2", T - 600)):
         gpu = Gpu(gpu_id=f"{name}/0", total_bytes=100, grants=grants, sleepers=sleepers)
         view.take(story.fact(NodeBeat(node=replace(a_node(name), gpus=(gpu,))), seen_at), seen_at)
@@ -186,7 +186,7 @@ def test_the_disk_holds_no_more_than_the_rings(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_is_tried_again(tmp_path: Path) -> None:
-    view = FleetView()
+    view = ShownFleet()
     view.source("bus", True, T)
     keeper = HistoryKeeper(view, lambda: T + 20)
     path = tmp_path / "history.db"
@@ -210,7 +210,7 @@ def test_a_file_that_is_no_database_is_put_aside(tmp_path: Path) -> None:
     path = tmp_path / "console" / "history.db"
     path.parent.mkdir()
     path.write_bytes(b"no database" * 1000)
-    keeper = HistoryKeeper(FleetView(), lambda: T)
+    keeper = HistoryKeeper(ShownFleet(), lambda: T)
     keeper.open_disk(path)
     asyncio.run(keeper.close())
     assert path.with_name("history.db.broken").read_bytes().startswith(b"no database")
@@ -219,14 +219,14 @@ def test_a_file_that_is_no_database_is_put_aside(tmp_path: Path) -> None:
 # ---- Prometheus
 
 
-def asked_of(answer: httpx.Response, *metrics: str, model: str = "") -> tuple[Page, list[str]]:
+def asked_of(answer: httpx.Response, *metrics: str, model: str = "") -> tuple[HistoryPage, list[str]]:
     texts = []
 
     def handle(request: httpx.Request) -> httpx.Response:
         texts.append(parse_qs(request.url.query.decode())["query"][0])
         return answer
 
-    async def read() -> Page:
+    async def read() -> HistoryPage:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as client:
             return await history_api.read_page(client, "http://prometheus:9090/", "1h", model, metrics, T + 5)
 

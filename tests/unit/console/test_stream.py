@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from glowplug.events.facts import DecisionMade, InstanceStopped, ModelUndeployed
+from glowplug.events.facts import DecisionMade, InstanceStopped, ModelUndeployed, NodeBeat
 from glowplug.services.console.stories import Stories
-from glowplug.services.console.stream import Client, Hub, TooManyClients
+from glowplug.services.console.stream import Hub, OpenPage, TooManyClients
 from tests import console_story as story
 from tests.waiting import WAIT_S
 
@@ -31,15 +31,26 @@ async def test_a_page_gets_the_fleet_then_only_what_changes() -> None:
     assert (first, second) == ("fleet", "patch")
     assert len(fleet["models"]) == 6
     assert patch["removed"] == {"models": ["smol-tutor"], "instances": ["i-0a9e"]}
-    assert patch["changed"]["models"] == [
-        {"key": "smol-poet", "temperature": "cold", "state": "cold", "eta_s": 1.7, "num_ready": 0, "instances": []}
-    ]
-    assert [(node["node_id"], set(node)) for node in patch["changed"]["nodes"]] == [("node-2", {"node_id", "gpus"})]
+    cold = {"temperature": "cold", "state": "cold", "eta_s": 1.7, "num_ready": 0, "instances": []}
+    assert patch["changed"] == {"models": [{"key": "smol-poet", "joined": cold}]}
     assert "models" not in patch and "nodes" not in patch
-    assert [decision["decision_id"] for decision in patch["decisions"]] == ["d-77"]
+    assert [row["value"]["decision_id"] for row in patch["decisions"]] == ["d-77"]
 
 
-async def take(client: Client, count: int) -> list[tuple[str, Any]]:
+async def test_of_a_value_only_other_fields_are_sent() -> None:
+    view, hub = story.view(NOW), Hub()
+    client = hub.join(view, NOW)
+    hub.flush(view, NOW)
+    fuller = story.node("node-3", NOW + 1, story.grants("r-1", 64, 0), cached=(), revision=2)
+    view.take(story.fact(NodeBeat(node=fuller), NOW + 1), NOW + 1)
+    hub.flush(view, NOW + 1)
+    _, (_, patch) = await take(client, 2)
+    [changed] = patch["changed"]["nodes"]
+    assert changed["node_id"] == "node-3" and changed.keys() == {"node_id", "value"}
+    assert changed["value"].keys() == {"gpus", "heartbeat_at", "revision"}
+
+
+async def take(client: OpenPage, count: int) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     async for raw in client.messages():
         lines = raw.decode().split("\n")
@@ -50,7 +61,7 @@ async def take(client: Client, count: int) -> list[tuple[str, Any]]:
 
 
 async def test_a_slow_page_loses_the_oldest_and_is_sent_how_many() -> None:
-    client = Client(limit=3)
+    client = OpenPage(limit=3)
     dropped = [client.put(f"event: m\ndata: {i}\n\n".encode()) for i in range(5)]
     assert dropped == [0, 0, 0, 1, 1]
     assert await take(client, 4) == [("dropped", {"num": 2}), ("m", 2), ("m", 3), ("m", 4)]
@@ -58,7 +69,7 @@ async def test_a_slow_page_loses_the_oldest_and_is_sent_how_many() -> None:
 
 
 async def test_a_quiet_stream_says_that_it_lives() -> None:
-    messages = Client(limit=3).messages(heartbeat_s=0.001)
+    messages = OpenPage(limit=3).messages(heartbeat_s=0.001)
     assert [await anext(messages), await anext(messages)] == [b": beat\n\n"] * 2
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.domain.bounds import OutOfBounds, check_bounds
-from glowplug.domain.model import MOST, Model, Slo, WeightsRef, model_key
+from glowplug.domain.bounds import OutOfBounds, Positive, check_bounds
+from glowplug.domain.model import Model, Slo, WeightsRef, model_key
 from glowplug.runtime.model_files import json_schema
+from tests.strategies import MOST_OF_MODEL as MOST
 
 REF = WeightsRef(uri="file:/w")
 
@@ -118,12 +119,13 @@ def test_what_no_owner_can_mean_is_too_much(name: str) -> None:
 @dataclass(frozen=True)
 class Some:
     rate: float = 1.0
+    above: Positive = 1.0
     flag: bool = False
     word: str = "x"
 
 
 def test_numbers_above_zero_are_so_and_what_is_no_number_is_passed_over() -> None:
     check_bounds(Some(rate=0.0))
-    for rate in (0.0, -1.0, float("nan")):
-        with pytest.raises(OutOfBounds, match=r"rate: .* is not above 0"):
-            check_bounds(Some(rate=rate), above_0=("rate",))
+    for number in (0.0, -1.0, float("nan")):
+        with pytest.raises(OutOfBounds, match=r"above: .* is (not above 0|no number)"):
+            check_bounds(Some(above=number))

@@ -172,7 +172,7 @@ SERVERS = '[one]\ncommand = ["x"]\nsleep = "checkpoint"\n'
 
 def command(tmp_path: Path, made: Any, why: str = "") -> CommandDriver:
     (tmp_path / "servers.toml").write_text(SERVERS)
-    driver = CommandDriver(EngineSettings(servers_file=str(tmp_path / "servers.toml")))
+    driver = CommandDriver(EngineSettings(servers=str(tmp_path / "servers.toml")))
     driver.checkpoints = (made, why)
     return driver
 
@@ -186,7 +186,7 @@ def test_a_checkpoint_is_an_ability_on_gpus_that_can_and_nowhere_else(tmp_path: 
 def test_a_server_sleeps_in_one_way(tmp_path: Path) -> None:
     both = SERVERS + 'swap = {sleep = {path = "/a"}, wake = {path = "/b"}}\n'
     (tmp_path / "servers.toml").write_text(both)
-    assert "declare one" in CommandDriver(EngineSettings(servers_file=str(tmp_path / "servers.toml"))).unavailable()
+    assert "declare one" in CommandDriver(EngineSettings(servers=str(tmp_path / "servers.toml"))).unavailable()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ import pytest
 from glowplug.controllers.router.failures import HOPELESS_CODES
 from glowplug.domain.errors import BadRequest, EngineFailed, EngineMisconfigured
 from glowplug.domain.gguf import InvalidGguf
+from glowplug.domain.hardware import Devices
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.engines import rendezvous, vllm_args
 from glowplug.engines.drivers import driver, installed
@@ -24,9 +26,11 @@ from glowplug.engines.hosted import HostedDriver
 from glowplug.engines.landing import Landing
 from glowplug.engines.llamacpp import LlamacppDriver
 from glowplug.engines.llamacpp_args import ARGUMENTS, as_asked, plan_context
-from glowplug.engines.port import Ability, EngineHandle, EngineSettings, LaunchRequest
+from glowplug.engines.port import Ability, EngineHandle, EngineSettings, Place
 from glowplug.engines.samples import sample_weights_path
+from glowplug.events.commands import StartInstance
 from tests.arriving_region import ArrivingRegion
+from tests.fleet_builder import a_start
 
 host = pytest.importorskip("glowplug.engines.llamacpp_host", exc_type=ImportError)
 
@@ -34,8 +38,11 @@ FACTS = GgufFacts(architecture="llama", context_tokens=8192, kv_bytes_per_token=
 
 
 def request(
-    engine: str = "vllm", *, run_dir: Path = Path("/r"), gpu_kind: str = "host", **changes: Any
-) -> LaunchRequest:
+    engine: str = "vllm", *, gpu_kind: str = "host", gpus: Sequence[int] = (2,), num_bytes: int = 257, **changes: Any
+) -> tuple[StartInstance, Place]:
+    """`changes`: of the model, and where they bear such a name, of the start or its place."""
+    start = {name: changes.pop(name) for name in ("num_stages", "stage", "rendezvous", "replica") if name in changes}
+    run_dir, address = changes.pop("run_dir", Path("/r")), changes.pop("address", "")
     values: dict[str, Any] = {
         "name": "Org/Model",
         "key": "org-model",
@@ -48,15 +55,9 @@ def request(
         "aliases": ("short",),
         **changes,
     }
-    return LaunchRequest(
-        instance_id="i-1",
-        model=Model(**values),
-        num_bytes=257,
-        run_dir=run_dir,
-        log_path=run_dir / "log",
-        gpu_kind=gpu_kind,
-        gpu_index=2,
-    )
+    devices = Devices(kind=gpu_kind, ordinals=tuple(gpus), num_bytes=num_bytes)
+    place = Place(run_dir=run_dir, log_path=run_dir / "log", devices=devices, address=address)
+    return a_start(Model(**values), **start), place
 
 
 @pytest.mark.parametrize("name", installed())
@@ -100,7 +101,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 )
 async def test_a_wrong_engine_argument_is_named(engine: str, args: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(EngineMisconfigured, match=re.escape(named)) as found:
-        await driver(engine).launch(request(engine, run_dir=tmp_path, engine_args=args))
+        await driver(engine).launch(*request(engine, run_dir=tmp_path, engine_args=args))
     assert found.value.code in HOPELESS_CODES, "the next start would be given the same arguments"
     assert found.value.param == f"engine_args.{next(iter(args))}"
     assert list(tmp_path.iterdir()) == []
@@ -109,7 +110,7 @@ async def test_a_wrong_engine_argument_is_named(engine: str, args: dict[str, Any
 async def test_a_startup_failure_made_by_hand_is_the_reason(tmp_path: Path) -> None:
     made = driver("emulated", EngineSettings(emulated_time_scale=1000.0))
     args = {"faults": {"startup_failure": "no such GPU"}}
-    handle = await made.launch(request("emulated", run_dir=tmp_path, engine_args=args))
+    handle = await made.launch(*request("emulated", run_dir=tmp_path, engine_args=args))
     weights = tmp_path / "weights"
     weights.write_bytes(b"x")
     with pytest.raises(EngineFailed, match="no such GPU"):
@@ -120,7 +121,7 @@ async def test_a_startup_failure_made_by_hand_is_the_reason(tmp_path: Path) -> N
 async def test_a_modelled_network_overlaps_the_launch_and_ends_before_the_load(tmp_path: Path) -> None:
     made = driver("emulated", EngineSettings(emulated_time_scale=100.0))
     args = {"launch_s": 1.0, "fetch_bytes_per_s": 0.02}  # one byte: 50 s
-    handle = await made.launch(request("emulated", run_dir=tmp_path, engine_args=args))
+    handle = await made.launch(*request("emulated", run_dir=tmp_path, engine_args=args))
     try:
         phases = {phase.name.value: phase for phase in (await made.load(handle, tmp_path)).phases}
     finally:
@@ -139,7 +140,7 @@ async def test_an_emulated_engine_that_streams_ends_its_load_behind_the_last_byt
     assert Ability.STREAM in made.abilities("emulated")
     assert Ability.STREAM not in driver("emulated", EngineSettings()).abilities("emulated")
     args = {"launch_s": 1.0, "warmup_s": 0, "load_bytes_per_s": 1e9}
-    handle = await made.launch(request("emulated", run_dir=tmp_path, engine_args=args))
+    handle = await made.launch(*request("emulated", run_dir=tmp_path, engine_args=args))
     try:
         loading = asyncio.create_task(made.load(handle, region.root))
         await region.land()
@@ -195,10 +196,10 @@ def test_weights_that_could_be_repacked_are_not_mapped_early(
 def test_threads_wait_as_the_driver_says_unless_the_operator_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    given = LlamacppDriver().environment(request("llamacpp"))
+    given = LlamacppDriver().environment(*request("llamacpp"))
     assert (given["OMP_WAIT_POLICY"], given["GOMP_SPINCOUNT"]) == ("PASSIVE", "60000")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    given = LlamacppDriver().environment(request("llamacpp"))
+    given = LlamacppDriver().environment(*request("llamacpp"))
     assert given["OMP_WAIT_POLICY"] == "ACTIVE"
     assert "GOMP_SPINCOUNT" not in given
 
@@ -311,7 +312,7 @@ def value_of(argv: list[str], flag: str) -> str:
 
 
 def test_what_the_model_declares_becomes_flags() -> None:
-    argv = vllm_args.server_argv(request())
+    argv = vllm_args.server_argv(*request())
     assert value_of(argv, "--max-model-len") == "512"
     assert value_of(argv, "--max-num-seqs") == "3"
     assert value_of(argv, "--kv-cache-memory-bytes") == "256"
@@ -322,44 +323,44 @@ def test_what_the_model_declares_becomes_flags() -> None:
 
 
 def test_one_cpu_engine_runs_in_one_process_and_a_parallel_one_does_not() -> None:
-    assert vllm_args.UNIPROC in vllm_args.server_argv(request())
-    assert vllm_args.UNIPROC not in vllm_args.server_argv(request(engine_args={"data-parallel-size": 2}))
-    assert vllm_args.UNIPROC not in vllm_args.server_argv(replace(request(), gpu_indices=(0, 1)))
+    assert vllm_args.UNIPROC in vllm_args.server_argv(*request())
+    assert vllm_args.UNIPROC not in vllm_args.server_argv(*request(engine_args={"data-parallel-size": 2}))
+    assert vllm_args.UNIPROC not in vllm_args.server_argv(*request(gpus=(0, 1)))
 
 
 @pytest.mark.parametrize("name", ["tensor-parallel-size", "pipeline_parallel_size", "nnodes"])
 def test_how_many_workers_and_stages_there_are_is_no_engine_argument(name: str) -> None:
     with pytest.raises(EngineMisconfigured, match="is set by"):
-        vllm_args.server_argv(request(engine_args={name: 2}))
+        vllm_args.server_argv(*request(engine_args={name: 2}))
 
 
 def test_a_group_has_a_worker_and_a_part_of_the_kv_cache_on_each_of_its_gpus() -> None:
-    asked = replace(request(engine_args={"num_threads": 2}, num_gpus=2), gpu_indices=(1, 3))
-    argv = vllm_args.server_argv(asked)
+    asked: dict[str, Any] = {"engine_args": {"num_threads": 2}, "num_gpus": 2, "gpus": (1, 3)}
+    argv = vllm_args.server_argv(*request(**asked))
     assert (value_of(argv, "--tensor-parallel-size"), value_of(argv, "--kv-cache-memory-bytes")) == ("2", "128")
     assert value_of(argv, "--worker-cls") == vllm_args.SLEEPING_WORKER
-    env = vllm_args.server_environment(asked)
+    env = vllm_args.server_environment(*request(**asked))
     cpus = [part.split(",") for part in env["VLLM_CPU_OMP_THREADS_BIND"].split("|")]
     assert env["OMP_NUM_THREADS"] == "1"
     assert cpus == [["nobind"]] or (len(cpus) == 2 and not {*cpus[0]} & {*cpus[1]}), "no CPU belongs to two workers"
-    on_gpus = vllm_args.server_environment(replace(asked, gpu_kind="cuda"))
+    on_gpus = vllm_args.server_environment(*request(gpu_kind="cuda", **asked))
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "1,3"
 
 
 def test_a_group_of_more_workers_than_cpus_is_not_bound() -> None:
-    asked = replace(request(num_gpus=512), gpu_indices=tuple(range(512)))
-    assert vllm_args.server_environment(asked)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    asked = request(num_gpus=512, gpus=range(512))
+    assert vllm_args.server_environment(*asked)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
 def test_a_stage_meets_the_others_and_only_the_first_one_has_a_server() -> None:
-    asked = replace(request(), num_stages=2, rendezvous="127.0.0.1:29500", address="127.0.0.1")
-    argvs = [vllm_args.server_argv(replace(asked, stage=stage)) for stage in (0, 1)]
+    asked: dict[str, Any] = {"num_stages": 2, "rendezvous": "127.0.0.1:29500", "address": "127.0.0.1"}
+    argvs = [vllm_args.server_argv(*request(stage=stage, **asked)) for stage in (0, 1)]
     for stage, argv in enumerate(argvs):
         flags = ("pipeline-parallel-size", "nnodes", "node-rank", "master-addr", "master-port", "kv-cache-memory-bytes")
         values = [value_of(argv, f"--{flag}") for flag in flags]
         assert values == ["2", "2", str(stage), "127.0.0.1", "29500", "128"]
     assert ["--headless" in argv for argv in argvs] == [False, True]
-    env = vllm_args.server_environment(asked)
+    env = vllm_args.server_environment(*request(**asked))
     assert env["VLLM_HOST_IP"] == "127.0.0.1" and env["GLOO_SOCKET_IFNAME"].startswith("lo")
     assert env["RES_OPTIONS"] == "timeout:1 attempts:1", "torch waits for a name server that does not answer"
 
@@ -367,40 +368,40 @@ def test_a_stage_meets_the_others_and_only_the_first_one_has_a_server() -> None:
 @pytest.mark.parametrize("where", ["", "host", "host:", "host:many"])
 def test_a_stage_without_a_place_to_meet_is_refused(where: str) -> None:
     with pytest.raises(EngineMisconfigured, match="GLOWPLUG_STAGE_PORTS"):
-        vllm_args.server_argv(replace(request(), num_stages=2, rendezvous=where))
+        vllm_args.server_argv(*request(num_stages=2, rendezvous=where))
 
 
 def test_a_stage_that_is_not_to_be_reached_does_not_start() -> None:
-    asked = replace(request(), num_stages=2, rendezvous="127.0.0.1:29500", address="no such name")
+    asked = request(num_stages=2, rendezvous="127.0.0.1:29500", address="no such name")
     with pytest.raises(EngineFailed, match="the other stages cannot reach"):
-        vllm_args.server_environment(asked)
+        vllm_args.server_environment(*asked)
 
 
 def test_on_a_gpu_neither_the_executor_nor_eager_mode_is_chosen() -> None:
-    argv = vllm_args.server_argv(request(gpu_kind="cuda"))
+    argv = vllm_args.server_argv(*request(gpu_kind="cuda"))
     assert "--enforce-eager" not in argv
     assert "--distributed-executor-backend" not in argv
-    assert vllm_args.server_environment(request(gpu_kind="cuda"))["CUDA_VISIBLE_DEVICES"] == "2"
+    assert vllm_args.server_environment(*request(gpu_kind="cuda"))["CUDA_VISIBLE_DEVICES"] == "2"
 
 
 def test_what_asks_for_no_key_stays_off_and_who_sleeps_on_a_gpu_can_load_again() -> None:
     """Flags only; not measured on a GPU."""
-    argv = vllm_args.server_argv(request(gpu_kind="cuda"))
-    assert "--enable-sleep-mode" in argv and "--enable-sleep-mode" not in vllm_args.server_argv(request())
+    argv = vllm_args.server_argv(*request(gpu_kind="cuda"))
+    assert "--enable-sleep-mode" in argv and "--enable-sleep-mode" not in vllm_args.server_argv(*request())
     assert value_of(argv, "--worker-extension-cls") == vllm_args.RELOADING_WORKER
     for kind in ("host", "cuda"):
-        assert vllm_args.server_environment(request(gpu_kind=kind))["VLLM_SERVER_DEV_MODE"] == "0"
+        assert vllm_args.server_environment(*request(gpu_kind=kind))["VLLM_SERVER_DEV_MODE"] == "0"
     assert "--worker-cls" not in argv
 
 
 @pytest.mark.parametrize(("first_bytes", "kept"), [(0, "0"), (40, "40"), (100, "0"), (200, "0")])
 def test_a_replica_of_the_first_layers_is_told_their_bytes(first_bytes: int, kept: str) -> None:
-    asked = replace(request(weights_bytes=100), first_bytes=first_bytes)
-    assert vllm_args.server_environment(asked)[vllm_args.FIRST_BYTES] == kept
+    asked = request(weights_bytes=100, replica=True, num_bytes=first_bytes)
+    assert vllm_args.server_environment(*asked)[vllm_args.FIRST_BYTES] == kept
 
 
 def test_weights_are_shared_where_the_model_says_so_and_in_host_memory_alone() -> None:
-    flags = {shared: vllm_args.server_environment(request(weights_shared=shared)) for shared in (False, True)}
+    flags = {shared: vllm_args.server_environment(*request(weights_shared=shared)) for shared in (False, True)}
     assert [flags[shared][vllm_args.WEIGHTS_SHARED] for shared in (False, True)] == ["0", "1"]
     odd: list[dict[str, Any]] = [
         {"gpu_kind": "cuda"},
@@ -410,7 +411,7 @@ def test_weights_are_shared_where_the_model_says_so_and_in_host_memory_alone() -
     ]
     for changes in odd:
         with pytest.raises(EngineMisconfigured, match="weights_shared: vLLM shares weights in host memory alone"):
-            vllm_args.server_argv(request(weights_shared=True, **changes))
+            vllm_args.server_argv(*request(weights_shared=True, **changes))
 
 
 @pytest.mark.parametrize(
@@ -427,12 +428,12 @@ def test_weights_are_shared_where_the_model_says_so_and_in_host_memory_alone() -
     ],
 )
 def test_engine_args_pass_through(given: dict[str, Any], words: list[str]) -> None:
-    plain = vllm_args.server_argv(request())
-    assert vllm_args.server_argv(request(engine_args=given)) == plain + words
+    plain = vllm_args.server_argv(*request())
+    assert vllm_args.server_argv(*request(engine_args=given)) == plain + words
 
 
 def test_a_default_of_ours_can_be_overridden() -> None:
-    argv = vllm_args.server_argv(request(engine_args={"enforce_eager": False, "distributed_executor_backend": "mp"}))
+    argv = vllm_args.server_argv(*request(engine_args={"enforce_eager": False, "distributed_executor_backend": "mp"}))
     assert "--no-enforce-eager" in argv
     assert value_of(argv, "--distributed-executor-backend") == "mp"
 
@@ -440,13 +441,13 @@ def test_a_default_of_ours_can_be_overridden() -> None:
 @pytest.mark.parametrize("name", ["port", "served-model-name", "max_model_len", "api_key", "kv-cache-memory-bytes"])
 def test_what_the_fleet_sets_is_refused_by_name(name: str) -> None:
     with pytest.raises(BadRequest, match=f"engine_args.{name} is set by"):
-        vllm_args.server_argv(request(engine_args={name: "x"}))
+        vllm_args.server_argv(*request(engine_args={name: "x"}))
 
 
 @pytest.mark.parametrize("value", [0, -1, "2", True, 1.5])
 def test_a_number_of_threads_that_is_none_is_refused(value: object) -> None:
     with pytest.raises(BadRequest, match="num_threads"):
-        vllm_args.server_argv(request(engine_args={"num_threads": value}))
+        vllm_args.server_argv(*request(engine_args={"num_threads": value}))
 
 
 def test_an_engine_is_parked_only_where_its_driver_and_the_node_say_so() -> None:
@@ -457,8 +458,8 @@ def test_an_engine_is_parked_only_where_its_driver_and_the_node_say_so() -> None
 
 
 def test_parked_is_the_nodes_default_unless_the_model_says_otherwise() -> None:
-    assert vllm_args.wants_parked(request().model, True)
-    assert not vllm_args.wants_parked(request(engine_args={"parked": False}).model, True)
-    assert vllm_args.num_threads(request(engine_args={"num-threads": 3}).model) == 3, "a dash is an underscore"
+    assert vllm_args.wants_parked(request()[0].model, True)
+    assert not vllm_args.wants_parked(request(engine_args={"parked": False})[0].model, True)
+    assert vllm_args.num_threads(request(engine_args={"num-threads": 3})[0].model) == 3, "a dash is an underscore"
     with pytest.raises(BadRequest, match="parked"):
-        vllm_args.wants_parked(request(engine_args={"parked": "yes"}).model, True)
+        vllm_args.wants_parked(request(engine_args={"parked": "yes"})[0].model, True)

@@ -1,21 +1,25 @@
-"""Both readers of a filling region: ours and the vLLM plug-in's."""
+"""A reader of a filling region."""
 
+import ast
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import glowplug_vllm
 from glowplug.domain.errors import EngineFailed
-from glowplug.engines import landing as ours
-from glowplug.engines import process
+from glowplug.engines import landing as landings
+from glowplug.engines import process, rendezvous
 from glowplug.engines.hosted import HostedDriver
+from glowplug.engines.landing import Landing, WeightsDropped
 from glowplug.engines.port import EngineHandle
 from glowplug.weights.pieces import Layout
 from glowplug.weights.region import RegionInfo, RegionState
-from glowplug_vllm import landing as vllms
 from tests.arriving_region import ArrivingRegion
 
 PIECE = 4096
@@ -42,19 +46,19 @@ def later(do: Callable[[], object]) -> None:
 
 
 def test_weights_that_are_whole_or_in_no_region_are_not_waited_for(source: Path, arriving: ArrivingRegion) -> None:
-    assert ours.Landing.of(source) is None and vllms.Landing.of(source) is None
-    assert ours.Landing.of(arriving.root) and vllms.Landing.of(arriving.root)
+    assert Landing.of(source) is None
+    assert Landing.of(arriving.root)
     asyncio.run(arriving.land())
     arriving.complete()
-    assert ours.Landing.of(arriving.root) is None and vllms.Landing.of(arriving.root) is None
+    assert Landing.of(arriving.root) is None
 
 
 @pytest.mark.parametrize("how", ["anew", "failed"])
 def test_what_was_dropped_while_an_engine_read_it_is_seen_afterwards(arriving: ArrivingRegion, how: str) -> None:
-    generation = ours.generation_of(arriving.root)
-    assert generation and not ours.are_dropped(arriving.root, generation)
+    generation = landings.generation_of(arriving.root)
+    assert generation and not landings.are_dropped(arriving.root, generation)
     asyncio.run(arriving.land(0.5))
-    assert not ours.are_dropped(arriving.root, generation)
+    assert not landings.are_dropped(arriving.root, generation)
     if how == "anew":
         stage = {"stage": 0, "num_stages": 2}
         arriving.region.complete_stage(RegionInfo(path="", num_bytes=1, sha256="", source="file", seconds=1.0), **stage)
@@ -62,7 +66,7 @@ def test_what_was_dropped_while_an_engine_read_it_is_seen_afterwards(arriving: A
         assert arriving.region.read_state(**stage).state is RegionState.FETCHING
     else:
         arriving.region.fail("weights_corrupt", "other bytes", failed_at=1.0)
-    assert ours.are_dropped(arriving.root, generation)
+    assert landings.are_dropped(arriving.root, generation)
 
 
 @pytest.mark.parametrize("dropped", [True, False])
@@ -89,40 +93,44 @@ async def test_a_load_fails_otherwise_where_what_it_read_was_dropped(
 
 
 def test_whole_weights_have_no_generation_that_could_be_dropped(source: Path) -> None:
-    assert ours.generation_of(source) == ""
+    assert landings.generation_of(source) == ""
 
 
 def test_bytes_may_be_read_once_their_pieces_have_landed(arriving: ArrivingRegion) -> None:
-    landing = vllms.Landing(arriving.root, arriving.layout())
+    landing = Landing(arriving.root)
     weights = arriving.root / "b.bin"
-    assert not landing.has(weights, 0, 1)
+
+    def has(first: int, last: int, path: Path = weights) -> bool:
+        return landing.has(landing.pieces(path, first, last))
+
+    assert not has(0, 1)
     arriving.put(1)
-    assert landing.has(weights, PIECE - 100, 2 * PIECE - 100)
-    assert not landing.has(weights, 0, PIECE) and not landing.has(weights, PIECE, 2 * PIECE - 99)
-    assert landing.has(weights, 7, 7) and landing.has(Path("/elsewhere"), 0, 9)
-    spans = [(weights, 0, 10), (weights, 2 * PIECE, 2 * PIECE + 1), (weights, PIECE, PIECE + 1)]
-    assert landing.wait_first(spans) == 2
+    assert has(PIECE - 100, 2 * PIECE - 100)
+    assert not has(0, PIECE) and not has(PIECE, 2 * PIECE - 99)
+    assert has(7, 7) and has(0, 9, Path("/elsewhere"))
+    spans = [(0, 10), (2 * PIECE, 2 * PIECE + 1), (PIECE, PIECE + 1)]
+    assert landing.wait_pieces([landing.pieces(weights, *span) for span in spans]) == 2
 
 
 def test_a_reader_waits_for_its_bytes(arriving: ArrivingRegion) -> None:
-    landing = vllms.Landing(arriving.root, arriving.layout())
+    landing = Landing(arriving.root)
     later(lambda: (arriving.put(5), arriving.put(0)))
     landing.wait_small_files()
     assert (arriving.root / "c.json").read_bytes() == b"\3" * 50 and (arriving.root / "d/e.txt").is_file()
-    assert not landing.has(arriving.root / "b.bin", PIECE, 2 * PIECE), "weights are not waited for"
+    assert not landing.has(landing.pieces(arriving.root / "b.bin", PIECE, 2 * PIECE)), "weights are not waited for"
     later(lambda: [arriving.put(piece) for piece in range(1, 5)])
     landing.wait_whole()
     assert (arriving.root / "b.bin").read_bytes() == b"\2" * 5 * PIECE
 
 
-def test_our_engines_wait_for_a_beginning_and_for_all(arriving: ArrivingRegion) -> None:
-    landing = ours.Landing(arriving.root)
+def test_an_engine_waits_for_a_beginning_and_for_all(arriving: ArrivingRegion) -> None:
+    landing = Landing(arriving.root)
     later(lambda: arriving.put(0))
-    landing.wait(PIECE, 5.0)
+    landing.wait_beginning(PIECE, 5.0)
     with pytest.raises(TimeoutError):
-        landing.wait(PIECE + 1, 0.05)
+        landing.wait_beginning(PIECE + 1, 0.05)
     later(lambda: [arriving.put(piece) for piece in range(1, 6)])
-    landing.wait(landing.num_bytes, 5.0)
+    landing.wait_beginning(landing.num_bytes, 5.0)
     with pytest.raises(TimeoutError):
         landing.wait_complete(0.05)
     later(arriving.complete)
@@ -131,7 +139,7 @@ def test_our_engines_wait_for_a_beginning_and_for_all(arriving: ArrivingRegion) 
 
 def test_a_stage_waits_for_its_own_part(arriving: ArrivingRegion) -> None:
     (arriving.region.directory / "stage-1-of-2.json").write_text("{}")
-    landing = ours.Landing(arriving.root)
+    landing = Landing(arriving.root)
     landing.wait_complete(5.0, stage=1, num_stages=2)
     with pytest.raises(TimeoutError):
         landing.wait_complete(0.05, stage=0, num_stages=2)
@@ -139,7 +147,7 @@ def test_a_stage_waits_for_its_own_part(arriving: ArrivingRegion) -> None:
 
 @pytest.mark.parametrize("how", ["failed", "anew", "cleared"])
 def test_weights_that_are_dropped_end_the_wait(how: str, arriving: ArrivingRegion) -> None:
-    mine, theirs = ours.Landing(arriving.root), vllms.Landing(arriving.root, arriving.layout())
+    landing = Landing(arriving.root)
 
     def drop() -> None:
         if how == "failed":
@@ -150,34 +158,42 @@ def test_weights_that_are_dropped_end_the_wait(how: str, arriving: ArrivingRegio
             arriving.region.clear_bytes()
 
     later(drop)
-    with pytest.raises(ours.WeightsDropped):
-        mine.wait(1, 5.0)
-    with pytest.raises(vllms.WeightsDropped):
-        theirs.wait_whole()
+    with pytest.raises(WeightsDropped):
+        landing.wait_beginning(1, 5.0)
+    with pytest.raises(WeightsDropped):
+        landing.wait_whole()
 
 
 def test_a_fetch_that_is_taken_up_again_goes_on_for_those_who_wait(arriving: ArrivingRegion) -> None:
     """A restarted prefetcher writes another `landed` of the same generation."""
-    mine, theirs = ours.Landing(arriving.root), vllms.Landing(arriving.root, arriving.layout())
+    one, other = Landing(arriving.root), Landing(arriving.root)
     for piece in (0, 1):
         arriving.put(piece)
     arriving.close()
     again = arriving.taken_up()
     assert again.writer.layout == arriving.writer.layout and again.writer.landed.total == 2 * PIECE
     later(lambda: [again.put(piece) for piece in range(2, 6)])
-    mine.wait(mine.num_bytes, 5.0)
-    theirs.wait_whole()
+    one.wait_beginning(one.num_bytes, 5.0)
+    other.wait_whole()
 
 
 def test_a_fetch_that_has_stalled_is_given_up(arriving: ArrivingRegion, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllms, "STALLED_S", 0.05)
+    monkeypatch.setattr(landings, "STALLED_S", 0.05)
     with pytest.raises(TimeoutError, match="no weights have landed"):
-        vllms.Landing(arriving.root, arriving.layout()).wait_whole()
+        Landing(arriving.root).wait_whole()
 
 
 def test_a_layout_that_is_none_is_refused(arriving: ArrivingRegion) -> None:
     (arriving.region.directory / "layout.json").write_text("[]")
-    with pytest.raises(vllms.WeightsDropped):
-        vllms.Landing.of(arriving.root)
-    with pytest.raises(ours.WeightsDropped):
-        ours.Landing.of(arriving.root)
+    with pytest.raises(WeightsDropped):
+        Landing.of(arriving.root)
+
+
+@pytest.mark.parametrize("module", [landings, rendezvous], ids=lambda module: module.__name__)
+def test_engines_of_every_environment_share_one_file(module: ModuleType) -> None:
+    """vLLM's environment has the plug-in and nothing else of Glowplug, so the file imports nothing of either."""
+    path = Path(module.__file__ or "")
+    assert path.samefile(Path(glowplug_vllm.__file__).with_name(path.name))
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [getattr(node, "module", None) or node.names[0].name for node in imports]
+    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names

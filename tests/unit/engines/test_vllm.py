@@ -18,7 +18,7 @@ from glowplug.domain.errors import EngineFailed, WeightsUnavailable
 from glowplug.engines import process, vllm, vllm_env, vllm_sample, vllm_zygote
 from glowplug.engines.port import Ability, EngineHandle
 from glowplug.engines.vllm import VllmDriver, root_cause
-from glowplug.engines.vllm_zygote import Zygote
+from glowplug.engines.vllm_zygote import ZygoteLease
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
@@ -144,7 +144,7 @@ async def exit_of(run_dir: Path) -> str:
 
 
 async def test_the_first_to_ask_parks_and_the_others_share_it(interpreter: Path, tmp_path: Path) -> None:
-    three = [Zygote(interpreter, tmp_path / "z", {}, 30.0) for _ in range(3)]
+    three = [ZygoteLease(interpreter, tmp_path / "z", {}, 30.0) for _ in range(3)]
     await asyncio.gather(*(zygote.ensure() for zygote in three))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -157,7 +157,7 @@ async def test_the_first_to_ask_parks_and_the_others_share_it(interpreter: Path,
 
 
 async def test_a_refusal_is_told(interpreter: Path, tmp_path: Path) -> None:
-    zygote = Zygote(interpreter, tmp_path / "z", {}, 30.0)
+    zygote = ZygoteLease(interpreter, tmp_path / "z", {}, 30.0)
     with pytest.raises(EngineFailed, match="refuses: "):
         await zygote.start(tmp_path, tmp_path / "log", {"A": 5})  # type: ignore[dict-item]
     await zygote.close()
@@ -166,17 +166,17 @@ async def test_a_refusal_is_told(interpreter: Path, tmp_path: Path) -> None:
 async def test_a_parking_that_fails_says_why(tmp_path: Path) -> None:
     failing = script(tmp_path / "python", "#!/bin/sh\necho ImportError: no module named vllm >&2\nexit 3\n")
     with pytest.raises(EngineFailed, match=r"status 3\)\n.*no module named vllm"):
-        await Zygote(failing, tmp_path / "z", dict(os.environ), 30.0).ensure()
+        await ZygoteLease(failing, tmp_path / "z", dict(os.environ), 30.0).ensure()
 
 
 async def test_a_parking_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     slow = script(tmp_path / "python", "#!/bin/sh\nexec sleep 5\n")
     with pytest.raises(EngineFailed, match=r"did not park within 0\.2 s"):
-        await Zygote(slow, tmp_path / "z", {}, 0.2).ensure()
+        await ZygoteLease(slow, tmp_path / "z", {}, 0.2).ensure()
 
 
 async def test_giving_back_what_was_never_held_is_harmless(interpreter: Path, tmp_path: Path) -> None:
-    zygote = Zygote(interpreter, tmp_path / "z", {}, 30.0)
+    zygote = ZygoteLease(interpreter, tmp_path / "z", {}, 30.0)
     await zygote.close()
     assert not (tmp_path / "z").exists()
 

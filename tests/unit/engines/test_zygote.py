@@ -14,7 +14,7 @@ import pytest
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines import process
-from glowplug.engines.zygote import Zygote
+from glowplug.engines.zygote import ChildZygote
 from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc, and forks that are no threads")
@@ -39,18 +39,18 @@ HOST = """
         sys.exit(main())
 """
 
-Park = Callable[..., Zygote]
+Park = Callable[..., ChildZygote]
 
 
 @pytest.fixture
 def park(tmp_path: Path) -> Iterator[Park]:
     """Parks HOST, with `line` first in its module."""
-    made: list[Zygote] = []
+    made: list[ChildZygote] = []
 
-    def parked(line: str = "", answer_s: float = WAIT_S) -> Zygote:
+    def parked(line: str = "", answer_s: float = WAIT_S) -> ChildZygote:
         (tmp_path / "parked_host.py").write_text(line + "\n" + textwrap.dedent(HOST))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}
-        made.append(Zygote(sys.executable, "parked_host", environment, answer_s=answer_s))
+        made.append(ChildZygote(sys.executable, "parked_host", environment, answer_s=answer_s))
         return made[-1]
 
     yield parked
@@ -61,7 +61,7 @@ def park(tmp_path: Path) -> Iterator[Park]:
             child.kill()
 
 
-def start(zygote: Zygote, folder: Path, **env: str) -> int:
+def start(zygote: ChildZygote, folder: Path, **env: str) -> int:
     folder.mkdir(exist_ok=True)
     zygote.until_parked(WAIT_S)
     return zygote.start(folder, folder / "logs" / "log", env)
@@ -109,8 +109,8 @@ def test_engines_outlive_it_and_are_found_again(park: Park, tmp_path: Path) -> N
 def test_it_ends_with_its_driver(park: Park, tmp_path: Path) -> None:
     park()
     code = (
-        "import os, sys; from glowplug.engines.zygote import Zygote;"
-        "zygote = Zygote(sys.executable, 'parked_host', os.environ); zygote.until_parked(20);"
+        "import os, sys; from glowplug.engines.zygote import ChildZygote;"
+        "zygote = ChildZygote(sys.executable, 'parked_host', os.environ); zygote.until_parked(20);"
         "print(zygote.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}

@@ -18,7 +18,7 @@ from glowplug.policies.registry import choose
 from glowplug.services.autoscaler.main import ModelCollector
 from glowplug.services.autoscaler.main import model_row as rest_row
 from glowplug.services.autoscaler.model_watch import ModelWatch
-from glowplug.services.console.fleet_view import FleetView
+from glowplug.services.console.fleet_view import ShownFleet
 from tests.fleet_builder import a_model, an_instance
 
 S, T, M = InstanceState, Temperature, ModelState
@@ -59,7 +59,7 @@ def expected(kind: str, state: InstanceState) -> tuple[Temperature, ModelState]:
 
 def answers(rows: Mapping[str, Instance]) -> dict[str, object]:
     model = a_model()
-    router, view = RouterController(), FleetView()
+    router, view = RouterController(), ShownFleet()
     autoscaler = AutoscalerController(choose("scaling", "reactive"), "reactive", 1)
     for reader in (router, view, autoscaler):
         reader.restore("models", {"m": model}, 0.0)
@@ -67,7 +67,7 @@ def answers(rows: Mapping[str, Instance]) -> dict[str, object]:
     registry = CollectorRegistry()
     registry.register(ModelCollector(lambda: autoscaler))
     [counted] = [t for t in T if registry.get_sample_value("glowplug_models", {"temperature": t.value})]
-    [seen] = view.snapshot(0.0).models
+    [seen] = (row.joined for row in view.snapshot(0.0).models)
     shown = rest_row(autoscaler, ModelWatch(Path(), 1.0), model)
     return {
         "router": router.fleet.temperature("m"),
@@ -130,12 +130,12 @@ def test_requests_are_sent_to_ready_instances_that_have_an_address() -> None:
 
 
 def test_a_model_that_failed_says_so_until_something_is_there_or_waits() -> None:
-    view = FleetView()
+    view = ShownFleet()
     view.restore("models", {"m": a_model()}, 0.0)
     view.restore("instances", {"i-1": an_instance(state=S.FAILED, reason="no weights")}, 0.0)
-    assert view.snapshot(0.0).models[0].state == M.FAILED
+    assert view.snapshot(0.0).models[0].joined.state == M.FAILED
     view.restore("instances", {"i-2": row_of("replica", S.PREWARMED, "i-2")}, 0.0)
-    assert view.snapshot(0.0).models[0].state == M.PREWARMED
+    assert view.snapshot(0.0).models[0].joined.state == M.PREWARMED
 
 
 def test_the_time_to_ready_counts_from_the_first_instance_that_will_serve() -> None:

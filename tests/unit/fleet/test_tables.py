@@ -1,13 +1,23 @@
 """Tables: late, doubled and lost facts change nothing in the end."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.domain.errors import ModelNotFound
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import RequestWaiting, RouterLoadReported
 from glowplug.fleet.demand import Demand
-from glowplug.fleet.tables import ABSENT_S, NODE_LEASE_S, NUM_TOMBSTONES, InstanceTable, ModelTable, NodeTable
+from glowplug.fleet.tables import (
+    ABSENT_S,
+    NODE_LEASE_S,
+    NUM_TOMBSTONES,
+    InstanceTable,
+    ModelTable,
+    NodeTable,
+    find_model,
+)
 from tests.fleet_builder import a_model, a_node, an_instance
 
 
@@ -103,10 +113,13 @@ def test_a_copy_is_believed_until_the_first_reading_and_what_facts_say_longer():
 
 def test_models_are_found_by_name_before_alias_and_survive_an_emptied_store():
     table = ModelTable()
-    for key, aliases in (("b", ("x", "a")), ("a", ("x",)), ("c", ())):
-        table.apply(a_model(key, aliases=aliases), 0.0)
-    found = {name: model.key if (model := table.lookup(name)) else None for name in ("a", "b", "c", "x", "y")}
-    assert found == {"a": "a", "b": "b", "c": "c", "x": "a", "y": None}
+    for name, aliases in (("b", ("x", "a")), ("A", ("x",)), ("c", ())):
+        table.apply(a_model(name, aliases=aliases), 0.0)
+    for name, key in {"a": "a", "A": "a", "b": "b", "c": "c", "x": "a"}.items():
+        assert table.lookup(name) is find_model(table.by_id, name) is table.by_id[key]
+    assert table.lookup("y") is None
+    with pytest.raises(ModelNotFound, match="no model 'y' is deployed"):
+        find_model(table.by_id, "y")
     for now_s in (0.0, 100.0):
         assert table.drop_absent({}, now_s) == []
     rest = {"b": table.by_id["b"]}

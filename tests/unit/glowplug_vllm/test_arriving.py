@@ -49,7 +49,7 @@ def test_the_server_starts_on_configuration_and_headers(region: ArrivingRegion) 
     arriving.wait_for_headers(landing)
     weights = region.root / "model.safetensors"
     assert json.loads((region.root / "config.json").read_text())["pad"]
-    assert not landing.has(weights, 0, weights.stat().st_size), "its tensors have not landed"
+    assert not landing.has(landing.pieces(weights, 0, weights.stat().st_size)), "its tensors have not landed"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_read_in_another_way_is_waited_for(
     threading.Timer(0.05, lambda: asyncio.run(region.land())).start()
     arriving.begin(landing, Namespace(**args), tmp_path)
     weights = region.root / "model.safetensors"
-    assert landing.has(weights, 0, weights.stat().st_size) and not arriving.is_on()
+    assert landing.has(landing.pieces(weights, 0, weights.stat().st_size)) and not arriving.is_on()
     assert why in capsys.readouterr().out
     arriving.check()
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from glowplug_vllm import plugin, rundir
+from glowplug_vllm import plugin, rendezvous
 from glowplug_vllm.parked import patches
 
 
@@ -49,9 +49,9 @@ async def test_ready_is_announced_once_the_port_accepts(tmp_path: Path) -> None:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     held = {"num_slots": 4, "kv_tokens": 11_648}
-    await plugin.announce(plugin.Start(tmp_path, 1.0, 2.0, 3.0), "0.0.0.0", port, held)
+    await plugin.announce(plugin.ServerStart(tmp_path, 1.0, 2.0, 3.0), "0.0.0.0", port, held)
     server.close()
-    ready = rundir.read(tmp_path, rundir.READY)
+    ready = rendezvous.wait(tmp_path, rendezvous.READY, 0.0)
     assert ready["port"] == port and held.items() <= ready.items()
     assert [phase[:2] for phase in ready["phases"][:2]] == [["launch", 1.0], ["load", 3.0]]
     assert ready["phases"][0][2] == 2.0

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from glowplug_vllm import plugin, rundir, server
+from glowplug_vllm import plugin, rendezvous, server
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 USER = {"role": "user", "content": "hi"}
@@ -31,8 +31,8 @@ def weights(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_dir(weights: Path, tmp_path: Path) -> Path:
-    rundir.write(tmp_path, rundir.SPEC, spec())
-    rundir.write(tmp_path, rundir.GO, {"path": str(weights)})
+    rendezvous.write(tmp_path, rendezvous.SPEC, spec())
+    rendezvous.write(tmp_path, rendezvous.GO, {"path": str(weights)})
     return tmp_path
 
 
@@ -95,13 +95,13 @@ def test_an_end_keeps_its_status(run_dir: Path, error: BaseException, status: in
 
 def test_a_failure_is_told_in_the_run_directory(run_dir: Path) -> None:
     assert server.run(run_dir, serving([], ValueError("no such dtype"))) == 1
-    assert json.loads((run_dir / rundir.FAILED).read_text()) == {"message": "ValueError: no such dtype"}
+    assert json.loads((run_dir / rendezvous.FAILED).read_text()) == {"message": "ValueError: no such dtype"}
 
 
 def test_weights_that_never_come_are_a_failure(tmp_path: Path) -> None:
-    rundir.write(tmp_path, rundir.SPEC, spec(wait_s=0.0))
+    rendezvous.write(tmp_path, rendezvous.SPEC, spec(wait_s=0.0))
     assert server.run(tmp_path, serving([])) == 1
-    assert "TimeoutError" in rundir.read(tmp_path, rundir.FAILED)["message"]
+    assert "TimeoutError" in rendezvous.wait(tmp_path, rendezvous.FAILED, 0.0)["message"]
 
 
 def create_engine_config(error: Exception) -> None:
@@ -118,7 +118,7 @@ def create_engine_config(error: Exception) -> None:
 )
 def test_what_the_next_start_would_repeat_has_a_code(run_dir: Path, error: Exception, code: str | None) -> None:
     assert server.run(run_dir, server.Serve(lambda argv: Namespace(), lambda args: create_engine_config(error))) == 1
-    assert rundir.read(run_dir, rundir.FAILED).get("code") == code
+    assert rendezvous.wait(run_dir, rendezvous.FAILED, 0.0).get("code") == code
 
 
 def test_a_refused_argument_and_broken_weights_have_their_codes(weights: Path, run_dir: Path) -> None:
@@ -126,10 +126,10 @@ def test_a_refused_argument_and_broken_weights_have_their_codes(weights: Path, r
         raise server.BadArguments("unrecognized arguments: --n-thread")
 
     assert server.run(run_dir, server.Serve(refuse, lambda args: None)) == 1
-    assert rundir.read(run_dir, rundir.FAILED)["code"] == "engine_misconfigured"
+    assert rendezvous.wait(run_dir, rendezvous.FAILED, 0.0)["code"] == "engine_misconfigured"
     (weights / "model.safetensors").write_bytes(b"x")
     assert server.run(run_dir, serving([])) == 1
-    assert rundir.read(run_dir, rundir.FAILED)["code"] == "weights_corrupt"
+    assert rendezvous.wait(run_dir, rendezvous.FAILED, 0.0)["code"] == "weights_corrupt"
 
 
 def render(template: str, messages: list[dict[str, str]]) -> str:

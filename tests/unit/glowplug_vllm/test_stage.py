@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glowplug_vllm import rundir, stage
+from glowplug_vllm import rendezvous, stage
 
 
 class Store:
@@ -62,7 +62,7 @@ def test_the_first_stage_ends_when_a_later_one_gives_no_sign(tmp_path: Path) -> 
 
 def test_a_loaded_worker_says_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(stage.START, stage.started(tmp_path, 1.0, 2.0, 3.0))
-    assert stage.report_loaded(1) == tmp_path / rundir.loaded(1)
+    assert stage.report_loaded(1) == tmp_path / rendezvous.loaded(1)
     phases = json.loads((tmp_path / "loaded-1.json").read_text())["phases"]
     assert phases[0] == ["launch", 1.0, 2.0] and phases[1][:2] == ["load", 3.0] and phases[1][2] > 3.0
 

@@ -33,7 +33,10 @@ def test_a_routing_policy_has_options_where_it_takes_params() -> None:
 def test_a_name_alone_is_the_policy_itself() -> None:
     assert choose("scaling", "preserve") is preserve.scale
     assert base_name("hydraserve:clear=false") == "hydraserve"
-    assert options_of("preserve:shrink_after_s=2:scaler.again_s=5") == {"shrink_after_s": "2", "scaler.again_s": "5"}
+    assert options_of("preserve:shrink_after_s=2:scaler.again_s=5") == {
+        "shrink_after_s": "2",
+        "scaler": {"again_s": "5"},
+    }
 
 
 def test_options_of_functions_reach_their_params_nested_ones_too() -> None:
@@ -97,20 +100,24 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "said"),
     [
-        ("scaling", "hydraserve:literal_cod=true", "there is no option 'literal_cod'"),
-        ("scaling", "hydraserve:literal_code=yes", "literal_code is true or false, not 'yes'"),
+        ("scaling", "hydraserve:literal_cod=true", "literal_cod: there is no such field (did you mean literal_code?"),
+        ("scaling", "hydraserve:literal_code=maybe", "literal_code: 'maybe' is neither true nor false"),
         ("scaling", "hydraserve:literal_code", "'literal_code' is not field=value"),
-        ("scaling", "preserve:scaler=1", "there is no option 'scaler'"),
-        ("scaling", "hydraserve:literal_code.x=1", "there is no option 'literal_code.x'"),
+        ("scaling", "preserve:scaler=1", "scaler: '1' is no mapping of fields"),
+        ("scaling", "hydraserve:literal_code.x=1", "literal_code: {'x': '1'} is neither true nor false"),
         ("scaling", "static:floor=1", "it has no options"),
-        ("placement", "hydraserve:allocation.max_stages=0", "allocation.max_stages is above 0, not 0"),
-        ("placement", "hydraserve:allocation.skew=nan", "allocation.skew is above 0, not nan"),
-        ("placement", "hydraserve:allocation.max_stages=two", "allocation.max_stages is a number, not 'two'"),
-        ("prewarming", "warmserve:scores.burst=often", "scores.burst is one of difference, ratio, not 'often'"),
+        ("placement", "hydraserve:allocation.max_stages=0", "allocation.max_stages: 0 is below 1"),
+        ("placement", "hydraserve:allocation.skew=nan", "allocation.skew: 'nan' is no number"),
+        ("placement", "hydraserve:allocation.max_stages=two", "allocation.max_stages: 'two' is no whole number"),
+        ("prewarming", "warmserve:scores.burst=often", "scores.burst: 'often' is none of difference, ratio"),
         ("prediction", "last_window:x=1", "it has no options"),
-        ("prediction", "warmserve_csp:num_errors=0", "num_errors is above 0, not 0"),
+        ("prediction", "warmserve_csp:num_errors=0", "num_errors: 0 is below 1"),
         ("caching", "lru:spread=1", "it has no options"),
-        ("caching", "union:counts=requests", "no option 'counts' (there are: half_life_s, max_names, spread)"),
+        (
+            "caching",
+            "union:counts=requests",
+            "counts: there is no such field (there are: half_life_s, max_names, spread)",
+        ),
         ("routing", "round_robin:penalty=1", "it has no options"),
         ("routing", "nobody:penalty=1", "no routing policy named 'nobody'"),
     ],
@@ -131,5 +138,5 @@ def test_a_scenario_takes_them_and_names_its_field_when_they_are_wrong() -> None
     }
     good = load_tree(tree | {"policies": {"prediction": "warmserve_csp:num_errors=2"}}, ROOT)
     assert good.setup.policies.prediction == "warmserve_csp:num_errors=2"
-    with pytest.raises(ScenarioError, match=r"policies\.placement: .*there is no option 'stages_max'"):
+    with pytest.raises(ScenarioError, match=r"policies\.placement: .*stages_max: there is no such field"):
         load_tree(tree | {"policies": {"placement": "hydraserve:stages_max=2"}}, ROOT)

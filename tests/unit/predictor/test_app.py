@@ -57,15 +57,13 @@ async def test_what_was_and_what_is_expected_reach_the_console(controller: Predi
 
 def test_what_an_instance_takes_may_be_known_from_a_profile() -> None:
     """PreServe section 4.1's offline phase: known before any window shows it."""
-    settings = PredictorSettings(capacity_prompt_per_s=1560, capacity_response_per_s=285, capacity_total_per_s=1845)
-    made = PredictorController(settings.params(), choose("prediction", "last_window"))
+    per_s = {"prompt": 1560, "response": 285, "total": 1845}
+    settings = PredictorSettings.of({f"capacity_{name}_per_s": rate for name, rate in per_s.items()})
+    made = PredictorController(settings.params, choose("prediction", "last_window"))
     made.handle(load_report(m=ModelLoad(num_in_flight=1)), 0.0)
     made.handle(Tick(), 60.0)
     (forecast, *_) = made.forecasts["m"]
     assert (forecast.prompt_per_s, forecast.response_per_s, forecast.total_per_s) == (1560, 285, 1845)
-    literal = PredictorSettings(capacity_busy_ratio=0, capacity_clean_share=1).params().capacity
-    assert (literal.busy_ratio, literal.clean_share) == (0, 1)
-    assert PredictorSettings().params() == PredictorParams()
 
 
 def test_metrics_are_of_the_open_window(controller: PredictorController) -> None:

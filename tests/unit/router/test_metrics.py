@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from glowplug.controllers.router.controller import RouterController
-from glowplug.controllers.router.messages import ClientLeft, RequestArrived
+from glowplug.controllers.router.messages import RequestArrived, RequestEnded
 from glowplug.controllers.router.queue import ModelQueue
 from glowplug.domain.model import Slo
 from glowplug.services.router.metrics import Count, RouterMetrics, SloCounts
@@ -29,7 +29,7 @@ def test_held_requests_are_those_of_the_moment() -> None:
     registry, controller, _ = shown()
     controller.handle(RequestArrived(1, "m", "r-1"), 100.0)
     assert registry.get_sample_value("glowplug_requests_held", {"model": "m"}) == 1
-    controller.handle(ClientLeft(1), 100.0)
+    controller.handle(RequestEnded(1), 100.0)
     assert not registry.get_sample_value("glowplug_requests_held", {"model": "m"})
 
 

@@ -14,7 +14,7 @@ from glowplug.controllers.router.controller import RouterController
 from glowplug.domain.access import Tenant
 from glowplug.events.envelope import to_json
 from glowplug.events.facts import KeyChanged
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 from glowplug.runtime.service import World
 from glowplug.services.router.api_errors import ApiError
 from glowplug.services.router.exchange import Exchange
@@ -29,8 +29,8 @@ from tests.contract.data_port_rig import a_model, an_instance
 from tests.contract.keys_rig import KEY, a_key, secret_of, tell
 
 
-def filled() -> Fleet:
-    fleet = Fleet()
+def filled() -> FleetTables:
+    fleet = FleetTables()
     fleet.model_table.apply(a_model(), 0.0)
     fleet.instance_table.apply(an_instance("i-1", "http://x:1"), 0.0)
     return fleet

@@ -16,6 +16,7 @@ from glowplug.domain.model import Model
 from glowplug.domain.usage import UsageRecord
 from glowplug.events.facts import RequestFinished
 from glowplug.services.router import usage
+from glowplug.services.router.exchange_states import Answer, Attempt
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.keys import Caller
 from glowplug.services.router.metrics import RouterMetrics
@@ -52,17 +53,12 @@ class Going:
     ticket: int
     request: HttpRequest
     slot: int = NO_SLOT
-    num_events: int = 0
     model: Model = field(default_factory=a_model)
-    instance: Instance | None = None
+    attempt: Attempt | None = None
+    answer: Answer | None = None
     prompt_tokens: int = 30
     queue_s: float = 0.25
     cold: bool = True
-    arrived_at: float = 1000.0
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
 
 
 class Rig:
@@ -96,8 +92,8 @@ class Rig:
 
     def keep(self, ticket: int, instance: Instance | None = None) -> "Going":
         caller = Caller(tenant="team-a", key_id="abcdefgh")
-        request = HttpRequest(path=b"/v1/chat/completions", request_id=f"r-{ticket}", caller=caller)
-        going = Going(ticket, request, instance=instance)
+        request = HttpRequest(path=b"/v1/chat/completions", request_id=f"r-{ticket}", caller=caller, complete_at=1000.0)
+        going = Going(ticket, request, attempt=Attempt(instance, 0.0) if instance is not None else None)
         (self.journal.held if instance is None else self.journal.sent)(going)
         return going
 
@@ -217,16 +213,17 @@ async def test_requests_of_a_killed_router_have_a_record_each_with_the_tokens_se
     killed = Rig(tmp_path / "router-1" / "usage")
     killed.keep(1)
     streamed = killed.keep(2)
-    streamed.instance = an_instance("i-1", "http://127.0.0.1:1")
+    instance = an_instance("i-1", "http://127.0.0.1:1")
+    streamed.attempt = Attempt(instance, 0.0)
     killed.journal.sent(streamed)
     killed.journal.words[streamed.slot] = 7
-    answered = killed.keep(3, streamed.instance)
+    answered = killed.keep(3, instance)
     killed.journal.words[answered.slot] = 9
     killed.journal.counted(answered.slot, 21, 4, 8)
-    over = killed.keep(4, streamed.instance)
+    over = killed.keep(4, instance)
     killed.log.take(finished(4), over.ticket, b"/v1/chat/completions", 0)
     killed.journal.clear(over)
-    again = killed.keep(5, streamed.instance)
+    again = killed.keep(5, instance)
     killed.log.take(finished(5), again.ticket, b"/v1/chat/completions", 0)  # killed before emptying the slot
     beside = Rig(tmp_path / "router-2" / "usage")
     beside.log.adopt(tmp_path)

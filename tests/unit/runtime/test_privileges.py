@@ -136,6 +136,7 @@ def _made_only(tree: ast.AST) -> list[ast.expr]:
 
 
 def published(service: str) -> set[str]:
+    """What it makes to send. Of the commands that it reads, it makes its own records."""
     found = set()
     for module, tree in modules(service).items():
         if module in RECOGNISE or not _is_done_here(service, module) or module.endswith(".reads"):
@@ -146,7 +147,7 @@ def published(service: str) -> set[str]:
                 isinstance(node, ast.Name) or ast.unparse(node) in (f"facts.{name}", f"commands.{name}")
             ):
                 found.add(CLASSES[name])
-    return found
+    return {kind for kind in found if kind not in COMMANDS or kind.partition(".")[0] != service}
 
 
 def touched(service: str, *ways: str) -> set[str]:

@@ -45,7 +45,7 @@ def wrong(path: Path, *settings: str) -> str:
         (("seconds=.inf",), "seconds: inf is not a finite number"),
         (("secnds=5",), "secnds: is no field of a scenario"),
         (("servers=[]",), "servers: "),
-        (("servers.0.num_gpus=0",), "servers.node.num_gpus: 0 is not above 0"),
+        (("servers.0.num_gpus=0",), "servers.node.num_gpus: 0 is below 1"),
         (("servers.node.gpu_bytes=-1",), "servers.node.gpu_bytes: -1 is below 0"),
         (("servers.node.gpu_bytes=lots",), "servers.node.gpu_bytes: not a size"),
         (("servers.node.gpus=4",), "servers.node.gpus: there is no such field (did you mean num_gpus?"),

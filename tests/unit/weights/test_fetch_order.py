@@ -194,7 +194,7 @@ def test_the_end_of_a_slow_part_is_taken_over_and_all_of_a_stalled_one() -> None
 
 
 def test_ranks_are_those_of_the_prefetchers_controller() -> None:
-    from glowplug.controllers.prefetcher.controller import WAITED_FOR
+    from glowplug.controllers.prefetcher.messages import WAITED_FOR
 
     assert COLD_START == WAITED_FOR
     assert [Rank.of(priority) for priority in (WAITED_FOR, 99, 0, SERVING)] == [

@@ -95,10 +95,10 @@ def test_a_reader_waits_for_what_it_needs_and_no_more(region: Region) -> None:
     writer = writer_of(region)
     reader = Landing(region.files)
     with pytest.raises(TimeoutError, match="have not arrived in time"):
-        reader.wait(10, 0.01)
+        reader.wait_beginning(10, 0.01)
     later = threading.Timer(0.02, land, (writer, 0, 8192))
     later.start()
-    reader.wait(8192, 5.0)
+    reader.wait_beginning(8192, 5.0)
     assert (region.files / "config.json").read_bytes()[:8192] == DATA[:8192]
     with pytest.raises(TimeoutError):
         reader.wait_complete(0.01)
@@ -119,7 +119,7 @@ def test_a_killed_fetch_goes_on_in_the_same_generation(region: Region) -> None:
     assert not has_landed(region.directory, 98_304, 98_305)
     later = threading.Timer(0.02, land, (again, 98_304, 106_496))
     later.start()
-    reader.wait(106_496, 5.0)
+    reader.wait_beginning(106_496, 5.0)
     later.join()
     again.close()
 
@@ -131,7 +131,7 @@ def test_bytes_that_come_anew_are_another_generation(region: Region) -> None:
     writer.close()
     writer_of(region, validator="v2").close()
     with pytest.raises(WeightsDropped):
-        reader.wait(200_001, 5.0)
+        reader.wait_beginning(200_001, 5.0)
     reader = Landing(region.files)
     writer_of(region, validator="v3").close()
     with pytest.raises(WeightsDropped):
@@ -144,10 +144,10 @@ def test_a_reader_ends_with_the_fetch(region: Region) -> None:
     reader = Landing(region.files)
     region.fail("weights_corrupt", "sha256 differs", failed_at=1.0)
     with pytest.raises(WeightsDropped):
-        reader.wait(1, 5.0)
+        reader.wait_beginning(1, 5.0)
     writer.close()
     region.clear_bytes()
-    with pytest.raises(WeightsDropped, match="how the weights lie"):
+    with pytest.raises(WeightsDropped, match="the layout of"):
         Landing(region.files)
 
 

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import ValidationError
 
 from glowplug.cli.doctor.findings import Finding, Findings
 from glowplug.domain.units import show_bytes
 from glowplug.engines import vllm_env
-from glowplug.runtime.settings import explain
+from glowplug.runtime.errors import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor import embedded, plan, probe
-from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor.settings import SHM_NEEDED_BYTES, FleetSettings, check_services
 
 PYTHON_OLDEST = (3, 11)
@@ -60,12 +58,10 @@ class Limits:
 def look(state_dir: Path, *, fleet_runs: bool, deep: bool = False) -> list[Finding]:
     """Return every finding, the most basic first, in seconds, or PROGRAM_S if a program hangs. `deep`, or an engine of
     vllm, imports vLLM."""
-    wrong, settings = "", FleetSettings.model_construct(state_dir=state_dir.absolute())
+    wrong, settings = "", FleetSettings(state_dir=state_dir)
     try:
-        settings = FleetSettings(state_dir=state_dir)
+        settings = FleetSettings.read(state_dir=state_dir)
         check_services()
-    except ValidationError as error:
-        wrong = explain(error)
     except WrongSetting as error:
         wrong = str(error)
     with ThreadPoolExecutor(max_workers=6) as pool:

@@ -56,26 +56,21 @@ def begin(transaction: Transaction, holding: Holding) -> None:
     start = holding.start
     assert start is not None
     transaction.keep(replace(holding, start=replace(start, is_launched=True)))
-    transaction.ask(msg.AwaitWeights(holding.instance.instance_id, holding.model.weights, start.deadline_at))
+    transaction.ask(msg.AwaitWeights(holding.command, start.deadline_at))
 
 
 def load(holding: Holding, path: str) -> msg.LoadAdapter | msg.LoadEngine:
-    host_id = holding.instance.host_id
-    return (
-        msg.LoadAdapter(holding.engine, host_id, holding.model, path)
-        if host_id
-        else msg.LoadEngine(holding.engine, path)
-    )
+    is_adapter = bool(holding.command.host_id)
+    return msg.LoadAdapter(holding.command, path) if is_adapter else msg.LoadEngine(holding.engine, path)
 
 
 def unload(holding: Holding) -> msg.UnloadAdapter | None:
-    host_id = holding.instance.host_id
-    return msg.UnloadAdapter(holding.engine, host_id, holding.model) if host_id else None
+    return msg.UnloadAdapter(holding.command) if holding.command.host_id else None
 
 
 def count(holding: Holding) -> msg.CountInFlight:
-    host_id = holding.instance.host_id
-    return msg.CountInFlight(holding.instance.instance_id, host_id, holding.model if host_id else None)
+    command = holding.command
+    return msg.CountInFlight(command.instance_id, command if command.host_id else None)
 
 
 def follow_hosts(transaction: Transaction) -> None:
@@ -93,6 +88,12 @@ def follow_hosts(transaction: Transaction) -> None:
                 transaction.step(instance_id, msg.HostLeaves(f"its host {host_id} drains", left_s))
         elif host.state is not State.READY:
             transaction.step(instance_id, msg.HostLeaves(f"its host {host_id} is {host.instance.state.value}", 0.0))
+
+
+def lacks_host(transaction: Transaction, holding: Holding) -> bool:
+    """Return whether it is an adapter whose host is not READY."""
+    host = transaction.holdings.get(holding.instance.host_id)
+    return bool(holding.instance.host_id) and (host is None or host.state is not State.READY)
 
 
 def instead(awaited: Iterable[type]) -> set[type]:

@@ -37,7 +37,7 @@ from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.params import AgentParams, EngineKind
 from glowplug.controllers.agent.record import Holding, State
 from glowplug.controllers.agent.table import STIMULI, TABLE, wrong
-from glowplug.controllers.agent.transaction import INSTANCES, Ledger, Move, Transaction, fact_of
+from glowplug.controllers.agent.transaction import INSTANCES, Ledger, Step, Transaction, fact_of
 from glowplug.controllers.effects import Effect, Publish, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence
 from glowplug.controllers.port import Handler, dispatch
@@ -48,7 +48,7 @@ from glowplug.events import Event
 from glowplug.events.facts import NodeBeat
 
 NODES = "nodes"
-MOVES_KEPT = 500
+STEPS_KEPT = 500
 
 
 def _leaves_first(holding: Holding) -> tuple[bool, float, str]:
@@ -101,7 +101,7 @@ class AgentController:
         self._surroundings = msg.Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
         self._ticked_at = 0.0
-        self.moves: deque[Move] = deque(maxlen=MOVES_KEPT)
+        self.steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._is_checked = True
 
     @property
@@ -185,7 +185,7 @@ class AgentController:
 
     def _effects(self, transaction: Transaction) -> list[Effect]:
         self._is_checked = False
-        self.moves += transaction.moves
+        self.steps += transaction.steps
         remember = [msg.Remember(self.memory())] if transaction.is_dirty else []
         return [*remember, *transaction.in_order()]
 
@@ -310,8 +310,8 @@ class AgentController:
         if self._is_checked:
             return ()
         self._is_checked = True
-        found = [what for move in self.moves for what in wrong(move)]
-        self.moves.clear()
+        found = [what for step in self.steps for what in wrong(step)]
+        self.steps.clear()
         found += [what for holding in self.holdings.values() for what in holding.faults()]
         return (*found, *self._wrong_bytes(), *self._wrong_owners())
 

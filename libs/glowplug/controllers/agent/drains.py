@@ -278,7 +278,7 @@ def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePre
     if not holding.instance.replica:
         return
     try:
-        holding = sharing.seen(transaction, holding, seen.shared_bytes)
+        holding = sharing.seen(transaction, holding, seen.figures.shared_bytes)
     except OutOfMemory as error:
         lifecycle.fail(transaction, holding, error.code, error.message)
         return
@@ -288,9 +288,10 @@ def on_prewarmed(transaction: Transaction, holding: Holding, seen: msg.EnginePre
 
 
 def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstance) -> None:
-    """Take back a drain. The KV cache regains its bytes; where they are lacking, the drain continues."""
+    """Take back a drain. The KV cache regains its bytes; where they are lacking, the drain continues, as does that of
+    an adapter whose host leaves."""
     instance = holding.instance
-    if transaction.node_stops or not instance.url:
+    if transaction.node_stops or not instance.url or adapters.lacks_host(transaction, holding):
         return
     whole = holding.shares_on(transaction.node_id)
     if holding.consolidation is None and holding.shares != whole:

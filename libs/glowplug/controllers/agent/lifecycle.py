@@ -10,11 +10,12 @@ from typing import Any
 
 from glowplug.controllers.agent import adapters, sharing
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.record import ENDED, FETCHING, Holding, Start, State, Stop
+from glowplug.controllers.agent.record import ENDED, FETCHING, Holding, StartProgress, State, Stop
 from glowplug.controllers.agent.transaction import INSTANCES, Transaction
 from glowplug.controllers.effects import Remove, Tick
 from glowplug.domain.errors import WEIGHTS_CODES, OutOfMemory
-from glowplug.domain.instance import BEFORE_START, InstanceState, Phase, PhaseName
+from glowplug.domain.hardware import Devices
+from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.phrasing import counted
 from glowplug.fleet.start_times import StartKind, kind_from
 from glowplug.policies.placement.expect import STREAMS
@@ -24,34 +25,21 @@ _ORDER = {name: rank for rank, name in enumerate(PhaseName)}
 
 
 def begin(transaction: Transaction, holding: Holding) -> None:
-    instance, start = holding.instance, holding.start
+    start = holding.start
     assert start is not None
-    if instance.host_id:
+    if holding.instance.host_id:
         adapters.begin(transaction, holding)
         return
-    workers = holding.workers_on(transaction.node_id)
-    at = {gpu.gpu_id: index for index, gpu in enumerate(transaction.ledger.gpus)}
-    indices = tuple(at[worker.gpu_id] for worker in workers)
-    kind = transaction.ledger.gpus[indices[0]].kind
-    name, traceparent = instance.instance_id, holding.cause.traceparent
-    stages = holding.pipeline.stage if holding.pipeline else 0, instance.num_stages
-    streams = transaction.can(holding.model, STREAMS)
+    gpus = {gpu.gpu_id: (ordinal, gpu.kind) for ordinal, gpu in enumerate(transaction.ledger.gpus)}
+    mine = [gpus[worker.gpu_id] for worker in holding.workers_on(transaction.node_id)]
+    devices = Devices(
+        kind=mine[0][1],
+        ordinals=tuple(ordinal for ordinal, _ in mine),
+        num_bytes=sum(sum(of_gpu.values()) for of_gpu in holding.shares.values()),
+    )
     transaction.ask(
-        msg.LaunchEngine(
-            name,
-            holding.model,
-            workers,
-            kind,
-            indices[0],
-            traceparent,
-            instance.replica,
-            *stages,
-            gpu_indices=indices,
-            rendezvous=holding.pipeline.rendezvous if holding.pipeline else "",
-            adapter_slots=instance.adapter_slots,
-            adapter_rank=instance.adapter_rank,
-        ),
-        msg.AwaitWeights(name, holding.model.weights, start.deadline_at, *stages, streams),
+        msg.LaunchEngine(holding.command, devices, holding.cause.traceparent),
+        msg.AwaitWeights(holding.command, start.deadline_at, transaction.can(holding.model, STREAMS)),
     )
 
 
@@ -85,14 +73,13 @@ def advance(transaction: Transaction, holding: Holding) -> None:
         transaction.publish(holding.enter(State.STREAMING), reason="its engine loads its weights while they arrive")
         return
     transaction.ask(adapters.load(holding, start.weights_path))
-    loading = activate(transaction, holding, holding.engine_id) if holding.engine_id else holding.enter(State.LOADING)
+    loading = activate(transaction, holding) if holding.engine_id else holding.enter(State.LOADING)
     transaction.publish(loading, reason="its weights are in host memory")
 
 
-def activate(transaction: Transaction, holding: Holding, source: str) -> Holding:
-    """Let the engine of `source` continue as this instance. The caller publishes the record."""
-    workers = holding.workers_on(transaction.node_id)
-    transaction.ask(msg.ActivateEngine(holding.instance.instance_id, source, holding.model, workers))
+def activate(transaction: Transaction, holding: Holding) -> Holding:
+    """Let the engine of its source continue as this instance. The caller publishes the record."""
+    transaction.ask(msg.ActivateEngine(holding.command))
     return holding.enter(State.ACTIVATING, engine_id="")
 
 
@@ -101,7 +88,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
     start = holding.start
     assert start is not None
     try:
-        holding = sharing.seen(transaction, holding, report.shared_bytes)
+        holding = sharing.seen(transaction, holding, report.figures.shared_bytes)
     except OutOfMemory as error:
         fail(transaction, holding, error.code, error.message)
         return
@@ -115,18 +102,26 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
         kind = holding.found.value
     holding = transaction.publish(
         holding.enter(State.READY),
-        url=report.url,
+        **reported(instance, report),
         ready_at=transaction.now_s,
-        phases=_predicted(start.predicted, (*instance.phases, *measured)),
-        max_concurrency=report.num_slots or instance.max_concurrency,
-        kv_tokens=report.kv_tokens,
-        step_s=report.step_s,
-        lacks=report.lacks,
-        key_id=report.key_id,
+        phases=_predicted(holding.command.predicted, (*instance.phases, *measured)),
         start_kind=kind,
         reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s{sharing.said(transaction, holding)}",
     )
     transaction.ask(msg.ReportStart(holding.instance, holding.found is StartKind.CACHED))
+
+
+def reported(instance: Instance, report: msg.EngineReady) -> dict[str, Any]:
+    """Return the changes of an instance, except for phases and shared bytes."""
+    figures = report.figures
+    return {
+        "url": report.url,
+        "key_id": report.key_id,
+        "max_concurrency": figures.num_slots or instance.max_concurrency,
+        "kv_tokens": figures.kv_tokens,
+        "step_s": figures.step_s,
+        "lacks": figures.lacks,
+    }
 
 
 def on_start_tick(transaction: Transaction, holding: Holding, _: Tick) -> None:
@@ -178,7 +173,7 @@ def check_health(transaction: Transaction, holding: Holding) -> Holding:
 def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> None:
     """Publish FAILED; bytes stay granted until the process is gone. A start without weights names its tries left."""
     was = holding.instance.state
-    tries_left = holding.start.tries_left if holding.start is not None and code in WEIGHTS_CODES else 0
+    tries_left = holding.command.tries_left if holding.start is not None and code in WEIGHTS_CODES else 0
     if tries_left:
         reason = f"{reason}; {counted(tries_left, 'other node')} may be tried"
     if holding.state is State.SWAPPED_OUT:
@@ -219,10 +214,7 @@ def on_gone(transaction: Transaction, holding: Holding, report: msg.EngineGone) 
     elif state is State.RESTARTING and holding.start is not None:
         decided = tuple(p for p in holding.instance.phases if p.name in BEFORE_START)
         instance = replace(holding.instance, source="", phases=decided)
-        begun = holding.start
-        start = Start(
-            deadline_at=begun.deadline_at, predicted=begun.predicted, tries_left=begun.tries_left, has_restarted=True
-        )
+        start = StartProgress(deadline_at=holding.start.deadline_at, has_restarted=True)
         again = holding.enter(State.STARTING, instance=instance, start=start, engine_id="")
         begin(transaction, transaction.keep(again))
     else:

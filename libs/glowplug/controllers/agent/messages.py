@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from glowplug.controllers.agent.params import AgentParams as AgentParams
 from glowplug.controllers.agent.params import EngineKind as EngineKind
 from glowplug.controllers.agent.record import Holding
-from glowplug.domain.hardware import CachedWeights, Link
-from glowplug.domain.instance import Instance, Phase, Spell, StageAddress, Worker
-from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.hardware import CachedWeights, Devices, Link
+from glowplug.domain.instance import EngineFigures, Instance, Phase, Spell, StageAddress
+from glowplug.domain.model import Model
+from glowplug.events.commands import StartInstance
 from glowplug.fleet.start_times import StartKind
 
 # Stimuli
@@ -38,24 +39,22 @@ class EngineLaunched(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class WeightsArriving(Outcome):
-    """Files at `path` have their names and sizes, and bytes are arriving: a streaming engine may load them. The load
-    counts only after WeightsComplete."""
+    """Files at `path` have their names and sizes: a streaming engine may load them. The load counts after
+    WeightsComplete."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsReplaced(Outcome):
-    """Arrived weights were dropped and are fetched again: an engine may have read wrong ones. WeightsArriving or
-    WeightsComplete follows."""
+    """Arrived weights, perhaps read, were dropped and are fetched again. WeightsArriving or WeightsComplete follows."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsComplete(Outcome):
-    """The weights are at `path`, a file or directory. `found`: CACHED: in host memory at the first look; DISK: on the
-    node's own disk; COLD: elsewhere."""
+    """The weights are at `path`. `found` CACHED: in host memory at the first look; DISK: on the node's disk."""
 
     path: str
     found: StartKind = StartKind.COLD
@@ -76,12 +75,8 @@ class EngineReady(Outcome):
 
     url: str
     phases: tuple[Phase, ...] = ()
-    kv_tokens: int = 0  # of its KV cache; 0: unknown
     key_id: str = ""
-    num_slots: int = 0  # concurrent requests; 0: as planned
-    lacks: tuple[str, ...] = ()
-    shared_bytes: int = 0  # of weights, in host memory pages that other engines read too
-    step_s: float = 0.0
+    figures: EngineFigures = field(default_factory=EngineFigures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +123,14 @@ class InFlight(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class EnginePrewarmed(Outcome):
-    """`shared_bytes` as in EngineReady."""
+    """A replica's weights are on its GPUs."""
 
-    shared_bytes: int = 0
+    figures: EngineFigures = field(default_factory=EngineFigures)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAsleep(Outcome):
-    """The engine has left its GPUs, except for a replica's weights. `num_bytes`: still held; -1: not measurable."""
+    """The engine has left its GPUs, except for a replica's weights. `num_bytes`: still held; -1: unknown."""
 
     num_bytes: int = -1
 
@@ -158,9 +153,9 @@ class SleepFailed(Outcome):
 class EngineConsolidated(Outcome):
     """A stage's engine serves all of the model, alone."""
 
-    kv_tokens: int = 0  # of its KV cache; 0: unknown
+    kv_tokens: int = 0  # 0: unknown
     url: str = ""  # new address; "": as before
-    key_id: str = ""  # as in Instance, of that url
+    key_id: str = ""  # of that url
     phases: tuple[Phase, ...] = ()  # FETCH of the remaining weights, LOAD with the other stages' KV cache
 
 
@@ -173,8 +168,8 @@ class StagesFinished(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class ConsolidationFailed(Outcome):
-    """The engine stays a stage, with its former GPU bytes. `code`: of domain/errors.py; with weights_corrupt the rest
-    of its weights is wrong, perhaps the served part too."""
+    """The engine stays a stage, with its former GPU bytes. `code` weights_corrupt: the rest of its weights is wrong,
+    perhaps the served part too."""
 
     reason: str
     code: str = ""
@@ -182,7 +177,7 @@ class ConsolidationFailed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class StopAsked(Outcome):
-    """An operator asks the agent itself to stop an instance."""
+    """An operator asks the agent to stop an instance."""
 
     reason: str
     grace_s: float
@@ -190,7 +185,7 @@ class StopAsked(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class NodeStopping:
-    """The agent should drain and stop every engine, and start none."""
+    """Drain and stop every engine, and start none."""
 
     reason: str
     grace_s: float
@@ -246,32 +241,28 @@ class ForEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchEngine(ForEngine):
-    """Start the process; weights may follow. Outcome: EngineLaunched or EngineStartFailed."""
+class ForStart:
+    command: StartInstance
 
-    model: Model
-    workers: tuple[Worker, ...]  # of this node
-    gpu_kind: str
-    gpu_index: int
-    traceparent: str = ""
-    replica: bool = False  # weights only: its load ends in EnginePrewarmed
-    stage: int = 0
-    num_stages: int = 1
-    gpu_indices: tuple[int, ...] = ()
-    rendezvous: str = ""  # see StartInstance
-    adapter_slots: int = 0  # as in StartInstance
-    adapter_rank: int = 0
+    @property
+    def instance_id(self) -> str:
+        return self.command.instance_id
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitWeights(ForEngine):
-    """Watch the weights (of a stage, its part) in host memory. Outcome: WeightsComplete or WeightsFailed, after any
+class LaunchEngine(ForStart):
+    """Start the process; weights may follow. Outcome: EngineLaunched or EngineStartFailed."""
+
+    devices: Devices
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitWeights(ForStart):
+    """Watch the weights (of a stage, its part) in host memory. Outcome: WeightsComplete or WeightsFailed, after
     WeightsArriving and WeightsReplaced where the engine `streams`; none past the deadline."""
 
-    weights: WeightsRef
     deadline_at: float
-    stage: int = 0
-    num_stages: int = 1
     streams: bool = False
 
 
@@ -283,32 +274,22 @@ class LoadEngine(ForEngine):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAdapter(ForEngine):
-    """Load a LoRA adapter into the engine of `host_id`. Outcome: EngineReady, with that engine's figures, or
+class LoadAdapter(ForStart):
+    """Load a LoRA adapter into its host's engine. Outcome: EngineReady, with that engine's figures, or
     EngineStartFailed."""
 
-    host_id: str
-    model: Model
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class UnloadAdapter(ForEngine):
-    """Give up the instance's work, and drop its adapter from the engine of `host_id`. Outcome: EngineGone, even without
-    that engine."""
-
-    host_id: str
-    model: Model
+class UnloadAdapter(ForStart):
+    """Give up the instance's work, and drop its adapter from its host's engine, if any. Outcome: EngineGone."""
 
 
 @dataclass(frozen=True, slots=True)
-class ActivateEngine(ForEngine):
-    """Let the dormant engine of `source` continue as `instance_id`; a loading replica loads on. Outcome: EngineReady or
-    EngineStartFailed, of `instance_id`."""
-
-    source: str
-    model: Model
-    workers: tuple[Worker, ...]
+class ActivateEngine(ForStart):
+    """Let the engine of the command's `source` continue as the instance; a loading one loads on. Outcome: EngineReady
+    or EngineStartFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,8 +319,8 @@ class ConsolidateEngine(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class AbandonConsolidation(ForEngine):
-    """Stop a slow ConsolidateEngine, dropping its bytes. Repeated until an outcome: ConsolidationFailed, or
-    EngineConsolidated if that was sooner."""
+    """Stop a slow ConsolidateEngine, dropping its bytes. Repeated until an outcome: ConsolidationFailed or
+    EngineConsolidated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,11 +353,10 @@ class CheckHealth(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class CountInFlight(ForEngine):
-    """Count requests. Outcome: InFlight, or none without an answer. An adapter's are counted in its host's engine; all
-    there if it cannot tell them apart."""
+    """Count requests; an adapter's in its host's engine, all there if it cannot tell them apart. Outcome: InFlight, or
+    none without an answer."""
 
-    host_id: str = ""
-    model: Model | None = None  # the adapter
+    adapter: StartInstance | None = None
 
 
 @dataclass(frozen=True, slots=True)

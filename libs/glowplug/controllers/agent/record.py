@@ -10,8 +10,18 @@ from enum import StrEnum
 from typing import Any
 
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import MAX_SPELLS, Instance, InstanceState, Phase, Spell, StageAddress, Worker
+from glowplug.domain.instance import (
+    MAX_SPELLS,
+    EngineFigures,
+    Instance,
+    InstanceState,
+    Phase,
+    Spell,
+    StageAddress,
+    Worker,
+)
 from glowplug.domain.model import Model
+from glowplug.events.commands import StartInstance
 from glowplug.events.envelope import Event
 from glowplug.fleet.start_times import StartKind
 from glowplug.policies.placement.shape import bytes_per_gpu, weights_per_gpu
@@ -48,16 +58,16 @@ class ConsolidationState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartProgress:
+    """How far the command's start has come."""
+
     deadline_at: float
-    predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> seconds
     is_launched: bool = False
     arriving_path: str | None = None  # of an engine that streams
     weights_path: str | None = None  # once in host memory
     fetch: Phase | None = None
-    shared_bytes: int = 0  # as in EngineReady, reported before the check
+    figures: EngineFigures = field(default_factory=EngineFigures)  # before its weights were checked
     grew_from: InstanceState | None = None  # state of its source
-    tries_left: int = 0  # other nodes, if weights are unavailable here
     has_restarted: bool = False  # its seconds measure nothing
 
 
@@ -92,8 +102,6 @@ class Consolidation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    stage: int
-    rendezvous: str = ""
     is_joined: bool = False  # first stage: the later ones are READY
     later: tuple[StageAddress, ...] = ()  # their addresses
     num_failed: int = 0
@@ -106,9 +114,9 @@ class Holding:
 
     state: State
     instance: Instance
-    model: Model
-    cause: Event  # its command, without payload
-    start: Start | None = None
+    command: StartInstance
+    cause: Event  # of the command, without payload
+    start: StartProgress | None = None
     drain: Drain | None = None
     stop: Stop | None = None
     consolidation: Consolidation | None = None
@@ -120,6 +128,10 @@ class Holding:
     found: StartKind = StartKind.COLD  # tier of its weights at its start
     health_asked_at: float = 0.0
     num_misses: int = 0
+
+    @property
+    def model(self) -> Model:
+        return self.command.model
 
     @property
     def engine(self) -> str:

@@ -125,7 +125,7 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
         return
     whole, finishing = _whole(holding), None
     if report.url:
-        deadline_at = 0.0 if pipeline.stage else transaction.now_s + transaction.params.consolidate_deadline_s
+        deadline_at = 0.0 if holding.command.stage else transaction.now_s + transaction.params.consolidate_deadline_s
         finishing = replace(under_way, state=FINISHING, deadline_at=deadline_at)
         transaction.ask(msg.FinishStages(holding.engine, deadline_at))
     became_whole = "it has become whole and runs all of the model"
@@ -222,8 +222,7 @@ def _failed(transaction: Transaction, holding: Holding, ended: Consolidation, wh
 
 
 def _stays(holding: Holding, why: str) -> str:
-    stage = holding.pipeline.stage if holding.pipeline is not None else 0
-    return f"it stays stage {stage} of {holding.instance.num_stages}: {why}"
+    return f"it stays stage {holding.command.stage} of {holding.instance.num_stages}: {why}"
 
 
 def _whole(holding: Holding) -> Instance:

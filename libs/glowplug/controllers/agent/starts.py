@@ -20,7 +20,7 @@ from glowplug.controllers.agent.record import (
     RULES,
     Holding,
     Pipeline,
-    Start,
+    StartProgress,
     State,
     Stop,
 )
@@ -73,14 +73,13 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
     assert event is not None
     mine = {worker.gpu_id for worker in command.workers}
     model, kind = command.model, transaction.engines.get(command.model.engine)
-    num_stages = 1 if command.part_of else max(1, command.num_stages)
     instance = Instance(
         instance_id=command.instance_id,
         model_key=model.key,
         engine=model.engine,
         state=InstanceState.STARTING,
         workers=_workers(transaction, command, kind),
-        max_concurrency=model.max_concurrency * num_stages,
+        max_concurrency=model.max_concurrency * (1 if command.part_of else command.num_stages),
         model_revision=model.revision,
         created_at=now_s,
         phases=command.phases,
@@ -89,7 +88,7 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         decision_id=command.decision_id,
         replica=command.replica,
         part_of=command.part_of,
-        num_stages=max(1, command.num_stages),
+        num_stages=command.num_stages,
         gpu_kind=next((gpu.kind for gpu in transaction.ledger.gpus if gpu.gpu_id in mine), ""),
         predicted_s=command.predicted_s,
         adapter_slots=command.adapter_slots,
@@ -98,14 +97,10 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
     return Holding(
         state=State.STARTING,
         instance=instance,
-        model=model,
+        command=command,
         cause=replace(event, data=None),
-        start=Start(
-            deadline_at=now_s + transaction.params.start_deadline_s,
-            predicted=command.predicted,
-            tries_left=command.tries_left,
-        ),
-        pipeline=None if instance.is_whole else Pipeline(stage=command.stage, rendezvous=command.rendezvous),
+        start=StartProgress(deadline_at=now_s + transaction.params.start_deadline_s),
+        pipeline=None if instance.is_whole else Pipeline(),
     )
 
 
@@ -193,7 +188,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
         taken = holding.enter(source.state, engine_id=from_id)
         transaction.publish(taken, reason=f"it takes over the start of {from_id}")
     else:
-        holding = lifecycle.activate(transaction, holding, from_id)
+        holding = lifecycle.activate(transaction, holding)
         transaction.publish(holding, reason=f"it grows from {from_id}, which was {was.value}")
     # published last: the prefetcher already knows which instance needs the weights
     transaction.step(from_id, TakenOver(holding.instance.instance_id))
@@ -233,9 +228,9 @@ def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[st
             holding = Holding(
                 state=State.FAILED,
                 instance=replace(instance, state=InstanceState.FAILED),
-                model=holding.model,
+                command=holding.command,
                 cause=holding.cause,
-                pipeline=None if instance.is_whole else Pipeline(stage=0),
+                pipeline=None if instance.is_whole else Pipeline(),
                 stop=Stop(0.0),
                 engine_id=holding.engine_id,
                 past_ids=holding.past_ids,

@@ -11,9 +11,10 @@ from dataclasses import replace
 from glowplug.controllers.agent import adapters, drains, lifecycle, stages, starts
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import COMING, DORMANT, ENDED, FETCHING, ConsolidationState, Holding, State
-from glowplug.controllers.agent.transaction import Action, Ignored, Move, Table, Transaction, Transition
+from glowplug.controllers.agent.transaction import Action, Ignored, Step, Table, Transaction, Transition
 from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import WeightsDropped
+from glowplug.domain.instance import EngineFigures
 from glowplug.events.commands import ConsolidateInstance, JoinStages, ResumeInstance, StartInstance, StopInstance
 
 # Engines that load weights while they arrive (HydraServe section 5.1: fetch and load overlap). Weights are checked only
@@ -32,17 +33,13 @@ def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.Engi
     instance = holding.instance
     if instance.replica:
         return
-    holding = _loaded(holding, report.shared_bytes)
-    num_slots = 0 if holding.is_first_stage else report.num_slots  # all stages together report their slots
+    holding = _loaded(holding, report.figures)
+    if holding.is_first_stage:  # all stages together report their slots
+        report = replace(report, figures=replace(report.figures, num_slots=0))
     transaction.publish(
         holding.enter(State.UNCHECKED),
-        url=report.url,
+        **lifecycle.reported(instance, report),
         phases=(*instance.phases, *report.phases),
-        max_concurrency=num_slots or instance.max_concurrency,
-        kv_tokens=report.kv_tokens,
-        step_s=report.step_s,
-        lacks=report.lacks,
-        key_id=report.key_id,
         reason="its engine is loaded, and its weights are not checked yet",
     )
 
@@ -50,38 +47,31 @@ def on_engine_ready(transaction: Transaction, holding: Holding, report: msg.Engi
 def on_prewarmed(transaction: Transaction, holding: Holding, report: msg.EnginePrewarmed) -> None:
     if holding.instance.replica or holding.engine_id:
         why = "its weights are on the GPU, and not checked yet"
-        loaded = _loaded(holding, report.shared_bytes)
+        loaded = _loaded(holding, report.figures)
         transaction.publish(loaded.enter(State.UNCHECKED), reason=why)
 
 
-def _loaded(holding: Holding, shared_bytes: int) -> Holding:
+def _loaded(holding: Holding, figures: EngineFigures) -> Holding:
     """Shared bytes count once the weights are checked (sharing.py)."""
     assert holding.start is not None
-    return replace(holding, start=replace(holding.start, shared_bytes=shared_bytes))
+    return replace(holding, start=replace(holding.start, figures=figures))
 
 
 def on_weights(transaction: Transaction, holding: Holding, report: msg.WeightsComplete) -> None:
     assert holding.start is not None
-    name, instance, shared_bytes = holding.instance.instance_id, holding.instance, holding.start.shared_bytes
+    name, instance, figures = holding.instance.instance_id, holding.instance, holding.start.figures
     holding = lifecycle.with_weights(transaction, holding, report)
     if holding.engine_id:
-        holding = lifecycle.activate(transaction, holding, holding.engine_id)
+        holding = lifecycle.activate(transaction, holding)
         transaction.publish(holding, reason="its weights are in host memory")
     elif holding.state is State.STREAMING:
         why = "its weights are in host memory, and its engine has taken those that came before the last"
         transaction.publish(holding.enter(State.LOADING), reason=why)
     elif instance.replica:
-        drains.on_prewarmed(transaction, holding, msg.EnginePrewarmed(name, shared_bytes))
+        drains.on_prewarmed(transaction, holding, msg.EnginePrewarmed(name, figures))
     else:
-        said = msg.EngineReady(
-            name,
-            instance.url,
-            kv_tokens=instance.kv_tokens,
-            key_id=instance.key_id,
-            lacks=instance.lacks,
-            shared_bytes=shared_bytes,
-        )
-        stages.on_ready(transaction, holding, said)
+        again = msg.EngineReady(name, instance.url, key_id=instance.key_id, figures=figures)
+        stages.on_ready(transaction, holding, again)
 
 
 def on_replaced(transaction: Transaction, holding: Holding, report: msg.WeightsReplaced) -> None:
@@ -296,23 +286,23 @@ TABLE: Table = _table()
 STIMULI: tuple[type, ...] = tuple(dict.fromkeys(stimulus for _, stimulus in TABLE))
 
 
-def wrong(move: Move) -> Iterator[str]:
-    before, after = (holding.state if holding is not None else None for holding in (move.before, move.after))
-    row = TABLE.get((before, move.stimulus))
-    name = f"{move.instance_id}: {before} -{move.stimulus.__name__}-> {after}"
+def wrong(step: Step) -> Iterator[str]:
+    before, after = (holding.state if holding is not None else None for holding in (step.before, step.after))
+    row = TABLE.get((before, step.stimulus))
+    name = f"{step.instance_id}: {before} -{step.stimulus.__name__}-> {after}"
     if not isinstance(row, Transition):
         yield f"{name} is not in the table"
         return
     if after not in row.to:
         yield f"{name}: the table allows {sorted(str(state) for state in row.to)}"
-    if unknown := set(move.asked) - row.asks:
+    if unknown := set(step.asked) - row.asks:
         yield f"{name} asks for {sorted(effect.__name__ for effect in unknown)}"
-    asked = {*move.asked, *(_ENDS if move.stimulus is msg.EngineGone else ())}  # a failed stop is repeated later
-    is_taken_over = before is None and move.after is not None and bool(move.after.engine_id)
-    if not is_taken_over and (missing := _awaited(move.after) - _awaited(move.before) - asked):
+    asked = {*step.asked, *(_ENDS if step.stimulus is msg.EngineGone else ())}  # a failed stop is repeated later
+    is_taken_over = before is None and step.after is not None and bool(step.after.engine_id)
+    if not is_taken_over and (missing := _awaited(step.after) - _awaited(step.before) - asked):
         yield f"{name} waits for the outcome of {sorted(e.__name__ for e in missing)}, which was not asked for"
-    was, is_now = _consolidation(move.before), _consolidation(move.after)
-    if is_now not in CONSOLIDATION.get((was, move.stimulus), {was}) and not (is_now is None and after not in _SERVING):
+    was, is_now = _consolidation(step.before), _consolidation(step.after)
+    if is_now not in CONSOLIDATION.get((was, step.stimulus), {was}) and not (is_now is None and after not in _SERVING):
         yield f"{name}: its consolidation goes from {was} to {is_now}"
 
 

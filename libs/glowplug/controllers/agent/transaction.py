@@ -51,7 +51,7 @@ class Ignored:
 Table = Mapping[tuple[State | None, type], Transition | Ignored]
 
 
-class Move(NamedTuple):
+class Step(NamedTuple):
     instance_id: str
     before: Holding | None
     stimulus: type
@@ -108,7 +108,7 @@ class Transaction:
     node_stops: str = ""
     event: Event | None = None
     effects: list[Effect] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     is_dirty: bool = False  # to be remembered over a restart
     _asked: list[type] = field(default_factory=list)
 
@@ -123,7 +123,7 @@ class Transaction:
             outer, self._asked = self._asked, []
             row.does(self, holding, stimulus)
             asked, self._asked = tuple(self._asked), outer
-            self.moves.append(Move(instance_id, holding, kind, self.holdings.get(instance_id), asked))
+            self.steps.append(Step(instance_id, holding, kind, self.holdings.get(instance_id), asked))
 
     def ask(self, *effects: Effect) -> None:
         self.effects.extend(effects)

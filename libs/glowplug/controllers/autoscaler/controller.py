@@ -53,7 +53,7 @@ from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, 
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.domain.access import KEYS, TENANTS, Priority
-from glowplug.domain.errors import Conflict, InvalidModelFile, ModelNotFound, NotFound
+from glowplug.domain.errors import Conflict, InvalidModelFile, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import KeptAt, Model, Rung
@@ -64,7 +64,7 @@ from glowplug.events.envelope import Event
 from glowplug.fleet.adapters import with_adapters
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.status import is_ready, lacks_one_asleep
-from glowplug.fleet.tables import InstanceTable
+from glowplug.fleet.tables import InstanceTable, find_model
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.hydraserve import Consolidation, ConsolidationDecision, consolidate
 from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline, without_load, worths
@@ -509,10 +509,8 @@ class AutoscalerController:
     # operators
 
     def _deployed(self, model_key: str) -> tuple[ModelRecord, Model]:
-        model = self._models.find(model_key)
-        if model is None:
-            raise ModelNotFound(f"no model {model_key!r} is deployed", param="model")
-        record = self._models.of(model_key)
+        model = find_model(self.models, model_key)
+        record = self._models.of(model.key)
         record.stands_until = 0.0
         return record, model
 
@@ -691,16 +689,30 @@ class AutoscalerController:
         if self._params.consolidate:
             effects += self._consolidations.of_model(rows, decision, now_s)
         effects += record.ask_again(model, now_s, self._params.repeat_s)
-        has_nothing = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
-        has_nothing = has_nothing and all(i.state.is_dormant for i in rows.values())
-        record.rest_until = record.kept.rest_until(now_s, self._params.rest_s) if has_nothing else 0.0
-        record.stands_until = 0.0
-        is_settled = not (has_nothing or effects or record.starts or record.orders)
-        is_settled = is_settled and not record.kept.put_away
-        if is_tick and is_settled and decision.stands_until > now_s and all(i.is_whole for i in rows.values()):
+        is_idle = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
+        self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=is_tick and not effects)
+        return [*effects, *self._learned.noted(record)]
+
+    def _rest(
+        self,
+        record: ModelRecord,
+        decision: ScaleDecision,
+        rows: Mapping[str, Instance],
+        now_s: float,
+        *,
+        is_idle: bool,
+        may_stand: bool,
+    ) -> None:
+        """Set until when no tick need look at the model: without requests and with dormant instances alone it rests;
+        with nothing under way, the policy's answer stands for as long as the policy says and the forecast holds."""
+        record.rest_until = record.stands_until = 0.0
+        if is_idle and all(i.state.is_dormant for i in rows.values()):
+            record.rest_until = record.kept.rest_until(now_s, self._params.rest_s)
+            return
+        is_settled = not (record.starts or record.orders or record.kept.put_away)
+        if may_stand and is_settled and decision.stands_until > now_s and all(i.is_whole for i in rows.values()):
             lead_s = self._params.lead_s
             record.stands_until = min(decision.stands_until, record.ahead.changes_at(now_s + lead_s) - lead_s)
-        return [*effects, *self._learned.noted(record)]
 
     def _view(
         self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float

@@ -1,14 +1,16 @@
 """Bounds of the autoscaler."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from glowplug.domain.bounds import check_bounds
+from glowplug.domain.bounds import Bounded
 from glowplug.domain.instance import Becomes
+from glowplug.domain.reading import SETTING, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoscalerParams:
-    """Times in seconds. Raises OutOfBounds naming the field."""
+class AutoscalerParams(Bounded):
+    """Times in seconds."""
 
     repeat_s: float = 2.0  # between repeats of a command
     drain_grace_s: float = 300.0  # longest drain: it ends hung engines, not slow answers
@@ -17,10 +19,8 @@ class AutoscalerParams:
     orphan_s: float = 10.0  # before instances of an unknown model are stopped
     absent_s: float = 30.0  # for a standby to keep a model whose row alone is missing
     consolidate: bool = True  # pipelines (HydraServe section 6)
-    stop_becomes: Becomes = "stopped"  # of an instance drained by the policy, if it can
+    stop_becomes: Annotated[Becomes, SETTING] = "stopped"  # an idle instance becomes this where its engine can
     rest_s: float = 5.0  # between looks at a model without instances or load
     gather_s: float = 0.0  # queue age before starts, to see a burst whole (HydraServe's window)
-    lead_s: float = 0.0  # from now to the policy's forecast window
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
+    # from now to the policy's forecast window
+    lead_s: Annotated[float, Setting(name="forecast_lead_s", advanced=True)] = 0.0

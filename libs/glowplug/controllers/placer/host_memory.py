@@ -12,11 +12,12 @@ from glowplug.controllers.backoff import backoff_s
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
-from glowplug.domain.errors import BadRequest, Conflict, ModelNotFound, NoCapacity, NotFound
+from glowplug.domain.errors import BadRequest, Conflict, NoCapacity, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import KeptAt, Model
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import DropWeights, FetchWeights
+from glowplug.fleet.tables import find_model
 from glowplug.policies.placement.links import has_copy_on_disk, has_weights
 
 FIRST_BACKOFF_S = 2.0
@@ -47,10 +48,7 @@ class HostMemory:
 
     def model(self, model_key: str) -> Model:
         """Return the deployed model. Raises ModelNotFound."""
-        model = self.fleet.models.get(model_key)
-        if model is None:
-            raise ModelNotFound(f"no model {model_key!r} is deployed", param="model")
-        return model
+        return find_model(self.fleet.models, model_key)
 
     def where(self, model: Model, now_s: float, node_id: str = "") -> Node:
         """Prefer the named node, else one with the weights in host memory, else one with a copy on disk, else the most

@@ -209,8 +209,20 @@ class Placing:
         return account(self._shares, demands, waiting, now.now_s, now.victims.turns.most_s)
 
     def _try(self, placement: Placement, now: Pass) -> list[Effect]:
+        """Take the first that applies:
+
+        1. A model that has had more than its share lets the others go first.
+        2. There is room: start, unless an engine of the model sleeps elsewhere (6, 7).
+        3. No node could ever take it: refuse, once nodes have had time to join.
+        4. It waits for free memory: nothing leaves for it.
+        5. Instances were asked to leave a moment ago, or nobody knows yet who is idle: wait.
+        6. To wait for the sleeper's GPU saves nothing: start in the room there is.
+        7. The sleeper's GPU is soon free: wait for it rather than start or evict elsewhere.
+        8. Those whose loss costs least leave, if the start is worth that.
+        9. Start in the room there is, or say why it waits.
+        """
         now_s, params = now.now_s, self.fleet.params
-        if not placement.stages and self._gives_way(placement, now):
+        if not placement.stages and self._gives_way(placement, now):  # 1
             placement.lacked_at = placement.lacked_at or now_s
             return []
         decision = self._decide(placement, now)
@@ -218,31 +230,28 @@ class Placing:
             decision = self._decide(placement, now)
         if placement.command.is_batch and not may_drop(placement, decision, now.holdings, self.fleet):
             decision = PlaceDecision(reason="copies of models that are likelier to be needed would be dropped for it")
-        if decision.stages and (decision.source or not _sleeps_at(placement.command.model, now.view)):
+        if decision.stages and (decision.source or not _sleeps_at(placement.command.model, now.view)):  # 2
             return self._start(placement, decision, now)
         placement.lacked_at = placement.lacked_at or now_s
-        waited = now_s - placement.received_at
         settled = self.fleet.is_settled(now_s)
-        if not decision.possible:
-            patient = waited < params.impossible_s or not settled
-            return [] if patient else self._refuse(placement, decision, now_s)
-        if placement.command.waits:
+        if not decision.possible:  # 3
+            is_early = now_s - placement.received_at < params.impossible_s or not settled
+            return [] if is_early else self._refuse(placement, decision, now_s)
+        if placement.command.waits:  # 4
             return self._start(placement, decision, now) if decision.stages else []
-        if self._is_making_space(placement, now):
+        if self._is_making_space(placement, now) or not (settled or self.fleet.loads.is_fresh(now_s)):  # 5
             return []
-        if not settled and not self.fleet.loads.is_fresh(now_s):
-            return []
-        if decision.stages and params.sleeper_patience and self._saving(placement, now, decision).saved_s <= 0:
+        if decision.stages and params.sleeper_patience and self._saving(placement, now, decision).saved_s <= 0:  # 6
             return self._start(placement, decision, now)
         wanting = 0 if decision.stages else self._wanting(placement, now)
         chosen = self._make_space(placement, now, decision, wanting)
         chosen = chosen if chosen and self._is_worth_it(placement, *chosen, now) else None
         placement.is_patient = self._waits_for_sleeper(placement, now, decision, chosen)
-        if placement.is_patient:
+        if placement.is_patient:  # 7
             return []
-        if chosen is not None:
+        if chosen is not None:  # 8
             return self._evict_for(placement, *chosen, now)
-        return self._start(placement, decision, now) if decision.stages else self._say_why(placement, now)
+        return self._start(placement, decision, now) if decision.stages else self._say_why(placement, now)  # 9
 
     def _batch_lets_go(self, placement: Placement, now: Pass) -> bool:
         if placement.command.is_batch or placement.command.waits:

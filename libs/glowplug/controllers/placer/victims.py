@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from glowplug.domain.access import Priority
 from glowplug.domain.hardware import Gpu, Node
@@ -24,7 +25,17 @@ from glowplug.policies.scaling.port import needed_by_pipeline
 from glowplug.policies.worth import FACTORS, expected_factor, num_weighted
 
 Evict = Callable[..., EvictDecision]
-Cost = tuple[bool, int, float, int, float, str]  # see Victims.make
+
+
+class Loss(NamedTuple):
+    """Of an eviction, the least first (Victims.make)."""
+
+    is_any: bool  # else drains under way suffice
+    quanta_behind: int  # of requests: how far the victims' engines are ahead of the wanting model, negated
+    saved_s: float  # waiting that the victims should have saved
+    num_waiting: int  # for the longest queue among them
+    used_at: float  # the latest
+    gpu_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +114,7 @@ class Victims:
 
         Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of the wanting model (by
         whole quanta of requests), then the measure of `rule` (turns.py), then id."""
-        best: tuple[Cost, Node, StageDecision] | None = None
+        best: tuple[Loss, Node, StageDecision] | None = None
         with closing(self._by_least_cost(wanted, only)) as nodes:
             for least, node_id in nodes:
                 if best is not None and least > best[0]:
@@ -121,7 +132,7 @@ class Victims:
 
     def _by_least_cost(
         self, wanted: Wanted, only: Collection[str]
-    ) -> Generator[tuple[Cost | tuple[bool] | tuple[bool, float], str], None, None]:
+    ) -> Generator[tuple[Loss | tuple[bool] | tuple[bool, float], str], None, None]:
         """Yield nodes, each with a lower bound of its cost: first those where a drain may suffice, then the least
         recently used. Where shares count, every node has the same bound."""
         anything = (False,)
@@ -138,7 +149,7 @@ class Victims:
             yield from ((anything, node_id) for node_id in list(self.capacity.leaving))
             with closing(self.capacity.longest_unused.in_order(self._first_used_at)) as unused:
                 for at, prefix in unused:
-                    yield (True, 0, 0.0, 0, at, prefix), prefix[:-1]
+                    yield Loss(True, 0, 0.0, 0, at, prefix), prefix[:-1]
 
     def _first_used_at(self, node_id: str) -> float | None:
         here = self.capacity.on_node.get(node_id, {}).values()
@@ -206,14 +217,14 @@ class Victims:
 
     def _on_node(
         self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]
-    ) -> tuple[Cost, StageDecision, EvictDecision] | None:
+    ) -> tuple[Loss, StageDecision, EvictDecision] | None:
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
                 continue
             decision = self._on(gpu, wanted, evict)
             if decision is not None:
-                options.append((self._cost(gpu.gpu_id, wanted, decision), decision))
+                options.append((self._loss(gpu.gpu_id, wanted, decision), decision))
         if len(options) < wanted.num_gpus:
             return None
         options.sort(key=lambda option: option[0])
@@ -221,8 +232,6 @@ class Victims:
         if all(decision.reason == _HAS_BYTES for _, decision in chosen):
             return None  # the policy lacks something other than bytes
         victims = tuple(dict.fromkeys(v for _, decision in chosen for v in decision.victims))
-        queue, newest = max(cost[3] for cost, _ in chosen), max(cost[4] for cost, _ in chosen)
-        ahead = max(cost[1] for cost, _ in chosen)
         first = chosen[0][1]
         if len(chosen) > 1:
             rivals = tuple(rival for _, decision in chosen for rival in decision.rivals)
@@ -230,24 +239,36 @@ class Victims:
             reason = "; ".join(dict.fromkeys(decision.reason for _, decision in chosen if decision.victims))
             need = sum(decision.need_bytes for _, decision in chosen)
             first = EvictDecision(victims=victims, freed_bytes=freed, need_bytes=need, reason=reason, rivals=rivals)
-        gpu_ids = tuple(sorted(cost[5] for cost, _ in chosen))
+        gpu_ids = tuple(sorted(loss.gpu_id for loss, _ in chosen))
         stage = StageDecision(node_id=node.node_id, gpu_ids=gpu_ids, bytes_per_gpu=wanted.bytes_per_gpu)
-        going = {v: self.capacity.on_gpu[cost[5]][v] for cost, decision in chosen for v in decision.victims}
-        lost = self._lost(going.values())
-        return (bool(going), ahead, lost, queue, newest, gpu_ids[0]), stage, first
+        going = {v: self.capacity.on_gpu[loss.gpu_id][v] for loss, decision in chosen for v in decision.victims}
+        losses = [loss for loss, _ in chosen]
+        whole = Loss(
+            bool(going),
+            max(loss.quanta_behind for loss in losses),
+            self._saved_s(going.values()),
+            max(loss.num_waiting for loss in losses),
+            max(loss.used_at for loss in losses),
+            gpu_ids[0],
+        )
+        return whole, stage, first
 
-    def _cost(self, gpu_id: str, wanted: Wanted, decision: EvictDecision) -> Cost:
+    def _loss(self, gpu_id: str, wanted: Wanted, decision: EvictDecision) -> Loss:
         here = self.capacity.on_gpu.get(gpu_id, {})
         going = [here[v] for v in decision.victims if v in here]
         queues = (self._load(i.model_key).num_waiting for i in going)
-        queue = max(queues, default=0) if self.rule == "shortest_queue" else 0
-        newest = max((self._used_at(i) for i in going), default=0.0)
         quantum = self.turns.fair_requests if wanted.wanting else 0
-        least = min((self._ahead(i, wanted) for i in going), default=0)
-        ahead = max(0, least) // quantum if quantum else 0
-        return (bool(going), -ahead, self._lost(going), queue, newest, gpu_id)
+        least_ahead = min((self._ahead(i, wanted) for i in going), default=0)
+        return Loss(
+            bool(going),
+            -(max(0, least_ahead) // quantum) if quantum else 0,
+            self._saved_s(going),
+            max(queues, default=0) if self.rule == "shortest_queue" else 0,
+            max((self._used_at(i) for i in going), default=0.0),
+            gpu_id,
+        )
 
-    def _lost(self, going: Collection[Instance]) -> float:
+    def _saved_s(self, going: Collection[Instance]) -> float:
         return sum(map(self.saves_s, going)) if self.rule == "least_worth" else 0.0
 
     def _on(self, gpu: Gpu, wanted: Wanted, evict: Evict) -> EvictDecision | None:

@@ -154,8 +154,8 @@ class HostCache:
             reason=reason,
             made_at=now_s,
             node_id=self.node_id,
-            model_key=want.model_key if want else "",
-            instance_id=want.instance_id if want else "",
+            model_key=want.command.model_key if want else "",
+            instance_id=want.command.instance_id if want else "",
             chosen=", ".join(decision.victims),
             inputs={
                 "capacity_bytes": self.capacity_bytes,
@@ -177,7 +177,7 @@ class HostCache:
             stays = ", a copy stays on disk" if self._on_disk(digest) else ""
             size = show_bytes(entry.num_bytes)
             leaving.append(f"the weights of {name} ({size}, last used {idle_s:.0f} s ago{stays})")
-        whom = f"for {want.model_key}, which lacks" if want else "since the cache holds too much by"
+        whom = f"for {want.command.model_key}, which lacks" if want else "since the cache holds too much by"
         where = f"leave the host memory of {self.node_id} {whom} {show_bytes(decision.need_bytes)}"
         return f"{listed(leaving)} {where}: {decision.reason}"
 

@@ -37,7 +37,7 @@ What it never does
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, get_args
 
@@ -257,7 +257,7 @@ class Holds:
             del self._gone[next(iter(self._gone))]
 
 
-MOVES_REMEMBERED = 4096
+TIER_MOVES_REMEMBERED = 4096
 
 
 class Tier(StrEnum):
@@ -267,7 +267,7 @@ class Tier(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class TierMove:
     source: Tier
     target: Tier
     num_bytes: int
@@ -275,20 +275,20 @@ class Move:
     ended_at: float
 
 
-class Moves:
+class TierMoves:
     def __init__(self) -> None:
-        self._moves: OrderedDict[str, dict[tuple[Tier, Tier], Move]] = OrderedDict()
+        self._moves: OrderedDict[str, dict[tuple[Tier, Tier], TierMove]] = OrderedDict()
 
-    def add(self, digest: str, move: Move) -> None:
+    def add(self, digest: str, move: TierMove) -> None:
         if not move.seconds > 0:
             return
         moves = self._moves.setdefault(digest, {})
         moves[move.source, move.target] = move
         self._moves.move_to_end(digest)
-        while len(self._moves) > MOVES_REMEMBERED:
+        while len(self._moves) > TIER_MOVES_REMEMBERED:
             self._moves.popitem(last=False)
 
-    def of(self, digest: str) -> tuple[Move, ...]:
+    def of(self, digest: str) -> tuple[TierMove, ...]:
         return tuple(sorted(self._moves.get(digest, {}).values(), key=lambda move: -move.ended_at))
 
 
@@ -303,11 +303,10 @@ class PlacedWeights:
     num_bytes: int
     tiers: tuple[Tier, ...]
     expected_s: Mapping[str, float] = field(default_factory=dict)
-    moves: tuple[Move, ...] = ()
+    moves: tuple[TierMove, ...] = ()
     why_not_on_disk: str = ""
 
 
-WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority
 DISK = Tier.DISK.value  # source of a fetch from the node's own copy
 EVENTS_REMEMBERED = 4096
 
@@ -330,11 +329,8 @@ class FetchJob:
     digest: str
     wants: list[msg.Want]
     order: int
+    part: FetchWeights  # the command whose bytes are fetched
     stage: Stage = Stage.QUEUED
-    first_byte: int = 0
-    last_byte: int = 0
-    pipeline_stage: int = 0
-    num_stages: int = 1
     started_at: float = 0.0
     asks: MemoryAsk | None = None  # set while memory is not granted, though its size is known or will not be
     num_bytes: int = 0
@@ -350,7 +346,7 @@ class FetchJob:
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(w.instance_id for w in self.wants if w.instance_id))
+        return tuple(dict.fromkeys(w.command.instance_id for w in self.wants if w.command.instance_id))
 
 
 class PrefetcherController:
@@ -360,7 +356,7 @@ class PrefetcherController:
     def __init__(self, node_id: str, params: PrefetcherParams, *, digest_of: Callable[[WeightsRef], str]) -> None:
         self.node_id, self.params = node_id, params
         self._digest_of = digest_of
-        self.seconds, self.moves = FetchSeconds(), Moves()
+        self.seconds, self.moves = FetchSeconds(), TierMoves()
         self.disk = DiskTier(node_id, params, self.seconds, self._make_order)
         order = self._make_order(self.miss_s)
         self.holds = Holds(node_id, digest_of, params.hold_s)
@@ -494,18 +490,7 @@ class PrefetcherController:
         if data.instance_id and self.holds.is_gone(data.instance_id):
             return []  # overtaken by its instance's end
         self.holds.give_way(data.drops, now_s)
-        want = msg.Want(
-            data.weights,
-            data.model_key,
-            data.instance_id,
-            data.first_byte,
-            data.last_byte,
-            data.priority + (WAITED_FOR if data.instance_id and not data.background else 0),
-            command,
-            data.stage,
-            data.num_stages,
-            data.peers,
-        )
+        want = msg.Want(data, command)
         try:
             digest = self._digest_of(data.weights)
         except InvalidModelFile as error:
@@ -521,34 +506,44 @@ class PrefetcherController:
             entry = self.cache.entries.get(digest)
             if digest in self.jobs or instance.instance_id in self._failed or (entry and entry.complete):
                 continue
-            stage, num_stages = instance.stage, instance.num_stages
-            part = (model.weights, model.key, instance.instance_id, *stage_bytes(model, stage, num_stages))
-            effects += self._take(msg.Want(*part, WAITED_FOR, None, stage, num_stages), digest, now_s)
+            first_byte, last_byte = stage_bytes(model, instance.stage, instance.num_stages)
+            command = FetchWeights(
+                target=self.node_id,
+                model_key=model.key,
+                weights=model.weights,
+                instance_id=instance.instance_id,
+                first_byte=first_byte,
+                last_byte=last_byte,
+                stage=instance.stage,
+                num_stages=instance.num_stages,
+            )
+            effects += self._take(msg.Want(command, None), digest, now_s)
         return effects
 
     def _take(self, want: msg.Want, digest: str, now_s: float) -> list[Effect]:
-        self.holds.hold(want.instance_id, digest, now_s)
+        model_key = want.command.model_key
+        self.holds.hold(want.command.instance_id, digest, now_s)
         if (job := self.jobs.get(digest)) is not None:
             raised = want.urgency > job.urgency
             if not any(want.repeats(known) for known in job.wants):
                 job.wants.append(want)
             if job.is_counted:
                 self.cache.used(digest, job.num_bytes, now_s, hit=True)
-                self.disk.used(digest, job.num_bytes, now_s, want.model_key)
+                self.disk.used(digest, job.num_bytes, now_s, model_key)
             return [msg.RaiseUrgency(digest, want.urgency)] if raised and job.stage is not Stage.QUEUED else []
         entry = self.cache.entries.get(digest)
         if entry is not None and entry.complete:
             entry.last_used_at = now_s
-            entry.model_keys.add(want.model_key)
+            entry.model_keys.add(model_key)
             self.cache.used(digest, entry.num_bytes, now_s, hit=True)
-            self.disk.used(digest, entry.num_bytes, now_s, want.model_key)
+            self.disk.used(digest, entry.num_bytes, now_s, model_key)
             hit = {"num_bytes": entry.num_bytes, "seconds": 0.0, "source": "cache"}
             return [msg.UseRegion(digest, want), self._fact(facts.WeightsFetched, digest, want, **hit)]
         if len(self.jobs) >= self.params.max_queue:
             message = f"{len(self.jobs)} fetches are waiting on {self.node_id}"
             return self._refuse(digest, [want], WeightsUnavailable.code, message, keep=True)
         self._num_jobs += 1
-        self.jobs[digest] = FetchJob(digest, [want], self._num_jobs, is_resumed=entry is not None)
+        self.jobs[digest] = FetchJob(digest, [want], self._num_jobs, want.command, is_resumed=entry is not None)
         return self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> list[Effect]:
@@ -559,25 +554,11 @@ class PrefetcherController:
                 return effects
             job = min(queued, key=lambda j: (-j.urgency, j.order))
             first = max(job.wants, key=lambda w: w.urgency)
-            job.stage, job.started_at = Stage.SIZING, now_s
-            job.first_byte, job.last_byte = first.first_byte, first.last_byte
-            job.pipeline_stage, job.num_stages = first.stage, first.num_stages
+            job.stage, job.started_at, job.part = Stage.SIZING, now_s, first.command
             job.from_disk = self.disk.has(job.digest)
-            effects.append(
-                msg.StartFetch(
-                    digest=job.digest,
-                    weights=first.weights,
-                    model_key=first.model_key,
-                    urgency=job.urgency,
-                    first_byte=job.first_byte,
-                    last_byte=job.last_byte,
-                    cause=first.cause,
-                    from_disk=job.from_disk,
-                    stage=first.stage,
-                    num_stages=first.num_stages,
-                    peers=tuple(dict.fromkeys(url for want in job.wants for url in want.peers)),
-                )
-            )
+            peers = tuple(dict.fromkeys(url for want in job.wants for url in want.command.peers))
+            want = replace(first, command=replace(first.command, peers=peers))
+            effects.append(msg.StartFetch(digest=job.digest, want=want, from_disk=job.from_disk))
 
     # host memory
 
@@ -590,7 +571,7 @@ class PrefetcherController:
             job.is_counted = True
             for at, want in enumerate(job.wants):
                 self.cache.used(job.digest, sized.num_bytes, now_s, hit=at > 0)
-                self.disk.used(job.digest, sized.num_bytes, now_s, want.model_key)
+                self.disk.used(job.digest, sized.num_bytes, now_s, want.command.model_key)
         return self._make_space(job, now_s)
 
     def _settle_waiting(self, now_s: float) -> list[Effect]:
@@ -608,7 +589,7 @@ class PrefetcherController:
             return self._give_up(job, fit.why) if fit.never or waited else []
         job.asks, job.stage = None, Stage.MOVING
         effects = self._leaving(self.cache.evict(fit.decision, job.wants[0], now_s))
-        self.cache.reserve(job.digest, fit.num_bytes, {w.model_key for w in job.wants}, now_s)
+        self.cache.reserve(job.digest, fit.num_bytes, {w.command.model_key for w in job.wants}, now_s)
         return [*effects, msg.GrantRoom(job.digest, fit.num_bytes)]
 
     def _give_up(self, job: FetchJob, message: str) -> list[Effect]:
@@ -673,7 +654,8 @@ class PrefetcherController:
         return []
 
     def _moved(self, digest: str, source: Tier, target: Tier, num_bytes: int, seconds: float, now_s: float) -> None:
-        self.moves.add(digest, Move(source=source, target=target, num_bytes=num_bytes, seconds=seconds, ended_at=now_s))
+        move = TierMove(source=source, target=target, num_bytes=num_bytes, seconds=seconds, ended_at=now_s)
+        self.moves.add(digest, move)
 
     # ends
 
@@ -715,18 +697,18 @@ class PrefetcherController:
         effects: list[Effect] = []
         came = {"num_bytes": end.num_bytes, **_came(end)}
         for want in one_per_model(job.wants):
-            self.cache.entries[job.digest].model_keys.add(want.model_key)
+            model_key = want.command.model_key
+            self.cache.entries[job.digest].model_keys.add(model_key)
             fact = self._fact(facts.WeightsFetched, job.digest, want, **came)
-            effects += [msg.NameRegion(job.digest, want.model_key), fact]
+            effects += [msg.NameRegion(job.digest, model_key), fact]
         return effects
 
     def _after_part(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
         effects: list[Effect] = []
         if not end.code:
-            part = (job.first_byte, job.last_byte, job.pipeline_stage, job.num_stages)
-            come = [w for w in job.wants if w.within(*part)]
+            come = [w for w in job.wants if w.within(job.part)]
             job.wants = [w for w in job.wants if w not in come]
-            effects = [self._part_fact(end, want) for want in come if want.instance_id]
+            effects = [self._part_fact(end, want) for want in come if want.command.instance_id]
         if job.wants:
             job.stage, job.asks, job.is_resumed = Stage.QUEUED, None, True
             self.jobs[job.digest] = job
@@ -736,15 +718,16 @@ class PrefetcherController:
         return effects
 
     def _part_fact(self, end: msg.FetchEnded, want: msg.Want) -> Publish:
-        self.holds.part_came(want.instance_id)
-        num_bytes = (want.last_byte or end.num_bytes) - want.first_byte
-        came = {"instance_id": want.instance_id, "num_bytes": num_bytes}
+        part = want.command
+        self.holds.part_came(part.instance_id)
+        num_bytes = (part.last_byte or end.num_bytes) - part.first_byte
+        came = {"instance_id": part.instance_id, "num_bytes": num_bytes}
         return self._fact(facts.WeightsPartFetched, end.digest, want, **came, **_came(end))
 
     def _refuse(
         self, digest: str, wants: list[msg.Want], code: str, message: str, *, keep: bool, **tried: Any
     ) -> list[Effect]:
-        waiting = tuple(dict.fromkeys(w.instance_id for w in wants if w.instance_id))
+        waiting = tuple(dict.fromkeys(w.command.instance_id for w in wants if w.command.instance_id))
         self._failed |= dict.fromkeys(waiting)
         while len(self._failed) > EVENTS_REMEMBERED:
             del self._failed[next(iter(self._failed))]
@@ -788,8 +771,8 @@ class PrefetcherController:
         return [e for digest in stale for e in self._drop(digest, "its source has changed", None, now_s)]
 
     def _on_fetch_asked(self, asked: msg.FetchAsked, now_s: float) -> list[Effect]:
-        want = msg.Want(asked.weights, asked.model_key, "", 0, 0, 0, None)
-        return self._take(want, self._digest_of(asked.weights), now_s)
+        command = FetchWeights(target=self.node_id, model_key=asked.model_key, weights=asked.weights)
+        return self._take(msg.Want(command, None), self._digest_of(asked.weights), now_s)
 
     def _on_drop_asked(self, asked: msg.DropAsked, now_s: float) -> list[Effect]:
         if all(asked.digest not in known for known in (self.cache.entries, self.jobs, self.disk.copies)):
@@ -815,18 +798,14 @@ class PrefetcherController:
     # facts
 
     def _fact(self, cls: type[Any], digest: str, want: msg.Want, **fields: Any) -> Publish:
-        return Publish(cls(node_id=self.node_id, model_key=want.model_key, digest=digest, **fields), want.cause)
+        return Publish(cls(node_id=self.node_id, model_key=want.command.model_key, digest=digest, **fields), want.cause)
 
 
 def _came(end: msg.FetchEnded) -> dict[str, Any]:
-    return {
-        "seconds": end.seconds,
-        "source": end.source,
-        "resumed_bytes": end.resumed_bytes,
-        "num_retries": end.num_retries,
-    }
+    how = {"resumed_bytes": end.resumed_bytes, "num_retries": end.num_retries}
+    return {"seconds": end.seconds, "source": end.source, **how}
 
 
 def one_per_model(wants: Iterable[msg.Want]) -> Iterator[msg.Want]:
     """Return the first want of each model, the cause of its fact; the latest model first."""
-    return iter({w.model_key: w for w in reversed(list(wants))}.values())
+    return iter({w.command.model_key: w for w in reversed(list(wants))}.values())

@@ -1,39 +1,39 @@
 """Messages between the prefetcher's shell and its controller: stimuli and effects. Bytes and epoch seconds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
+from glowplug.events.commands import FetchWeights
 from glowplug.events.envelope import Event
 
+WAITED_FOR = 1_000_000  # urgency of a fetch that an instance waits for, above any priority
 CANCELLED = "cancelled"  # code of a FetchEnded after StopFetch
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One request for weights. `cause` is None without a command (see StartFetch)."""
+    """`cause` None: a person asks, or the controller, for a starting instance without a fetch."""
 
-    weights: WeightsRef
-    model_key: str
-    instance_id: str
-    first_byte: int
-    last_byte: int
-    urgency: int
+    command: FetchWeights
     cause: Event | None
-    stage: int = 0
-    num_stages: int = 1
-    peers: tuple[str, ...] = ()
 
-    def within(self, first_byte: int, last_byte: int, stage: int = 0, num_stages: int = 1) -> bool:
-        """Return whether a stage's part, or [first_byte, last_byte) of a whole fetch (last 0: the end), covers it."""
-        if max(num_stages, self.num_stages) > 1:
-            return (self.stage, self.num_stages) == (stage, num_stages)
-        if self.first_byte < first_byte:
+    @property
+    def urgency(self) -> int:
+        is_awaited = self.command.instance_id and not self.command.background
+        return self.command.priority + (WAITED_FOR if is_awaited else 0)
+
+    def within(self, part: FetchWeights) -> bool:
+        """Return whether the fetch of `part`, a stage's or a byte range (last 0: the end), covers it."""
+        mine = self.command
+        if max(part.num_stages, mine.num_stages) > 1:
+            return (mine.stage, mine.num_stages) == (part.stage, part.num_stages)
+        if mine.first_byte < part.first_byte:
             return False
-        return last_byte == 0 or (self.last_byte != 0 and self.last_byte <= last_byte)
+        return part.last_byte == 0 or (mine.last_byte != 0 and mine.last_byte <= part.last_byte)
 
     def repeats(self, other: "Want") -> bool:
-        return bool(self.instance_id) and replace(self, cause=None) == replace(other, cause=None)
+        return bool(self.command.instance_id) and self.command == other.command
 
 
 # Stimuli
@@ -101,7 +101,7 @@ class RegionLost:
 
 @dataclass(frozen=True, slots=True)
 class RegionChanged:
-    """The source of complete weights has changed (checked only where no checksum pins them)."""
+    """The source of complete weights, pinned by no checksum, has changed."""
 
     digest: str
 
@@ -138,7 +138,7 @@ class DiskFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchAsked:
-    """A person asks for weights, by a model's name or their own. Raises InvalidModelFile (bad checksum)."""
+    """A person asks for weights. Raises InvalidModelFile (bad checksum)."""
 
     weights: WeightsRef
     model_key: str
@@ -157,20 +157,11 @@ class DropAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFetch:
-    """Run one fetch as a task. `urgency` orders fetches on the link. `cause`: the command, None when the controller
-    noticed that a starting instance lacks its weights."""
+    """Run one fetch as a task, for the most urgent want, with the peers of all."""
 
     digest: str
-    weights: WeightsRef
-    model_key: str
-    urgency: int
-    first_byte: int
-    last_byte: int
-    cause: Event | None
+    want: Want
     from_disk: bool = False  # then the source, if that fails
-    stage: int = 0  # of a pipeline of `num_stages`
-    num_stages: int = 1
-    peers: tuple[str, ...] = ()  # other nodes' prefetchers
 
 
 @dataclass(frozen=True, slots=True)

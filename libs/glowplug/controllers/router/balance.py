@@ -19,7 +19,7 @@ from glowplug.domain.snapshot import ModelLoad, Outlook, Target
 from glowplug.events.facts import RouterLoadReported
 from glowplug.fleet.demand import LoadReports, joined
 from glowplug.fleet.status import is_target
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 from glowplug.policies.prediction.response_length import LengthParams, ResponseLengths
 from glowplug.policies.routing.port import Balancer, BalancerParams
 
@@ -215,7 +215,7 @@ class Balances:
         factory: Factory,
         params: BalancerParams,
         lengths: LengthParams,
-        fleet: Fleet,
+        fleet: FleetTables,
         *,
         router_id: str,
         quarantine_s: float,
@@ -362,7 +362,9 @@ class Balances:
         balancer = self._balancers.get(request.model_key)
         if balancer is None:
             return None
-        chosen = balancer.choose(request.prompt_tokens, request.expected_tokens, now_s, request.prefix).instance_id
+        chosen = balancer.choose(
+            request.prompt_tokens, request.expected_tokens, now_s, request.arrival.prefix
+        ).instance_id
         return self._fleet.instances[chosen] if chosen else None
 
     def sent(self, request: Request, instance: Instance, now_s: float) -> None:
@@ -371,7 +373,7 @@ class Balances:
         self.stays.sent(request, instance, now_s)
         balancer = self._balancers[instance.model_key]
         prompt_tokens, expected_tokens = request.prompt_tokens, request.expected_tokens
-        balancer.sent(request.ticket, instance_id, prompt_tokens, expected_tokens, now_s, request.prefix)
+        balancer.sent(request.ticket, instance_id, prompt_tokens, expected_tokens, now_s, request.arrival.prefix)
         balancer.filled(instance_id, self.taken(instance))
         if self.hosts.riders:
             self._fill_beside(instance)
@@ -385,7 +387,7 @@ class Balances:
         lengths, balancer = self._lengths.get(request.model_key), self._balancers.get(request.model_key)
         if lengths is None or balancer is None:
             return
-        request.expected_tokens = lengths.expect(request.prompt_tokens, request.max_tokens, text_tokens)
+        request.expected_tokens = lengths.expect(request.prompt_tokens, request.arrival.max_tokens, text_tokens)
         balancer.expect(request.ticket, request.expected_tokens, now_s)
 
     def first_token(self, request: Request, now_s: float) -> None:

@@ -1,9 +1,8 @@
 """The router: dispatch, hold or reject every arriving request; each request ends exactly once.
 
 Notified of (`handlers`): the life of a request on the data port (RequestArrived, TextRead, FirstToken, HeadDue,
-RequestEnded, ClientLeft, DispatchFailed, StreamBroken, StreamMoved, MoveFailed), DrainStarted, BusRefuses and Tick;
-facts about instances and models, and all routers' load reports. `restore` takes the tables of models, instances and
-start times.
+RequestEnded, DispatchFailed, StreamBroken, StreamMoved, MoveFailed), DrainStarted, BusRefuses and Tick; facts about
+instances and models, and all routers' load reports. `restore` takes the tables of models, instances and start times.
 
 Asks for: Dispatch, Hold, Reject, Recall and MoveStream of a request (messages.py), and Publish of request.waiting and
 request.rejected. The service makes load reports from `loads()`, and its data port publishes request.finished.
@@ -42,7 +41,7 @@ from glowplug.controllers.effects import Effect, Tick
 from glowplug.controllers.port import Handlers
 from glowplug.controllers.router import messages as msg
 from glowplug.controllers.router.balance import Balances, Factory
-from glowplug.controllers.router.failures import BusWatch, Failures, coded, rejection, suspended
+from glowplug.controllers.router.failures import BusWatch, Failures, coded, suspended
 from glowplug.controllers.router.messages import MoveFailed, MoveStream, Recall, StreamMoved
 from glowplug.controllers.router.overload import Estimates, Overload, retry_after_s
 from glowplug.controllers.router.params import RouterParams
@@ -56,7 +55,7 @@ from glowplug.domain.snapshot import ClassLoad, ModelLoad, Outlook
 from glowplug.events import Event, facts
 from glowplug.fleet.start_times import PRIORS, START_TIMES, Prior, StartTimes
 from glowplug.fleet.status import StartEstimates
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 from glowplug.policies.registry import choose
 from glowplug.policies.worth import patience_s
 
@@ -72,7 +71,7 @@ SHORT_S: Final = 2.0  # batch requests leave at once where the drain is no longe
 def load_of(
     model_key: str,
     queue: ModelQueue,
-    fleet: Fleet,
+    fleet: FleetTables,
     in_flight: Mapping[str, int],
     outlooks: Mapping[str, Outlook],
     requests: Mapping[int, Request],
@@ -122,7 +121,7 @@ def _by_class(model_key: str, queue: ModelQueue, requests: Mapping[int, Request]
 def age(queue: ModelQueue, model: Model, now_s: float) -> None:
     most_s = patience_s(model.max_wait_s)
     for request in () if queue.is_standard else queue.waiting.values():
-        if request.priority is Priority.BATCH and request.waited_s + now_s - request.held_at >= most_s:
+        if request.arrival.priority is Priority.BATCH and request.waited_s + now_s - request.held_at >= most_s:
             request.has_aged = True
 
 
@@ -158,7 +157,7 @@ class Moves:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetTables,
         balances: Balances,
         overload: Overload,
         requests: Mapping[int, Request],
@@ -239,7 +238,7 @@ class Refusals:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetTables,
         failures: Failures,
         bus: BusWatch,
         overload: Overload,
@@ -303,7 +302,7 @@ class RouterController:
         priors: Mapping[str, Prior] = PRIORS,
     ) -> None:
         self.params = params = params or RouterParams()
-        self.fleet = Fleet()
+        self.fleet = FleetTables()
         self.estimates = Estimates(StartEstimates(params.default_start_s, StartTimes(priors=priors)))
         self.overload = Overload(self.fleet, self.estimates, params.late_ratio)
         self.queues: dict[str, ModelQueue] = {}
@@ -339,7 +338,6 @@ class RouterController:
             msg.FirstToken: self._first_token,
             msg.HeadDue: self._head_due,
             msg.RequestEnded: self._ended,
-            msg.ClientLeft: self._left,
             msg.DispatchFailed: self._dispatch_failed,
             msg.StreamBroken: self._stream_broken,
             msg.StreamMoved: self._stream_moved,
@@ -387,17 +385,15 @@ class RouterController:
     def _arrived(self, s: msg.RequestArrived, now_s: float) -> list[Effect]:
         model = self.fleet.lookup(s.name)
         if model is None:
-            return [rejection(s.ticket, ModelNotFound(f"The model `{s.name}` does not exist."))]
+            return [msg.Reject(s.ticket, ModelNotFound(f"The model `{s.name}` does not exist."))]
         if self.stopping:
-            return [rejection(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
+            return [msg.Reject(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
         queue = self._queue(model.key)
         queue.arrived(s.priority, now_s)
-        request = Request(s.ticket, s.request_id, model.key, now_s, s.traceparent, prefix=s.prefix)
-        request.prompt_tokens, request.max_tokens, request.text_tokens = s.prompt_tokens, s.max_tokens, s.text_tokens
-        request.expected_tokens = s.expected_tokens or self.balances.expect(
+        expected_tokens = s.expected_tokens or self.balances.expect(
             model.key, s.prompt_tokens, s.max_tokens, s.text_tokens
         )
-        request.tenant, request.weight, request.priority, request.key_id = s.tenant, s.weight, s.priority, s.key_id
+        request = Request(s.ticket, s, model.key, now_s, s.prompt_tokens, expected_tokens, s.text_tokens)
         if queue.discipline is None and (queue.tenant != s.tenant or queue.priority is not s.priority):
             self._sharing.meet(model.key, queue, request, now_s)
         if queue.discipline is not None and not self._sharing.goes_at_once(request, queue, now_s):
@@ -453,7 +449,7 @@ class RouterController:
         return []
 
     def _refuse(self, request: Request, error: GlowplugError) -> list[Effect]:
-        return [rejection(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
+        return [msg.Reject(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
 
     def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> msg.Dispatch:
         request.instance_id, request.sent_at, held_s = instance.instance_id, now_s, now_s - request.waits_since
@@ -488,7 +484,7 @@ class RouterController:
 
     def _release(self, request: Request, now_s: float, response_tokens: int = 0, *, comes_back: bool = False) -> None:
         queue = self._queue(request.model_key)
-        queue.active(request.priority, now_s)
+        queue.active(request.arrival.priority, now_s)
         if not request.instance_id:
             queue.remove(request.ticket)
             return
@@ -535,9 +531,6 @@ class RouterController:
         self.estimates.learn_service(request.model_key, s.took_s)
         self._release(request, now_s, s.response_tokens if s.took_s > 0 else 0)
         return self._pump(request.model_key, now_s)
-
-    def _left(self, s: msg.ClientLeft, now_s: float) -> list[Effect]:
-        return self._ended(msg.RequestEnded(s.ticket), now_s)
 
     def _dispatch_failed(self, s: msg.DispatchFailed, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
@@ -632,7 +625,7 @@ class RouterController:
                 return [*effects, hold, *self._say_waiting(model, queue, now_s)]
             queue.remove(request.ticket)
         del self.requests[request.ticket]
-        return [rejection(request.ticket, EngineFailed(f"{reason}; {why}")), *self._pump(key, now_s)]
+        return [msg.Reject(request.ticket, EngineFailed(f"{reason}; {why}")), *self._pump(key, now_s)]
 
     # -- the fleet ----------------------------------------------------------------------------------------------
 
@@ -767,7 +760,7 @@ class RouterController:
         for request, error in self._refusals.expired(model, queue, self.params.continue_within_s, now_s):
             del self.requests[request.ticket]
             is_stream = bool(request.broken_at)
-            effects += [rejection(request.ticket, error)] if is_stream else self._refuse(request, error)
+            effects += [msg.Reject(request.ticket, error)] if is_stream else self._refuse(request, error)
         return effects
 
     def _drain_started(self, _: msg.DrainStarted, now_s: float) -> list[Effect]:

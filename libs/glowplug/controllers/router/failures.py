@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from glowplug.controllers.effects import Effect
-from glowplug.controllers.router.messages import BusRefuses, Reject
+from glowplug.controllers.router.messages import BusRefuses
 from glowplug.controllers.router.overload import retry_after_s
 from glowplug.domain.errors import GlowplugError, NoCapacity, WeightsUnavailable
 from glowplug.domain.instance import Instance
@@ -105,10 +105,6 @@ def code_in(reason: str) -> str:
     """Return the error code that begins a reason ("weights_corrupt: sha256 ..."), else engine_failed."""
     head = reason.partition(":")[0].strip()
     return head if head in HOPELESS_CODES else "engine_failed"
-
-
-def rejection(ticket: int, error: GlowplugError) -> Reject:
-    return Reject(ticket, error.status, error.type, error.code, error.message, error.retry_after_s or 0.0)
 
 
 def suspended(model: Model) -> GlowplugError:

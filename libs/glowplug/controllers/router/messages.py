@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from glowplug.domain.access import Priority
+from glowplug.domain.errors import GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.policies.routing.prefix_index import Prefix
 
@@ -42,8 +43,8 @@ class TextRead:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """The engine's answer is over, well or badly. `took_s` counts from dispatch; 0 leaves the means alone.
-    `cached_tokens`: prompt tokens found in the engine's KV cache; -1: not reported."""
+    """The answer is over, well or badly, or the client has left. `took_s` counts from dispatch; 0 leaves the means
+    alone. `cached_tokens`: prompt tokens found in the engine's KV cache; -1: not reported."""
 
     ticket: int
     took_s: float = 0.0
@@ -61,13 +62,6 @@ class FirstToken:
 @dataclass(frozen=True, slots=True)
 class HeadDue:
     """The client of a held stream is about to be answered 200: the last chance to reject it."""
-
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
-    """The client of a held or running request closed its connection."""
 
     ticket: int
 
@@ -169,14 +163,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer the request with this error. `retry_after_s` 0: none."""
+    """Answer the request with this error."""
 
     ticket: int
-    status: int
-    error_type: str
-    code: str
-    message: str
-    retry_after_s: float = 0.0
+    error: GlowplugError
 
 
 EFFECTS: tuple[type, ...] = (Dispatch, Recall, MoveStream, Hold, Reject)  # beside the Publish of every controller

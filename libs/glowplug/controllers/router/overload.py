@@ -20,7 +20,7 @@ from glowplug.domain.errors import Contended
 from glowplug.domain.instance import Instance, slots_per_instance
 from glowplug.domain.model import Model
 from glowplug.fleet.status import StartEstimates
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 
 _WITHOUT_S = 1.0  # a request waiting this long with no start under way lacks memory: starts show in milliseconds
 _PACE_OVER_S = 20.0  # averaging time of the pace; it begins as if only models with memory answered
@@ -87,7 +87,7 @@ class Overload:
     """Detection of memory shortages and late requests. `ratio`: refuse a request whose estimated wait exceeds its
     remaining time by this factor; 0: never."""
 
-    fleet: Fleet
+    fleet: FleetTables
     estimates: Estimates
     ratio: float
     is_short: bool = False  # models wait for memory

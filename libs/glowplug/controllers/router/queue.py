@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from glowplug.controllers.effects import Publish
+from glowplug.controllers.router.messages import RequestArrived
 from glowplug.domain.access import Priority
 from glowplug.domain.errors import GlowplugError
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event, facts
 from glowplug.policies.fairness.port import Claim, Discipline
-from glowplug.policies.routing.prefix_index import Prefix
 
 
 @dataclass(slots=True)
@@ -19,17 +19,15 @@ class Request:
     """One request between arrival and end. `instance_id` is "" while it is held."""
 
     ticket: int
-    request_id: str
+    arrival: RequestArrived
     model_key: str
     arrived_at: float
-    traceparent: str
+    prompt_tokens: int = 0  # 0: unknown
+    expected_tokens: int = 0  # of its answer
+    text_tokens: int = 0  # of its answer, suggested by its text; 0: not read
     instance_id: str = ""
     num_dispatches: int = 0
     cold: bool = False
-    prompt_tokens: int = 0  # 0: unknown
-    max_tokens: int = 0  # 0: no limit, or unknown
-    expected_tokens: int = 0  # of its answer
-    text_tokens: int = 0  # of its answer, suggested by its text; 0: not read
     head_sent: bool = False  # its client has a 200: it can no longer be refused
     num_continued: int = 0  # instances lost mid-stream
     broken_at: float = 0.0
@@ -41,21 +39,16 @@ class Request:
     stays: bool = False  # not moved off a draining instance
     no_move_before: float = 0.0
     num_moves_failed: int = 0
-    tenant: str = ""
-    weight: float = 1.0  # of its tenant
-    priority: Priority = Priority.STANDARD
     held_at: float = 0.0  # 0: not held
     waited_s: float = 0.0  # in earlier holds; for batch requests
     has_aged: bool = False  # a batch request that counts as standard after a long wait
-    key_id: str = ""
-    prefix: Prefix = ()  # blocks of its prompt; (): unknown, or of no use
     cached_tokens: int = -1  # of its prompt, as reported by its engine at the end; -1: not reported
     gpu_s: float = 0.0  # GPU-seconds (balance.py) at earlier instances, and of the start made for it
     stay_from_s: float = 0.0
 
     @property
     def counts_as(self) -> Priority:
-        return Priority.STANDARD if self.has_aged else self.priority
+        return Priority.STANDARD if self.has_aged else self.arrival.priority
 
     @property
     def waits_since(self) -> float:
@@ -65,9 +58,9 @@ class Request:
     def claim(self) -> Claim:
         return Claim(
             self.ticket,
-            self.tenant,
-            self.weight,
-            self.priority,
+            self.arrival.tenant,
+            self.arrival.weight,
+            self.arrival.priority,
             self.arrived_at,
             self.prompt_tokens,
             self.expected_tokens,
@@ -80,7 +73,7 @@ class Request:
 
     def most_s(self, max_wait_s: float, continue_within_s: float) -> float:
         """Bound in seconds from `waits_since`."""
-        if self.gave_way_at or (self.broken_at and self.priority is Priority.BATCH):
+        if self.gave_way_at or (self.broken_at and self.arrival.priority is Priority.BATCH):
             return max(max_wait_s, continue_within_s)
         return continue_within_s if self.broken_at else max_wait_s
 
@@ -170,7 +163,7 @@ def waiting_fact(
 ) -> Publish:
     fact = facts.RequestWaiting(
         model_key=model.key,
-        request_id=oldest.request_id,
+        request_id=oldest.arrival.request_id,
         router_id=router_id,
         num_waiting=num_waiting,
         waiting_since=oldest.waits_since,
@@ -183,23 +176,23 @@ def waiting_fact(
 def rejected_fact(request: Request, error: GlowplugError, router_id: str) -> Publish:
     fact = facts.RequestRejected(
         model_key=request.model_key,
-        request_id=request.request_id,
+        request_id=request.arrival.request_id,
         router_id=router_id,
         status=error.status,
         code=error.code,
         retry_after_s=error.retry_after_s or 0.0,
-        tenant=request.tenant,
-        key_id=request.key_id,
+        tenant=request.arrival.tenant,
+        key_id=request.arrival.key_id,
     )
     return Publish(fact, _cause(request, router_id))
 
 
 def _cause(request: Request, router_id: str) -> Event:
     return Event(
-        event_id=request.request_id,
+        event_id=request.arrival.request_id,
         type="request.arrived",
         occurred_at=request.arrived_at,
         issuer=router_id,
         data=None,
-        traceparent=request.traceparent,
+        traceparent=request.arrival.traceparent,
     )

@@ -10,21 +10,23 @@ from collections.abc import Callable, Mapping
 from glowplug.controllers.router.balance import Balances
 from glowplug.controllers.router.messages import Recall
 from glowplug.controllers.router.queue import ModelQueue, Request
-from glowplug.fleet.tables import Fleet
+from glowplug.fleet.tables import FleetTables
 from glowplug.policies.fairness.port import Discipline
 
 MakeDiscipline = Callable[[], Discipline]
 
 
 class Sharing:
-    def __init__(self, make: MakeDiscipline, fleet: Fleet, balances: Balances, requests: Mapping[int, Request]) -> None:
+    def __init__(
+        self, make: MakeDiscipline, fleet: FleetTables, balances: Balances, requests: Mapping[int, Request]
+    ) -> None:
         self._make, self._fleet, self._balances, self._requests = make, fleet, balances, requests
 
     def meet(self, model_key: str, queue: ModelQueue, request: Request, now_s: float) -> None:
         """Take a request of another tenant or class: an empty queue takes that one as its own, others get a
         discipline."""
         if not queue.waiting and not queue.num_running:
-            queue.tenant, queue.priority = request.tenant, request.priority
+            queue.tenant, queue.priority = request.arrival.tenant, request.arrival.priority
             return
         discipline = self._make()
         for other in self._requests.values():
@@ -46,7 +48,7 @@ class Sharing:
         queue.discipline = None
         here = (r for r in self._requests.values() if r.model_key == model_key)
         if (one := next(here, None)) is not None:
-            queue.tenant, queue.priority = one.tenant, one.priority
+            queue.tenant, queue.priority = one.arrival.tenant, one.arrival.priority
 
     def next(self, model_key: str, queue: ModelQueue, now_s: float) -> Request | None:
         if queue.discipline is None or not queue.waiting:
@@ -89,7 +91,7 @@ class Sharing:
         if queue.waiting or self._num_free(request.model_key, queue) <= queue.num_slots // 2:
             return False
         assert queue.discipline is not None
-        return queue.discipline.goes_at_once(request.tenant, request.prompt_tokens, queue.num_instances, now_s)
+        return queue.discipline.goes_at_once(request.arrival.tenant, request.prompt_tokens, queue.num_instances, now_s)
 
     def _num_free(self, model_key: str, queue: ModelQueue) -> int:
         if self._balances.hosts.riders:  # other models may have taken slots too

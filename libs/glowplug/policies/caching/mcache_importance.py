@@ -28,14 +28,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from glowplug.domain.bounds import Count, Positive
 from glowplug.policies.caching.ordering import Ordering, Resident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateParams:
-    half_life_s: float = 300.0
-    spread: float = 10.0
-    max_names: int = 4096  # beyond it, the least recently requested is forgotten
+    half_life_s: Positive = 300.0
+    spread: Positive = 10.0
+    max_names: Count = 4096  # beyond it, the least recently requested is forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,11 @@ Times are seconds on a monotonic clock; tickets are the router's own and grow wi
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, Protocol
 
 from glowplug.domain.access import Priority
-from glowplug.domain.bounds import check_bounds
-from glowplug.policies.worth import FROM_ZERO
+from glowplug.domain.bounds import Bounded, Bounds, Count, Positive
 
 
 class Claim(NamedTuple):
@@ -27,28 +26,25 @@ class Claim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FairnessParams:
+class FairnessParams(Bounded):
     """Factors multiply a tenant's weight; times are seconds."""
 
-    input_weight: float = 1.0  # of a prompt token: w_p of VTC
-    output_weight: float = 2.0  # of an answer token: w_q
-    interactive: float = 4.0  # factor of the class
-    standard: float = 1.0
-    batch: float = 0.25
-    patience_s: float = 30.0  # after which batch counts as standard
-    active_s: float = 60.0  # after a tenant's last arrival
-    reserve: float = field(default=0.25, metadata=FROM_ZERO)  # most slots left free by a tenant above its share
-    batch_reserve: float = field(default=0.5, metadata=FROM_ZERO)  # ... and by batch; 0: none
-    most_recalls: int = field(default=3, metadata=FROM_ZERO)  # per request; 0: none
-    again_s: float = field(default=2.0, metadata=FROM_ZERO)  # of its answer, until once more; 0: never
-    unread_tokens: int = field(default=512, metadata=FROM_ZERO)  # of one tenant's prompts at an instance; 0: no limit
-    missed: float = 0.05  # share of others' requests that may find no free slot
-    least_slots: int = 4  # a model with fewer keeps none free
-    default_tokens: int = 200  # of an answer, until measured
-    default_s: float = 3.0  # likewise
-
-    def __post_init__(self) -> None:
-        check_bounds(self, above_0=("input_weight", "output_weight", "interactive", "standard", "batch"), least_slots=2)
+    input_weight: Positive = 1.0  # of a prompt token: w_p of VTC
+    output_weight: Positive = 2.0  # of an answer token: w_q
+    interactive: Positive = 4.0  # factor of the class
+    standard: Positive = 1.0
+    batch: Positive = 0.25
+    patience_s: Positive = 30.0  # after which batch counts as standard
+    active_s: Positive = 60.0  # after a tenant's last arrival
+    reserve: float = 0.25  # most slots left free by a tenant above its share
+    batch_reserve: float = 0.5  # ... and by batch; 0: none
+    most_recalls: int = 3  # per request; 0: none
+    again_s: float = 2.0  # of its answer, until once more; 0: never
+    unread_tokens: int = 512  # of one tenant's prompts at an instance; 0: no limit
+    missed: Positive = 0.05  # share of others' requests that may find no free slot
+    least_slots: Annotated[int, Bounds(least=2)] = 4  # a model with fewer keeps none free
+    default_tokens: Count = 200  # of an answer, until measured
+    default_s: Positive = 3.0  # likewise
 
 
 class Discipline(Protocol):

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from glowplug.domain.access import AccessLimits
-from glowplug.domain.bounds import check_bounds
+from glowplug.domain.bounds import Bounded, Count, Positive
 
 FULL_S = 60.0  # a minute's amount, in seconds of its limit
 
@@ -69,21 +69,18 @@ Left = tuple[int, int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimiterParams:
-    """Times are seconds. Raises OutOfBounds naming the field."""
+class LimiterParams(Bounded):
+    """Times are seconds."""
 
-    silent_s: float = 2.5  # without reports until a share is set apart
+    silent_s: Positive = 2.5  # without reports until a share is set apart
     gone_s: float = 15.0  # ... and until it goes to the others
     floor: float = 0.1  # part of a limit shared equally
-    demand_s: float = 10.0  # over which demand is measured
+    demand_s: Positive = 10.0  # over which demand is measured
     slack_s: float = 1.0  # tolerated difference of two counts, in seconds of the limit
     pull: float = 0.1  # part of a larger difference removed per report
     urgent_s: float = 3.0  # of the limit, unreported, to report soon
     nudge: float = 0.02  # part of a smaller difference removed
     retry_s: float = 1.0  # wait when too many run at once
-    most_rows: int = 1000  # per report
-    num_reviewed: int = 200  # scopes examined per report
+    most_rows: Count = 1000  # per report
+    num_reviewed: Count = 200  # scopes examined per report
     forget_s: float = 120.0  # without requests until an empty scope is forgotten
-
-    def __post_init__(self) -> None:
-        check_bounds(self, above_0=("silent_s", "demand_s"), most_rows=1, num_reviewed=1)

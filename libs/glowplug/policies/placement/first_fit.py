@@ -6,6 +6,7 @@ dormant copy on GPUs with the bytes is grown (SwapServeLLM section 4 wakes an en
 
 from dataclasses import dataclass
 
+from glowplug.domain.bounds import Count
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
@@ -19,7 +20,7 @@ from glowplug.policies.placement.shape import bytes_per_gpu, free_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFitParams:
-    max_rivals: int = 32  # GPUs named in the decision
+    max_rivals: Count = 32  # GPUs named in the decision
 
 
 def place(request: PlaceRequest, view: PlacementView, params: FirstFitParams = FirstFitParams()) -> PlaceDecision:

@@ -35,9 +35,11 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Annotated, Final
 
+from glowplug.domain.bounds import Count, Positive
 from glowplug.domain.decision import Rival
+from glowplug.domain.reading import Setting
 from glowplug.policies.placement.links import LinkLedger, admits, settle
 
 AS_SOON: Final = 1.1  # times the soonest: fewer stages are preferred
@@ -47,9 +49,9 @@ AS_SOON: Final = 1.1  # times the soonest: fewer stages are preferred
 class StageSeconds:
     """Measured stages of starts and of warm inference."""
 
-    container_s: float = 0.0  # t_cc
-    cuda_s: float = 0.0  # t_cu
-    library_s: float = 0.0  # t_l
+    container_s: Annotated[float, Setting(name="start_container_s", advanced=True)] = 0.0  # t_cc
+    cuda_s: Annotated[float, Setting(name="start_cuda_s", advanced=True)] = 0.0  # t_cu
+    library_s: Annotated[float, Setting(name="start_library_s", advanced=True)] = 0.0  # t_l
     hop_s: float = 0.0  # t_n
     prefill_s: float = 0.0  # t_p
     decode_s: float = 0.0  # t_d
@@ -99,13 +101,13 @@ class ColdStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationParams:
-    max_stages: int = 4
+    max_stages: Count = 4
     overlap: bool = True
-    skew: float = 0.9
-    chunk_bytes: float = 16e6
+    skew: Positive = 0.9
+    chunk_bytes: Positive = 16e6
     check_contention: bool = True
     check_newcomer: bool = True  # False: Eq. 3 as printed
-    max_rivals: int = 8
+    max_rivals: Count = 8
     pipeline_over_tensor: bool = False  # stages of tensor groups
     soonest: bool = False  # first token, where a request waits without an objective
 

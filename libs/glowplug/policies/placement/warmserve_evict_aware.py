@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import chain, combinations
 from typing import Final, Literal
 
+from glowplug.domain.bounds import Count, Positive
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
@@ -227,8 +228,8 @@ class ReplicaWish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreParams:
     burst: Literal["difference", "ratio"] = "difference"
-    min_average: float = 0.05
-    max_burst_factor: float = 100.0
+    min_average: Positive = 0.05
+    max_burst_factor: Positive = 100.0
     class_first: bool = True
 
 
@@ -288,7 +289,7 @@ class PrewarmStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictAwareParams:
-    max_steps: int = 1000
+    max_steps: Count = 1000
 
 
 LESS_RATIO: Final = 0.5  # victims' worth over the newcomer's, which has to load

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
+from glowplug.domain.bounds import Count, Positive
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.units import DAY_S
 from glowplug.policies.prediction.port import Forecaster
@@ -12,10 +13,10 @@ from glowplug.policies.prediction.port import Forecaster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedParams:
-    num_horizons: int = 12  # with weights of their own
-    spike_ratio: float = 10.0  # times the highest load kept, cutting a window
-    max_windows: int = 4032  # 7 days, or less where windows are shorter than 150 s
-    season_s: float = DAY_S  # a day; less for traces squeezed in time
+    num_horizons: Count = 12  # with weights of their own
+    spike_ratio: Positive = 10.0  # times the highest load kept, cutting a window
+    max_windows: Count = 4032  # 7 days, or less where windows are shorter than 150 s
+    season_s: Positive = DAY_S  # a day; less for traces squeezed in time
 
 
 def _alike(window_s: float, season_s: float) -> Any:

@@ -17,6 +17,7 @@ without serving instances are kept while their copies save at least `price` seco
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from glowplug.domain.bounds import Count, Positive
 from glowplug.domain.hardware import Node
 from glowplug.policies.placement.dormant import gives_way
 from glowplug.policies.placement.links import has_weights
@@ -30,8 +31,8 @@ from glowplug.policies.worth import asked, away_s, idle_worth, level
 class UnionParams:
     plan: WarmserveParams = field(default_factory=WarmserveParams)
     price: float = 0.0  # seconds of waiting to save per second of an unwanted GPU; 0: none
-    least_asked: float = 0.02  # probability of need
-    max_replicas: int = 64
+    least_asked: Positive = 0.02  # probability of need
+    max_replicas: Count = 64
 
 
 PARAMS = UnionParams()

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
 
-from glowplug.domain.bounds import check_bounds
+from glowplug.domain.bounds import Bounded, Count, Positive
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.fleet.node_index import IndexedNodes, NodeMemory
@@ -61,7 +61,7 @@ class WarmserveParams:
     evict_aware: bool = True
     first_layers: bool = False  # section 4; the published code loads all (E7)
     growth_leads: bool = False  # ... plus a growth's own seconds, an extension (`lead_s`)
-    num_layers: int = 32  # ... of the shallowest model
+    num_layers: Count = 32  # ... of the shallowest model
 
 
 def plan(view: PrewarmView, params: WarmserveParams = WarmserveParams()) -> PrewarmPlan:
@@ -239,17 +239,14 @@ def _after(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerProfile:
-    """One model on one GPU. Raises OutOfBounds for no layers or a link without a rate."""
+class LayerProfile(Bounded):
+    """One model on one GPU."""
 
-    num_layers: int  # L, all alike
+    num_layers: Count  # L, all alike
     weights_bytes: int  # W, of all layers on that GPU
-    load_bytes_per_s: float  # b, host memory to GPU
+    load_bytes_per_s: Positive  # b, host memory to GPU
     prefill_s_per_layer: float  # c, of the shortest prefill
     lead_s: float = 0.0  # t_0
-
-    def __post_init__(self) -> None:
-        check_bounds(self, above_0=("num_layers", "load_bytes_per_s"))
 
     @property
     def load_s_per_layer(self) -> float:

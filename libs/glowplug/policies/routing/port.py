@@ -3,9 +3,10 @@ no more than among four. Times are seconds on a monotonic clock; tickets are the
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from glowplug.domain.bounds import check_bounds
+from glowplug.domain.bounds import Bounded, Count, Positive
+from glowplug.domain.reading import Setting
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.fleet.throughput import MEMORY_RATIO
 from glowplug.policies.decisions import RouteDecision
@@ -16,29 +17,27 @@ NONE_FREE = RouteDecision("", "every instance runs as many requests as it may")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BalancerParams:
+class BalancerParams(Bounded):
     """Constants of the look-ahead policies (PreServe section 4.3)."""
 
     memory_ratio: float = MEMORY_RATIO  # KV use penalised above this
     penalty: float = 1.0  # beta
-    num_steps: int = NUM_STEPS
+    num_steps: Count = NUM_STEPS
     extend_ratio: float = 0.2  # of the expected response
     overload_ratio: float = OVERLOAD_RATIO
     overload_share: float = OVERLOAD_SHARE
     learn_lengths: bool = False  # use actual lengths; False: expected, as printed
     decode_horizon: int = 0  # steps ahead in L_d; 0: all, as printed
-    hold_overloaded: bool = False  # requests wait while all instances are overloaded
+    # requests wait while all instances are overloaded
+    hold_overloaded: Annotated[bool, Setting(name="routing_hold_overloaded", advanced=True)] = False
     hold_ratio: float = OVERLOAD_RATIO  # as `overload_ratio`, but for `hold_overloaded`
-    tpot_s: float = 0.05  # seconds of an engine step, until measured
+    tpot_s: Positive = 0.05  # seconds of an engine step, until measured
     tpot_slo_s: float = 0.0  # the model's objective for a token; 0: none
     stall_ratio: float = 0.0  # of `tpot_slo_s`: longest uninterrupted prefill; 0: no limit
     num_refreshed: int = 4  # instances updated per choice
     most_visited: int = 8  # per choice; 0: no limit
-    block_tokens: int = 64  # of a prompt, per hash
+    block_tokens: Count = 64  # of a prompt, per hash
     most_blocks: int = 100_000  # of prompts, tracked per model
-
-    def __post_init__(self) -> None:
-        check_bounds(self, num_steps=1, block_tokens=1, above_0=("tpot_s",))
 
 
 class Balancer(Protocol):

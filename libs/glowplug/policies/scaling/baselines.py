@@ -12,6 +12,7 @@ Departures:
 
 from dataclasses import dataclass
 
+from glowplug.domain.bounds import Positive
 from glowplug.domain.instance import Instance
 from glowplug.domain.phrasing import counted, doing
 from glowplug.policies.decisions import ScaleDecision
@@ -20,7 +21,7 @@ from glowplug.policies.scaling.port import ScalingView, settle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactiveParams:
-    shrink_after_s: float = 10.0  # spare time of a busy model's instances
+    shrink_after_s: Positive = 10.0  # spare time of a busy model's instances
 
 
 @dataclass(frozen=True, slots=True)

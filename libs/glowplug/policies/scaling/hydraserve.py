@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from glowplug.domain.bounds import Count, Positive
 from glowplug.domain.instance import Instance
 from glowplug.domain.phrasing import counted, doing
 from glowplug.policies.decisions import ScaleDecision
@@ -32,9 +33,9 @@ from glowplug.policies.scaling.port import ScalingView, settle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HydraserveParams:
-    window_s: float = 1.0
-    num_windows: int = 1  # past windows whose busiest predicts the next
-    group_size: int = 4  # stages of one group at most
+    window_s: Positive = 1.0
+    num_windows: Count = 1  # past windows whose busiest predicts the next
+    group_size: Count = 4  # stages of one group at most
     literal_code: bool = False  # count waiting requests alone
 
 

@@ -27,6 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from glowplug.domain.bounds import Count, Positive
 from glowplug.domain.phrasing import counted, listed
 from glowplug.domain.snapshot import Forecast, Outlook
 from glowplug.fleet.throughput import MEMORY_RATIO, Capacity
@@ -41,12 +42,12 @@ Outlooks = Sequence[tuple[str, Outlook]]  # (instance_id, next steps)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerParams:
-    overload_ratio: float = OVERLOAD_RATIO
-    overload_share: float = OVERLOAD_SHARE
-    idle_ratio: float = 0.30
-    memory_ratio: float = MEMORY_RATIO  # T_mem
-    num_steps: int = NUM_STEPS  # l
-    again_s: float = 30.0  # until an instance still too full adds another
+    overload_ratio: Positive = OVERLOAD_RATIO
+    overload_share: Positive = OVERLOAD_SHARE
+    idle_ratio: Positive = 0.30
+    memory_ratio: Positive = MEMORY_RATIO  # T_mem
+    num_steps: Count = NUM_STEPS  # l
+    again_s: Positive = 30.0  # until an instance still too full adds another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ def algorithm_2(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreserveParams:
     scaler: ScalerParams = field(default_factory=ScalerParams)
-    shrink_after_s: float = 10.0  # of the reactive rule, for cold data
+    shrink_after_s: Positive = 10.0  # of the reactive rule, for cold data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
-from glowplug.domain.bounds import check_bounds
+from glowplug.domain.bounds import Bounded, Bounds, Positive
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.phrasing import counted
 from glowplug.domain.snapshot import Forecast
@@ -33,7 +33,7 @@ from glowplug.policies.scaling import hydraserve, preserve
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, learning, settle, worths
 from glowplug.policies.scaling.preserve import WINDOW_S, ScalerState, Target
-from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, idle_worth, level
+from glowplug.policies.worth import NEVER_S, PRICE, Asking, asked, idle_worth, level
 
 # The union's plan: instances for the token forecast, made safe by its band, corrected by arrivals and missed
 # objectives.
@@ -70,35 +70,26 @@ from glowplug.policies.worth import FROM_ZERO, NEVER_S, PRICE, Asking, asked, id
 # go where cache is free. With cold data (no forecast, tokens or mu) PreServe's own plan is used.
 
 MOST_SHARE: Final = 100.0  # bound of exp(m), either way
+Factor = Annotated[float, Bounds(least=1 / MOST_SHARE, most=MOST_SHARE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanParams:
+class PlanParams(Bounded):
     """`up` and `down` are steps of m, a logarithm."""
 
     cold: preserve.PreserveParams = field(default_factory=preserve.PreserveParams)  # also of section 4.3.2
-    z: float = field(default=0.7, metadata=FROM_ZERO)  # spreads to plan for
-    widest: float = field(default=0.3, metadata=FROM_ZERO)  # bound of a spread
-    slack: float = field(default=0.2, metadata=FROM_ZERO)  # tolerance, in instances
-    aim: float = 0.8  # a window's target share of its objective
-    most: float = 2.0  # bound of a window's ratio to its objective
-    up: float = field(default=0.2, metadata=FROM_ZERO)
-    down: float = field(default=0.02, metadata=FROM_ZERO)
-    least_share: float = 0.7  # bounds of exp(m)
-    most_share: float = 1.6
-    full_ratio: float = 0.9  # of all KV caches together
-    patience_s: float = field(default=1.0, metadata=FROM_ZERO)  # s of prompts that may queue at an instance
-    start_s: float = 30.0  # before any was seen
-
-    def __post_init__(self) -> None:
-        most = {"least_share": MOST_SHARE, "most_share": MOST_SHARE}
-        check_bounds(
-            self,
-            above_0=("aim", "most", "start_s"),
-            most=most,
-            least_share=1 / MOST_SHARE,
-            most_share=1 / MOST_SHARE,
-        )
+    z: float = 0.7  # spreads to plan for
+    widest: float = 0.3  # bound of a spread
+    slack: float = 0.2  # tolerance, in instances
+    aim: Positive = 0.8  # a window's target share of its objective
+    most: Positive = 2.0  # bound of a window's ratio to its objective
+    up: float = 0.2
+    down: float = 0.02
+    least_share: Factor = 0.7  # bounds of exp(m)
+    most_share: Factor = 1.6
+    full_ratio: Positive = 0.9  # of all KV caches together
+    patience_s: float = 1.0  # s of prompts that may queue at an instance
+    start_s: Positive = 30.0  # before any was seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,9 +248,9 @@ ROUNDING_S: Final = 1e-6  # sums of times are rounded
 class UnionParams:
     plan: PlanParams = field(default_factory=PlanParams)
     arrivals: hydraserve.HydraserveParams = field(default_factory=hydraserve.HydraserveParams)
-    price: float = field(default=PRICE, metadata=FROM_ZERO)  # seconds of waiting that a second of a GPU has to save
-    protect_s: float = 5.0  # no drain while an instance is that young
-    spare_s: float = 10.0  # idle, under an endless keep-alive
+    price: float = PRICE  # seconds of waiting that a second of a GPU has to save
+    protect_s: Positive = 5.0  # no drain while an instance is that young
+    spare_s: Positive = 10.0  # idle, under an endless keep-alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from glowplug.runtime.errors import NotInstalled
 from glowplug.runtime.privileges import READER, nats_users, valkey_users
 from glowplug.runtime.supervisor.child import ChildSpec
-from glowplug.runtime.supervisor.errors import NotInstalled
 from glowplug.runtime.supervisor.probe import append_only_problem, http_answer, http_status, redis_answers
 
 NATS_OLDEST = (2, 12)

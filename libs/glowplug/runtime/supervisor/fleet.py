@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 
 from glowplug import __version__
+from glowplug.runtime.errors import FleetError
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.supervisor import embedded, plan, probe
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
-from glowplug.runtime.supervisor.errors import FleetError
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import place_samples, prepare
 from glowplug.runtime.supervisor.settings import RESTART_MAX_S, SHM_NEEDED_BYTES, FleetSettings, check_services
@@ -28,7 +28,7 @@ SAVE_EVERY_S = 0.2
 PROGRESS_EVERY_S = 0.5
 
 
-class Fleet:
+class LocalFleet:
     """One run. `start` returns when ready, `stop` when nothing is left."""
 
     def __init__(self, settings: FleetSettings, output: Output, state: StateDir) -> None:
@@ -225,7 +225,7 @@ def default_shm_dir(state_dir: Path) -> Path:
 
 
 async def run_fleet(
-    settings: FleetSettings, output: Output, state: StateDir, on_ready: Callable[[Fleet], Awaitable[int | None]]
+    settings: FleetSettings, output: Output, state: StateDir, on_ready: Callable[[LocalFleet], Awaitable[int | None]]
 ) -> int:
     """Run a fleet in `state` (locked by the caller) and return the exit code. When all is ready `on_ready` is called: a
     number ends the fleet with that code, None keeps it until SIGINT or SIGTERM. A second signal kills without grace.
@@ -234,7 +234,7 @@ async def run_fleet(
     left = await asyncio.to_thread(sweep, state.path)
     if left:
         output.say(f"stopped {left} process(es) that an earlier run had left behind")
-    fleet = Fleet(settings, output, state)
+    fleet = LocalFleet(settings, output, state)
 
     def on_signal() -> None:
         if stopping.is_set():
@@ -254,7 +254,7 @@ async def run_fleet(
 
 
 async def _until_stopped(
-    fleet: Fleet, output: Output, stopping: asyncio.Event, on_ready: Callable[[Fleet], Awaitable[int | None]]
+    fleet: LocalFleet, output: Output, stopping: asyncio.Event, on_ready: Callable[[LocalFleet], Awaitable[int | None]]
 ) -> int:
     signalled = asyncio.create_task(stopping.wait())
     progress = asyncio.create_task(_progress(fleet, output))
@@ -281,7 +281,7 @@ async def _until_stopped(
         await asyncio.gather(signalled, progress, start, return_exceptions=True)
 
 
-async def _progress(fleet: Fleet, output: Output) -> None:
+async def _progress(fleet: LocalFleet, output: Output) -> None:
     started, last = time.monotonic(), ""
     with contextlib.suppress(asyncio.CancelledError):
         while True:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glowplug.domain.address import http_url, reachable
+from glowplug.domain.address import http_url, is_loopback, reachable
 from glowplug.runtime.supervisor.child import ChildSpec
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.settings import FleetSettings
@@ -123,7 +123,7 @@ def service_environment(
 
 def enforced_api_key(settings: FleetSettings, secrets: Secrets) -> str:
     """Beyond loopback a key is always required; on loopback only if set."""
-    return settings.api_key or ("" if settings.is_loopback else secrets.api_key)
+    return settings.api_key or ("" if is_loopback(settings.host) else secrets.api_key)
 
 
 def services(

@@ -11,7 +11,7 @@ import psutil
 from redis.exceptions import RedisError
 
 from glowplug.engines.probe import ask
-from glowplug.runtime.supervisor.errors import PortInUse
+from glowplug.runtime.errors import PortInUse
 from glowplug.state.address import connect
 
 PROBE_TIMEOUT_S = 2.0

@@ -11,7 +11,7 @@ from glowplug.domain import extensions
 from glowplug.domain.errors import GlowplugError
 from glowplug.engines import samples, vllm_env, vllm_sample
 from glowplug.engines.drivers import is_installed
-from glowplug.runtime.supervisor.errors import NotInstalled, WrongSetting
+from glowplug.runtime.errors import NotInstalled, WrongSetting
 from glowplug.runtime.supervisor.statedir import disk_errors
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
+from glowplug.runtime.errors import AlreadyRunning, FleetError
 
 FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
 _TOKEN_BYTES = 24

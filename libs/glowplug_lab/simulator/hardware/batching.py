@@ -13,8 +13,10 @@ it keeps each slot's last sequence instead, as llama.cpp does (policies/routing/
 
 With `chunk_tokens` it works as vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py): a step decodes one token per
 running sequence and reads pieces of prompts in order of admission, `chunk_tokens` in all, decodes included; with
-several requests, at most `long_prefill_tokens` of each. A step costs the larger constant once, and both variable parts
-(emulated/profiles.py). A sequence whose client leaves is dropped at its end.
+several requests, at most `long_prefill_tokens` of each. A step costs the larger constant once, and both variable parts.
+A sequence whose client leaves is dropped at its end.
+
+The emulated engine runs this model by the wall clock (emulated/engine.py).
 """
 
 import heapq
@@ -175,6 +177,25 @@ class BatchEngine:
             self.costs = costs
         self._cut(now_s)
 
+    def recompute(self, now_s: float) -> None:
+        """Drop the step under way and the whole KV cache, and compute all again."""
+        self._catch_up(now_s)
+        self._decoded(self._whole_steps(now_s), now_s)
+        self._drop_aborted()
+        for sequence in reversed(self._batch):
+            self._slots.free(sequence.key)
+            if sequence.state is not State.ABORTED:
+                self.waiting.appendleft(sequence)
+        self._batch = []
+        while self.running:
+            self._push_back(now_s)
+        self._begin(now_s)
+
+    def kv_tokens_read(self) -> dict[Sequence, int]:
+        """At the last boundary."""
+        reading = {sequence: sequence.num_read for sequence in self._batch}
+        return {sequence: sequence.base + self.num_steps for sequence in self.running.values()} | reading
+
     def sequences(self) -> Iterator[Sequence]:
         return chain(self.running.values(), self._batch, self.waiting)
 
@@ -188,6 +209,11 @@ class BatchEngine:
         if self._span is _Span.PREFILL:
             return self._context + self._num_reserved()
         return self._context + len(self.running) * self._whole_steps(now_s)
+
+    @property
+    def num_reading(self) -> int:
+        """Tokens of pieces in the step under way."""
+        return sum(num for _, num in self._pieces)
 
     @property
     def due_at_s(self) -> float:
@@ -295,14 +321,17 @@ class BatchEngine:
 
     def _preempt(self, now_s: float) -> None:
         while self.limits.kv_tokens - self._context - self._num_reserved() < len(self.running):
-            _, victim = self.running.popitem()
-            self._context -= victim.base + self.num_steps
-            victim.num_emitted = victim.output_tokens - (victim.finish_step - self.num_steps)
-            victim.num_preempted += 1
-            victim.state = State.WAITING
-            self._slots.free(victim.key)
-            self.waiting.appendleft(victim)
-            self._done.append((What.PREEMPTED, victim, now_s))
+            self._push_back(now_s)
+
+    def _push_back(self, now_s: float) -> None:
+        _, victim = self.running.popitem()
+        self._context -= victim.base + self.num_steps
+        victim.num_emitted = victim.output_tokens - (victim.finish_step - self.num_steps)
+        victim.num_preempted += 1
+        victim.state = State.WAITING
+        self._slots.free(victim.key)
+        self.waiting.appendleft(victim)
+        self._done.append((What.PREEMPTED, victim, now_s))
 
     def _soonest_finish(self) -> int:
         while True:

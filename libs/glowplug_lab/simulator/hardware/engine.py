@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Final
 
 from glowplug.controllers.agent.messages import EngineReady
-from glowplug.domain.instance import SLOT_ENGINES, Phase
+from glowplug.domain.instance import SLOT_ENGINES, EngineFigures, Phase
 from glowplug.fleet.start_times import StartKind
 from glowplug_lab.simulator.hardware.batching import BatchEngine, EngineLimits
 from glowplug_lab.simulator.kernel import Timer
@@ -96,10 +96,12 @@ class SimEngine:
             self.instance_id,
             f"sim://{self.instance_id}",
             phases,
-            self.kv_tokens,
-            num_slots=self.num_slots,
-            shared_bytes=self.shared_bytes,
-            step_s=self.serving.costs.decode_s(1, 0) if self.serving is not None else 0.0,
+            figures=EngineFigures(
+                num_slots=self.num_slots,
+                kv_tokens=self.kv_tokens,
+                shared_bytes=self.shared_bytes,
+                step_s=self.serving.costs.decode_s(1, 0) if self.serving is not None else 0.0,
+            ),
         )
 
     @property

@@ -8,7 +8,6 @@ from glowplug.controllers.prefetcher import messages as pw
 from glowplug.controllers.prefetcher.controller import DISK
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
-from glowplug.events.commands import FetchWeights
 from glowplug.fleet.start_times import StartKind
 from glowplug_lab.simulator.hardware.disk import Disk
 from glowplug_lab.simulator.hardware.engine import SimEngine
@@ -102,8 +101,9 @@ class Fetching:
 
     def _with(self, fetch: pw.StartFetch) -> list[tuple[int, int]]:
         """Bytes already there are not fetched again."""
-        first = fetch.first_byte
-        last = min(fetch.last_byte or fetch.weights.num_bytes, fetch.weights.num_bytes)
+        command = fetch.want.command
+        first, num_bytes = command.first_byte, command.weights.num_bytes
+        last = min(command.last_byte or num_bytes, num_bytes)
         return _joined([*self._parts.get(fetch.digest, ()), (first, max(first, last))])
 
     def _missing(self, fetch: pw.StartFetch) -> int:
@@ -114,8 +114,9 @@ class Fetching:
         found = self._fetches.get(effect.digest)
         if found is None or found[1] is not None:
             return
-        start = self.run.models[found[0].model_key].start
-        waits = not start.overlap and found[0].urgency > 0
+        want = found[0].want
+        start = self.run.models[want.command.model_key].start
+        waits = not start.overlap and want.urgency > 0
         delay_s = start.launch_s + start.library_s if waits else 0.0
         self.run.kernel.after(delay_s, self._move, found[0])
 
@@ -130,7 +131,7 @@ class Fetching:
             num_bytes,
             (self._disk.link if fetch.from_disk else self.node.network,),
             lambda: self._fetched(fetch, num_bytes, began),
-            priority=0 if fetch.urgency > 0 else 1,
+            priority=0 if fetch.want.urgency > 0 else 1,
         )
         self._fetches[fetch.digest] = (fetch, transfer)
 
@@ -150,7 +151,7 @@ class Fetching:
             return
         parts = self._with(fetch)
         num_bytes = sum(last - first for first, last in parts)
-        is_whole = num_bytes >= fetch.weights.num_bytes
+        is_whole = num_bytes >= fetch.want.command.weights.num_bytes
         if is_whole:
             self.keep(digest, num_bytes)
             self._parts.pop(digest, None)
@@ -159,8 +160,7 @@ class Fetching:
         source = DISK if fetch.from_disk else "sim"
         ended = pw.FetchEnded(digest=digest, num_bytes=num_bytes, whole=is_whole, seconds=seconds, source=source)
         self.node.tell_prefetcher(ended)
-        asked = fetch.cause.data if fetch.cause is not None else None
-        self._arrived(digest, asked.instance_id if isinstance(asked, FetchWeights) else "")
+        self._arrived(digest, fetch.want.command.instance_id)
         self._changed()
 
     def _raise(self, effect: pw.RaiseUrgency) -> None:

@@ -12,7 +12,7 @@ from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain import hardware
 from glowplug.domain.hardware import Gpu
-from glowplug.domain.instance import Phase, PhaseName
+from glowplug.domain.instance import EngineFigures, Phase, PhaseName
 from glowplug.fleet.start_times import ADAPTER_LOAD_S
 from glowplug.memory.ledger import ByteLedger
 from glowplug.policies.placement.expect import STREAMS
@@ -45,28 +45,29 @@ class Adapters:
         }
 
     def _await(self, effect: aw.AwaitWeights) -> None:
-        holding = self.node.agent.holdings.get(effect.instance_id)
-        if holding is None or not holding.instance.host_id:
+        command = effect.command
+        if not command.host_id:
             self._starting.handlers[aw.AwaitWeights](effect)
             return
-        model = self.run.models[holding.model.key]
+        model, weights = self.run.models[command.model.key], command.model.weights
         now_s = self.run.kernel.now_s
-        adapter = SimEngine(effect.instance_id, self.node.node_id, model, (), 0, now_s)
-        self._coming[effect.instance_id] = adapter
-        adapter.found = self._fetching.found(adapter, effect.weights)
-        if self._fetching.has_all(effect.weights):
+        adapter = SimEngine(command.instance_id, self.node.node_id, model, (), 0, now_s)
+        self._coming[command.instance_id] = adapter
+        adapter.found = self._fetching.found(adapter, weights)
+        if self._fetching.has_all(weights):
             self._fetched(adapter)
         else:
-            self._fetching.wait(adapter, effect.weights, self._fetched)
+            self._fetching.wait(adapter, weights, self._fetched)
 
     def _fetched(self, adapter: SimEngine) -> None:
         digest = adapter.model.model.weights.uri
         self.node.answer_agent(aw.WeightsComplete(adapter.instance_id, digest, adapter.found))
 
     def _load(self, effect: aw.LoadAdapter) -> None:
-        host, model = self.node.engines.get(effect.host_id), self.run.models[effect.model.key]
+        host_id = effect.command.host_id
+        host, model = self.node.engines.get(host_id), self.run.models[effect.command.model.key]
         if host is None or host.serving is None:
-            failed = aw.EngineStartFailed(effect.instance_id, "engine_failed", f"{effect.host_id} is gone")
+            failed = aw.EngineStartFailed(effect.instance_id, "engine_failed", f"{host_id} is gone")
             self.node.answer_agent(failed)
             return
         adapter = self._coming.get(effect.instance_id)
@@ -95,11 +96,9 @@ class Adapters:
         host.adapters[adapter.instance_id] = adapter.model.model.key
         self._reshape(host)
         load = Phase(name=PhaseName.LOAD, started_at=adapter.load_began_at, ended_at=now_s)
-        url, slots = f"sim://{host.instance_id}", host.num_slots
-        step_s = serving.costs.decode_s(1, 0)
-        self.node.tell_agent(
-            aw.EngineReady(adapter.instance_id, url, (load,), host.kv_tokens, num_slots=slots, step_s=step_s)
-        )
+        url, step_s = f"sim://{host.instance_id}", serving.costs.decode_s(1, 0)
+        figures = EngineFigures(num_slots=host.num_slots, kv_tokens=host.kv_tokens, step_s=step_s)
+        self.node.tell_agent(aw.EngineReady(adapter.instance_id, url, (load,), figures=figures))
 
     def _reshape(self, host: SimEngine) -> None:
         if host.serving is None:
@@ -116,16 +115,16 @@ class Adapters:
         adapter = self._coming.pop(effect.instance_id, None)
         if adapter is not None and adapter.transfer is not None:
             self.run.links.stop(adapter.transfer)
-        host = self.node.engines.get(effect.host_id)
+        host = self.node.engines.get(effect.command.host_id)
         if host is not None and host.adapters.pop(effect.instance_id, None) is not None and not host.adapters:
             self._reshape(host)
         self.node.answer_agent(aw.EngineGone(effect.instance_id))
 
     def _count(self, effect: aw.CountInFlight) -> None:
-        if not effect.host_id or effect.model is None:
+        if effect.adapter is None:
             self._starting.handlers[aw.CountInFlight](effect)
             return
-        host, key = self.node.engines.get(effect.host_id), effect.model.key
+        host, key = self.node.engines.get(effect.adapter.host_id), effect.adapter.model.key
         num = sum(request.arrival.model == key for request in host.tickets.values()) if host is not None else 0
         self.node.answer_agent(aw.InFlight(effect.instance_id, num))
 
@@ -148,21 +147,21 @@ class Dormancy:
         }
 
     def _activate(self, effect: aw.ActivateEngine) -> None:
-        node, now_s = self.node, self.run.kernel.now_s
-        engine = node.engines.pop(effect.source, None)
+        node, now_s, command = self.node, self.run.kernel.now_s, effect.command
+        engine = node.engines.pop(command.source, None)
         if engine is None:
-            gone = aw.EngineStartFailed(effect.instance_id, "engine_failed", f"{effect.source} is gone")
+            gone = aw.EngineStartFailed(effect.instance_id, "engine_failed", f"{command.source} is gone")
             node.answer_agent(gone)
             return
         self._fetching.rename(engine, effect.instance_id)
         engine.instance_id = effect.instance_id
-        mine = [w for w in effect.workers if w.node_id == node.node_id]
+        mine = [w for w in command.workers if w.node_id == node.node_id]
         engine.num_bytes = sum(w.num_bytes for w in mine)
         engine.gpu_ids = tuple(w.gpu_id for w in mine)  # may differ for a sleeper
         engine.stage_gpus = (engine.gpu_ids,)
         node.engines[effect.instance_id] = engine
         engine.is_replica, engine.is_activating = False, True
-        start, model = engine.start, effect.model
+        start, model = engine.start, command.model
         if engine.is_swapped:
             self.run.results.starts[Origin.SWAPPED] += 1
             self.run.kernel.after(start.swap_base_s, self._swap_in, engine, now_s)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from glowplug.controllers.agent import messages as aw
-from glowplug.domain.instance import Phase, PhaseName
+from glowplug.domain.instance import EngineFigures, Phase, PhaseName
 from glowplug.fleet.start_times import StartKind
 from glowplug_lab.simulator.hardware.engine import ORIGINS, SimEngine
 from glowplug_lab.simulator.hardware.fetching import Fetching
@@ -32,27 +32,27 @@ class Starting:
         }
 
     def _launch(self, effect: aw.LaunchEngine) -> None:
-        model, now_s = self.run.models[effect.model.key], self.run.kernel.now_s
-        mine = [w for w in effect.workers if w.node_id == self.node.node_id]
+        command, devices = effect.command, effect.devices
+        model, now_s = self.run.models[command.model.key], self.run.kernel.now_s
         engine = SimEngine(
-            effect.instance_id,
+            command.instance_id,
             self.node.node_id,
             model,
-            tuple(worker.gpu_id for worker in mine),
-            sum(worker.num_bytes for worker in mine),
+            tuple(self.node.gpu_ids[ordinal] for ordinal in devices.ordinals),
+            devices.num_bytes,
             now_s,
-            is_replica=effect.replica,
-            shares=self.node.server.shares(effect.model),
-            stage=effect.stage,
-            num_stages=effect.num_stages,
-            slot_bytes=self._slot_bytes(model, effect.adapter_slots),
+            is_replica=command.replica,
+            shares=self.node.server.shares(command.model),
+            stage=command.stage,
+            num_stages=command.num_stages,
+            slot_bytes=self._slot_bytes(model, command.adapter_slots),
         )
-        self.node.engines[effect.instance_id] = engine
-        if effect.replica:
+        self.node.engines[command.instance_id] = engine
+        if command.replica:
             self.run.results.num_prewarms += 1
         start = engine.start = self.run.start_of(model)
         own_s = start.launch_s + (0.0 if start.overlap else start.library_s)
-        self._work(engine, start.replica_s if effect.replica else own_s, self._launched)
+        self._work(engine, start.replica_s if command.replica else own_s, self._launched)
 
     def _slot_bytes(self, base: ModelSetup, num_slots: int) -> int:
         """As large as the base's largest deployed adapter."""
@@ -80,13 +80,14 @@ class Starting:
         engine = self.node.engines.get(effect.instance_id)
         if engine is None:
             return
-        engine.found = self._fetching.found(engine, effect.weights)
+        weights = effect.command.model.weights
+        engine.found = self._fetching.found(engine, weights)
         if not (engine.is_replica or engine.stage):
             self.run.results.starts[ORIGINS[engine.found]] += 1
         if engine.found is StartKind.CACHED:
             self._fetched(engine)
         else:
-            self._fetching.wait(engine, effect.weights, self._fetched)
+            self._fetching.wait(engine, weights, self._fetched)
 
     def _fetched(self, engine: SimEngine) -> None:
         engine.fetched_at = self.run.kernel.now_s
@@ -149,7 +150,8 @@ class Starting:
             self.load_rest(engine)
             return  # Dormancy polls it
         if engine.is_replica:
-            self.node.tell_agent(aw.EnginePrewarmed(engine.instance_id, engine.shared_bytes))
+            figures = EngineFigures(shared_bytes=engine.shared_bytes)
+            self.node.tell_agent(aw.EnginePrewarmed(engine.instance_id, figures))
             return
         imported_at = engine.up_at + start.library_s if start.overlap else now_s
         if self.node.cpu is None:

@@ -1,8 +1,6 @@
 """Errors of scenarios: one line that names the field."""
 
-import difflib
 import re
-from collections.abc import Iterable
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -24,13 +22,6 @@ class ScenarioError(ValueError):
 
 def join(*parts: object) -> str:
     return ".".join(str(part) for part in parts if part != "")
-
-
-def known(name: str, names: Iterable[str], what: str = "there are") -> str:
-    """'(did you mean x? there are: a, b, x)' for an unknown name."""
-    choices = sorted(names)
-    near = difflib.get_close_matches(name, choices, 1)
-    return f"({f'did you mean {near[0]}? ' if near else ''}{what}: {', '.join(choices) or 'none'})"
 
 
 def from_pydantic(error: ValidationError, path: str) -> ScenarioError:

@@ -6,24 +6,23 @@ scenario file ─▶ base files ─▶ key=value settings ─▶ checked words �
 import gzip
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from glowplug.domain.access import Tenant
-from glowplug.domain.bounds import OutOfBounds
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.model import Model, WeightsRef, model_key
+from glowplug.domain.reading import Misread, known, laid_over
 from glowplug.domain.units import DAY_S, show_bytes
 from glowplug.policies.options import base_name
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.registry import choose, installed, is_known
 from glowplug_lab.simulator.costs import FITTED, StepCosts
-from glowplug_lab.simulator.scenario.errors import ScenarioError, from_pydantic, join, known
+from glowplug_lab.simulator.scenario.errors import ScenarioError, from_pydantic, join
 from glowplug_lab.simulator.scenario.trace import seconds_of
 from glowplug_lab.simulator.scenario.traffic import Bin, Traffic
 from glowplug_lab.simulator.scenario.tree import Tree, in_units, merge, override, read_tree
@@ -227,45 +226,11 @@ def _profile(name: str, gpu_kind: str, path: str) -> StepCosts:
 
 
 def overlay(default: T, given: Mapping[str, Any], path: str) -> T:
-    """Overlay typed fields on the dataclass `default`, recursively. Raises ScenarioError naming the field."""
-    if not isinstance(given, Mapping):
-        raise ScenarioError(path, f"{given!r} is no mapping of fields to values")
-    types = _types(type(default))  # type: ignore[arg-type]
-    changes: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in types:
-            raise ScenarioError(join(path, name), f"there is no such field {known(name, types)}")
-        old = getattr(default, name)
-        if is_dataclass(old) and not isinstance(old, type) and isinstance(value, Mapping):
-            changes[name] = overlay(old, value, join(path, name))
-        else:
-            changes[name] = _checked(types[name], value, join(path, name))
+    """Raises ScenarioError naming the field."""
     try:
-        return replace(default, **changes)  # type: ignore[type-var]
-    except OutOfBounds as error:
-        raise ScenarioError(join(path, error.field), error.problem) from error
-    except ValueError as error:
-        raise ScenarioError(path, str(error)) from error
-
-
-def _checked(kind: Any, value: Any, path: str) -> Any:
-    if isinstance(value, bool) and kind is not bool:
-        raise ScenarioError(path, f"{value!r} is no number or word")
-    try:
-        return _adapter(kind).validate_python(value)
-    except ValidationError as error:
-        raise from_pydantic(error, path) from error
-
-
-@cache
-def _types(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in fields(cls) if field.init}
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+        return laid_over(default, given)
+    except Misread as error:
+        raise ScenarioError(join(path, *error.path), error.problem) from error
 
 
 BATCH = 8  # assumed in estimates of time in flight

@@ -13,7 +13,8 @@ from random import Random
 from statistics import fmean
 from typing import Final
 
-from glowplug_lab.simulator.scenario.errors import ScenarioError, known
+from glowplug.domain.reading import known
+from glowplug_lab.simulator.scenario.errors import ScenarioError
 from glowplug_lab.simulator.scenario.trace import is_path, trace_file
 from glowplug_lab.simulator.scenario.tree import data_folder
 from glowplug_lab.simulator.scenario.words import ClientWords, LengthWords, WorkloadWords

@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
+from glowplug.domain.reading import known
 from glowplug.domain.units import parse_bytes, parse_seconds
 from glowplug.policies.systems import DEFAULT, installed, system
 from glowplug.runtime import plain_yaml
-from glowplug_lab.simulator.scenario.errors import ScenarioError, join, known
+from glowplug_lab.simulator.scenario.errors import ScenarioError, join
 from glowplug_lab.simulator.scenario.trace import under_trace
 
 Tree = dict[str, Any]

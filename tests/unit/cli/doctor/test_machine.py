@@ -14,7 +14,7 @@ from glowplug.runtime.supervisor.settings import FleetSettings
 
 def settings(**fields: Any) -> FleetSettings:
     """As under `glowplug up`, whatever the environment."""
-    return FleetSettings.model_construct(state_dir=Path("/somewhere/.glowplug"), **fields)
+    return FleetSettings(state_dir=Path("/somewhere/.glowplug"), **fields)
 
 
 OK, WARN, FAIL, SKIPPED = Level

@@ -8,26 +8,13 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Publish, Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
-from glowplug.domain.hardware import CachedWeights, GrantOwner, Link
-from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.domain.hardware import CachedWeights, Devices, GrantOwner, Link
+from glowplug.domain.instance import EngineFigures, Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.fleet.start_times import StartKind
 from tests.agent_steps import NODE, PARAMS, code, facts, make, of, resume, start, stop, workers
 from tests.fleet_builder import MIB, a_model
 
 PAIR = a_model(weights_bytes=101 * MIB, kv_bytes=100 * MIB, num_gpus=2)
-
-
-def test_start_grants_first_then_launches_while_weights_come() -> None:
-    agent = make()
-    effects = agent.handle(start(), 10.0)
-    assert agent.used() == 100
-    assert [type(e) for e in effects[:3]] == [msg.Remember, msg.LaunchEngine, msg.AwaitWeights]
-    assert effects[0].memory.holdings[0].shares
-    (launch,) = of(msg.LaunchEngine, effects)
-    assert launch.gpu_kind == "host" and launch.gpu_index == 0 and launch.traceparent == "tp"
-    assert of(msg.AwaitWeights, effects)[0].deadline_at == 70.0
-    assert facts(effects) == ["instance.starting"] and agent.instance().emulated
-    assert [e.table for e in of(Save, effects)] == ["instances", "nodes"]
 
 
 @pytest.mark.parametrize("launched_first", [True, False])
@@ -63,7 +50,7 @@ def test_slots_kv_tokens_and_steps_are_what_the_engine_says_and_else_what_the_mo
     for n, said in enumerate(({"num_slots": 3, "kv_tokens": 6144, "lacks": ("tool_choice",), "step_s": 0.02}, {})):
         instance_id, at = f"i-{n + 1}", 10.0 + 10 * n
         agent.loading(instance_id, at, model=a_model())
-        agent.handle(msg.EngineReady(instance_id, "u", **said), at + 3)
+        agent.handle(msg.EngineReady(instance_id, "u", figures=EngineFigures(**said)), at + 3)
     rows = [agent.instance("i-1"), agent.instance("i-2")]
     said = [(r.max_concurrency, r.kv_tokens, r.lacks, r.step_s) for r in rows]
     assert said == [(3, 6144, ("tool_choice",), 0.02), (8, 0, (), 0.0)]
@@ -384,8 +371,7 @@ def test_a_tensor_group_takes_its_part_of_each_gpu_in_one_start() -> None:
     agent = make(gpus=4)
     effects = agent.handle(start(model=PAIR, workers=workers("i-1", 1, 3)), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
-    assert [w.gpu_id for w in launch.workers] == [f"{NODE}/1", f"{NODE}/3"] and launch.gpu_indices == (1, 3)
-    assert (launch.replica, launch.stage, launch.num_stages) == (False, 0, 1)
+    assert launch.devices == Devices(kind="host", ordinals=(1, 3), num_bytes=PAIR.memory_bytes)
     assert [agent.used(n) for n in range(4)] == [0, 100, 0, 100]
     (weights, kv) = (agent.ledger.gpus[3].grants[0], agent.ledger.gpus[3].grants[1])
     assert (weights.num_bytes, kv.num_bytes) == (101 * MIB // 2, 50 * MIB)  # half the weights, half the rest
@@ -403,7 +389,7 @@ def test_a_group_is_one_instance_to_the_end() -> None:
     agent = make(gpus=2)
     agent.handle(start(model=PAIR, workers=workers("i-1", 0, 1)), 10.0)
     agent.halves("i-1", 11.0)
-    agent.handle(msg.EngineReady("i-1", "u", (), 4096), 12.0)
+    agent.handle(msg.EngineReady("i-1", "u", figures=EngineFigures(kv_tokens=4096)), 12.0)
     now = agent.instance()
     assert now.state is InstanceState.READY and now.serves and now.is_whole and now.kv_tokens == 4096
     assert (now.replica, now.part_of, now.num_stages, now.source) == (False, "", 1, "")

@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Tick
-from tests.agent_steps import MODEL, CheckedAgent, code, facts, make, of, start_of, stop, workers
+from tests.agent_steps import MODEL, CheckedAgent, code, facts, make, of, resume, start_of, stop, workers
 from tests.fleet_builder import a_model
 
 ABLE = ("adapters", "prewarm", "swap")
@@ -36,7 +36,8 @@ def test_an_adapter_loads_into_its_host_and_takes_no_bytes_and_no_process() -> N
     effects = begin(agent)
     assert [e.instance_id for e in of(msg.AwaitWeights, effects)] == ["a-1"] and not of(msg.LaunchEngine, effects)
     (load,) = of(msg.LoadAdapter, agent.handle(msg.WeightsComplete("a-1", "/a"), 12.1))
-    assert (load.host_id, load.model, load.path) == ("i-1", ADAPTER, "/a") and agent.state("a-1") == "loading"
+    assert (load.command.host_id, load.command.model, load.path) == ("i-1", ADAPTER, "/a")
+    assert agent.state("a-1") == "loading"
     effects = agent.handle(msg.EngineReady("a-1", "http://e", key_id="k"), 12.2)
     row = agent.instance("a-1")
     assert facts(effects) == ["instance.ready"] and (row.host_id, row.url, row.key_id) == ("i-1", "http://e", "k")
@@ -47,7 +48,7 @@ def test_an_adapter_loads_into_its_host_and_takes_no_bytes_and_no_process() -> N
 def test_the_launch_of_a_base_says_how_many_adapters_it_is_to_hold() -> None:
     agent = make(abilities=ABLE)
     (launch,) = of(msg.LaunchEngine, agent.handle(start_of(adapter_slots=4, adapter_rank=32), 10.0))
-    assert (launch.adapter_slots, launch.adapter_rank) == (4, 32)
+    assert (launch.command.adapter_slots, launch.command.adapter_rank) == (4, 32)
 
 
 def test_a_stop_drains_the_adapter_and_leaves_its_host_ready() -> None:
@@ -55,9 +56,10 @@ def test_a_stop_drains_the_adapter_and_leaves_its_host_ready() -> None:
     agent.handle(stop("a-1"), 20.0)
     assert agent.state("a-1") == "draining" and agent.state("i-1") == "ready"
     (count,) = of(msg.CountInFlight, agent.handle(Tick(), 20.4))
-    assert (count.instance_id, count.host_id, count.model) == ("a-1", "i-1", ADAPTER)
+    assert count.adapter is not None
+    assert (count.instance_id, count.adapter.host_id, count.adapter.model) == ("a-1", "i-1", ADAPTER)
     effects = agent.handle(msg.InFlight("a-1", 0), 20.5)
-    assert [e.host_id for e in of(msg.UnloadAdapter, effects)] == ["i-1"] and not of(msg.StopEngine, effects)
+    assert [e.command.host_id for e in of(msg.UnloadAdapter, effects)] == ["i-1"] and not of(msg.StopEngine, effects)
     assert facts(agent.handle(msg.EngineGone("a-1"), 20.6)) == ["instance.stopped"] and agent.state("i-1") == "ready"
 
 
@@ -106,6 +108,15 @@ def test_adapters_drain_with_their_host_and_are_gone_before_it_sleeps(refuses: b
     for name in ("a-1", "a-2"):
         agent.handle(msg.EngineGone(name), 21.2)
         assert agent.state(name) == "stopped"
+
+
+def test_an_adapter_is_not_taken_back_while_its_host_drains() -> None:
+    agent = serve(with_host())
+    agent.handle(stop("i-1"), 20.0)
+    assert facts(agent.handle(resume("a-1"), 20.1)) == [], "not READY even for a moment"
+    agent.handle(resume("i-1"), 20.2)
+    agent.handle(resume("a-1"), 20.3)
+    assert (agent.state("i-1"), agent.state("a-1")) == ("ready", "ready")
 
 
 def test_adapters_fail_with_their_host() -> None:

@@ -29,7 +29,7 @@ def test_section_4_a_replica_holds_weights_alone_and_makes_its_gpu_universal() -
     agent = make(abilities=ALL)
     effects = agent.handle(start_of("r-1", replica=True), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
-    assert launch.replica and agent.owned() == {("r-1", "prewarm"): 60}
+    assert launch.command.replica and agent.owned() == {("r-1", "prewarm"): 60}
     assert facts(agent.halves("r-1", 11.0)) == ["instance.loading"]
     effects = agent.handle(msg.EnginePrewarmed("r-1"), 12.0)
     row = agent.instance("r-1")
@@ -44,7 +44,7 @@ def test_a_replica_of_the_first_layers_is_granted_what_its_engine_holds(holds_la
     agent = make(abilities=ALL, holds_layers=holds_layers)
     effects = agent.handle(start_of("r-1", replica=True, workers=workers("r-1", 0, mib=20)), 10.0)
     assert agent.owned() == {("r-1", "prewarm"): mib} and agent.instance("r-1").workers[0].num_bytes == mib * MIB
-    assert of(msg.LaunchEngine, effects)[0].workers[0].num_bytes == mib * MIB
+    assert of(msg.LaunchEngine, effects)[0].devices.num_bytes == mib * MIB
 
 
 def test_several_replicas_share_a_gpu() -> None:
@@ -57,8 +57,9 @@ def test_several_replicas_share_a_gpu() -> None:
 def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_turn() -> None:
     """WarmServe section 4.2."""
     agent = make(abilities=ALL).replica("r-1").replica("r-2", model=a_model("other", weights_bytes=200 * MIB))
-    effects = agent.handle(start_of("i-1", source="r-1", drops=("r-2",)), 20.0)
-    assert of(msg.ActivateEngine, effects) == [msg.ActivateEngine("i-1", "r-1", MODEL, agent.instance().workers)]
+    command = start_of("i-1", source="r-1", drops=("r-2",))
+    effects = agent.handle(command, 20.0)
+    assert of(msg.ActivateEngine, effects) == [msg.ActivateEngine(command.data)]
     assert not of(msg.LaunchEngine, effects) and not of(msg.AwaitWeights, effects)
     assert of(msg.StopEngine, effects) == [msg.StopEngine("r-2", 0.0)]
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 180}

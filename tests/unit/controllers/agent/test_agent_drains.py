@@ -7,6 +7,7 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Tick
 from glowplug.domain.hardware import GpuRole
+from glowplug.domain.reading import Misread, laid_over
 from tests.agent_steps import (
     ALL,
     EQ1,
@@ -409,8 +410,8 @@ def test_resume_takes_the_kv_cache_back_or_the_drain_goes_on() -> None:
 
 
 def test_an_unknown_way_to_reserve_is_refused() -> None:
-    with pytest.raises(ValueError, match="reservation is one of"):
-        make(params=replace(PARAMS, reservation="guess"))
+    with pytest.raises(Misread, match="reservation: 'guess' is none of '', paper, literal_code"):
+        laid_over(PARAMS, {"reservation": "guess"})
 
 
 def test_a_cut_kv_cache_is_still_cut_after_a_restart() -> None:

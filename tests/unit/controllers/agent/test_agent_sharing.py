@@ -7,7 +7,7 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Publish
 from glowplug.domain.instance import InstanceState
-from tests.agent_steps import ALL, MODEL, PARAMS, CheckedAgent, facts, make, of, start_of, workers
+from tests.agent_steps import ALL, MODEL, PARAMS, CheckedAgent, facts, make, of, shares, start_of, workers
 from tests.fleet_builder import MIB, a_model
 
 SMALL = replace(MODEL, kv_bytes=70 * MIB)  # 60 MiB of weights: 300 MiB hold two unshared, three shared
@@ -38,9 +38,9 @@ def test_the_first_start_is_granted_all_and_what_is_shared_counts_once_it_was_se
     agent = make(abilities=ABLE)
     agent.loading("i-1", model=SMALL).loading("i-2", model=SMALL)
     assert agent.used() == 260 and not agent.shared()
-    agent.handle(msg.EngineReady("i-1", "http://e", shared_bytes=60 * MIB), 20.0)
+    agent.handle(msg.EngineReady("i-1", "http://e", figures=shares(60)), 20.0)
     assert agent.used() == 260 and agent.shared() == {60: ("i-1",)}
-    effects = agent.handle(msg.EngineReady("i-2", "http://e", shared_bytes=60 * MIB), 20.0)
+    effects = agent.handle(msg.EngineReady("i-2", "http://e", figures=shares(60)), 20.0)
     assert agent.used() == 200 and agent.shared() == {60: ("i-1", "i-2")}
     assert "node.beat" in [e.payload.TYPE for e in of(Publish, effects)], "60 MiB have come free"
 
@@ -50,8 +50,8 @@ def test_two_starts_at_once_take_one_copy_where_earlier_engines_were_seen_to_sha
     agent.stopped("i-1")
     agent.loading("i-2", model=SMALL).loading("i-3", model=SMALL)
     assert agent.used() == 40 + 2 * (20 + 70) and agent.shared() == {40: ("i-2", "i-3")}
-    agent.handle(msg.EngineReady("i-2", "http://e", shared_bytes=40 * MIB), 20.0)
-    agent.handle(msg.EngineReady("i-3", "http://e", shared_bytes=40 * MIB), 20.0)
+    agent.handle(msg.EngineReady("i-2", "http://e", figures=shares(40)), 20.0)
+    agent.handle(msg.EngineReady("i-3", "http://e", figures=shares(40)), 20.0)
     assert agent.used() == 220 and agent.state("i-2") == agent.state("i-3") == "ready"
 
 
@@ -90,7 +90,7 @@ def test_a_start_that_reads_less_in_place_than_the_others_takes_bytes_of_its_own
     agent = sharing(1, mib=400)
     agent.loading("i-2", model=SMALL)
     assert agent.used() == 60 + 2 * 70
-    agent.handle(msg.EngineReady("i-2", "http://e", shared_bytes=30 * MIB), 20.0)
+    agent.handle(msg.EngineReady("i-2", "http://e", figures=shares(30)), 20.0)
     assert agent.used() == 2 * 130 and agent.shared() == {60: ("i-1",)} and agent.state("i-2") == "ready"
     full = sharing(2)
     full.loading("i-3", model=SMALL)
@@ -112,7 +112,7 @@ def test_one_that_shares_sleeps_beside_the_others_and_wakes(becomes: str, mib: i
     assert agent.used() == 130, "its weights are there already, or they come alone"
     agent.handle(start_of("i-3", model=SMALL, source="i-1"), 30.0)
     assert agent.used() == 200, "it wakes with what i-2 holds"
-    agent.handle(msg.EngineReady("i-3", "http://e", shared_bytes=60 * MIB), 31.0)
+    agent.handle(msg.EngineReady("i-3", "http://e", figures=shares(60)), 31.0)
     assert agent.used() == 200 and agent.shared() == {60: ("i-2", "i-3")}
 
 
@@ -124,7 +124,7 @@ def test_replicas_of_models_with_the_same_weights_share_them() -> None:
         agent.replica(f"r-{name}", model=model, shared=60)
     assert agent.used() == 60 and agent.shared() == {60: ("r-one", "r-two")}
     agent.handle(start_of("i-1", model=replace(model, name="one", key="one"), source="r-one"), 30.0)
-    agent.handle(msg.EngineReady("i-1", "http://e", shared_bytes=60 * MIB), 31.0)
+    agent.handle(msg.EngineReady("i-1", "http://e", figures=shares(60)), 31.0)
     assert agent.used() == 80
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Tick
-from glowplug.domain.instance import InstanceState, Phase, PhaseName, StageAddress, Worker
+from glowplug.domain.instance import EngineFigures, InstanceState, Phase, PhaseName, StageAddress, Worker
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.events.envelope import Event
 from tests.agent_steps import NODE, PARAMS, CheckedAgent, code, facts, make, of, resume, start, stop, workers
@@ -57,7 +57,7 @@ def later(agent: CheckedAgent, instance_id: str = "i-9.1") -> CheckedAgent:
 def serving(agent: CheckedAgent) -> CheckedAgent:
     first(agent).handle(join(), 12.5)
     warmup = (Phase(name=PhaseName.WARMUP, started_at=12.5, ended_at=13.0),)
-    agent.handle(msg.EngineReady("i-1", "http://e", warmup, 900), 13.0)
+    agent.handle(msg.EngineReady("i-1", "http://e", warmup, figures=EngineFigures(kv_tokens=900)), 13.0)
     return agent
 
 
@@ -129,11 +129,11 @@ def test_section_4_a_stage_holds_its_part_of_the_layers() -> None:
     agent = make(abilities=STAGES)
     effects = agent.handle(first_start(rendezvous="10.0.0.1:29500"), 10.0)
     (launch,) = of(msg.LaunchEngine, effects)
-    assert launch.rendezvous == "10.0.0.1:29500"
-    assert (launch.stage, launch.num_stages) == (0, 2) and [w.node_id for w in launch.workers] == [NODE]
+    assert launch.command.rendezvous == "10.0.0.1:29500"
+    assert (launch.command.stage, launch.command.num_stages) == (0, 2) and launch.devices.ordinals == (0,)
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 40}
     (wait,) = of(msg.AwaitWeights, effects)
-    assert (wait.stage, wait.num_stages) == (0, 2)
+    assert (wait.command.stage, wait.command.num_stages) == (0, 2)
 
 
 def test_a_pipeline_whose_first_stage_is_elsewhere_is_refused() -> None:
@@ -150,7 +150,8 @@ def test_two_stages_of_one_pipeline_may_share_a_node() -> None:
     assert [agent.used(n) for n in (0, 1)] == [100, 0]
     later_one = {"model": MODEL, "workers": both[1:], "num_stages": 2, "stage": 1, "part_of": "i-1"}
     (launch,) = of(msg.LaunchEngine, agent.handle(start("i-1.1", **later_one), 10.0))
-    assert [agent.used(n) for n in (0, 1)] == [100, 100] and launch.stage == 1 and launch.gpu_index == 1
+    assert [agent.used(n) for n in (0, 1)] == [100, 100]
+    assert (launch.command.stage, launch.devices.ordinals) == (1, (1,))
 
 
 def drained_by_its_node() -> CheckedAgent:
@@ -205,7 +206,7 @@ def test_section_4_the_first_stage_serves_once_it_is_joined() -> None:
     assert of(msg.ServeStages, effects) == [msg.ServeStages("i-1", LATER)] and not facts(effects)
     assert not of(msg.ServeStages, agent.handle(join(), 12.6))  # repeated until READY
     warmup = (Phase(name=PhaseName.WARMUP, started_at=12.5, ended_at=13.0),)
-    effects = agent.handle(msg.EngineReady("i-1", "", warmup, 900), 13.0)
+    effects = agent.handle(msg.EngineReady("i-1", "", warmup, figures=EngineFigures(kv_tokens=900)), 13.0)
     row = agent.instance()
     assert facts(effects) == ["instance.ready"] and row.url == "http://e" and row.serves and row.kv_tokens == 900
     assert row.num_stages == 2 and row.max_concurrency == 16 and len(row.workers) == 2
@@ -407,7 +408,7 @@ def test_a_first_stage_on_its_way_starts_again_with_its_join() -> None:
     agent.handle(join(), 12.5)
     again, _ = agent.restarted({"i-1"}, abilities=STAGES)
     (launch,) = of(msg.LaunchEngine, again.handle(msg.EngineGone("i-1"), 50.5))
-    assert (launch.stage, launch.num_stages) == (0, 2)
+    assert (launch.command.stage, launch.command.num_stages) == (0, 2)
     again.halves("i-1", 51.0)
     assert of(msg.ServeStages, again.handle(msg.EngineReady("i-1", "u"), 52.0))
 

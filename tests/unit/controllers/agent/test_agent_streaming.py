@@ -9,7 +9,7 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.record import State
 from glowplug.controllers.effects import Effect, Publish, Tick
-from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
+from glowplug.domain.instance import EngineFigures, Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.events.commands import JoinStages
 from tests.agent_steps import ALL, MODEL, CheckedAgent, make, of, start_of, stop, workers
 from tests.fleet_builder import MIB, an_event
@@ -21,7 +21,9 @@ PHASES = (
     Phase(name=PhaseName.LAUNCH, started_at=10.0, ended_at=10.5),
     Phase(name=PhaseName.LOAD, started_at=11.0, ended_at=14.0),
 )
-READY = msg.EngineReady("i-1", "http://e:1", PHASES, kv_tokens=512, key_id="k", num_slots=3, lacks=("x",))
+READY = msg.EngineReady(
+    "i-1", "http://e:1", PHASES, "k", EngineFigures(kv_tokens=512, num_slots=3, lacks=("x",), step_s=0.02)
+)
 COMPLETE = msg.WeightsComplete("i-1", "/w")
 ARRIVING = msg.WeightsArriving("i-1", "/w")
 
@@ -102,6 +104,7 @@ def test_an_engine_that_is_loaded_serves_once_its_weights_are_checked() -> None:
     ready = published(effects)
     assert ready.state is InstanceState.READY and ready.url == "http://e:1" and ready.ready_at == 15.0
     assert (ready.kv_tokens, ready.key_id, ready.max_concurrency, ready.lacks) == (512, "k", 3, ("x",))
+    assert ready.step_s == 0.02
     assert seconds(ready, PhaseName.FETCH) == (10.0, 15.0) and seconds(ready, PhaseName.LOAD) == (11.0, 14.0)
     assert asked(effects, msg.ReportStart).instance == ready
 
@@ -214,7 +217,7 @@ def test_whoever_takes_over_a_replica_on_its_way_waits_for_the_same_weights(begu
         agent.handle(msg.EnginePrewarmed("i-1"), 15.0)
         assert state(agent, "i-2") is State.UNCHECKED
     effects = agent.handle(COMPLETE, 16.0)
-    assert asked(effects, msg.ActivateEngine).source == "i-1" and state(agent, "i-2") is State.ACTIVATING
+    assert asked(effects, msg.ActivateEngine).command.source == "i-1" and state(agent, "i-2") is State.ACTIVATING
     ready = published(agent.handle(msg.EngineReady("i-2", "http://e:1"), 17.0))
     assert ready.instance_id == "i-2" and ready.state is InstanceState.READY
 
@@ -249,7 +252,7 @@ def shares(agent: CheckedAgent, name: str, *, loaded_first: bool, **fields: Any)
     agent.handle(msg.WeightsArriving(name, "/w"), 11.0)
     replica = fields.get("replica")
     seen = msg.EnginePrewarmed if replica else partial(msg.EngineReady, url="http://e")
-    loaded = seen(name, shared_bytes=60 * MIB)
+    loaded = seen(name, figures=EngineFigures(shared_bytes=60 * MIB))
     ends = (loaded, msg.WeightsComplete(name, "/w"))
     return [effect for end in (ends if loaded_first else ends[::-1]) for effect in agent.handle(end, 14.0)]
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from glowplug.controllers.agent import messages as msg
-from glowplug.controllers.agent.record import Consolidation, Drain, Holding, Pipeline, Start, State, Stop
+from glowplug.controllers.agent.record import Consolidation, Drain, Holding, Pipeline, StartProgress, State, Stop
 from glowplug.controllers.agent.table import TABLE, wrong
-from glowplug.controllers.agent.transaction import InvalidTransition, Move, Transition
+from glowplug.controllers.agent.transaction import InvalidTransition, Step, Transition
 from glowplug.controllers.effects import Tick
 from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import InstanceState
@@ -18,7 +18,7 @@ from glowplug.memory.ledger import ByteLedger
 from tests.agent_steps import ALL, NODE, PARAMS, CheckedAgent, code, facts, make, of, start
 
 S = State
-START, DRAIN, STOP = Start(deadline_at=1.0), Drain(deadline_at=1.0, quiet_until=0.0), Stop(1.0)
+START, DRAIN, STOP = StartProgress(deadline_at=1.0), Drain(deadline_at=1.0, quiet_until=0.0), Stop(1.0)
 RUNS = Consolidation(deadline_at=1.0)
 
 
@@ -41,7 +41,7 @@ def a_ready() -> Holding:
         ("is stopped and has shares", {"state": State.STOPPED}),
         ("is stopped and has consolidation", {"state": State.STOPPED, "consolidation": RUNS}),
         ("is draining and the fleet sees it ready", {"state": State.DRAINING, "drain": DRAIN}),
-        ("has 1 stages and pipeline=Pipeline", {"pipeline": Pipeline(stage=0)}),
+        ("has 1 stages and pipeline=Pipeline", {"pipeline": Pipeline()}),
         ("(whole: True) consolidates: running", {"consolidation": RUNS}),
         ("consolidates: True, and the fleet sees False", {"consolidation": RUNS}),
         ("and does not load", {"state": State.STARTING, "start": replace(START, is_launched=True, weights_path="/w")}),
@@ -124,8 +124,8 @@ def test_a_move_that_the_table_does_not_allow_is_found(
     said: str, before: State | dict[str, Any], stimulus: type, after: State | dict[str, Any], asked: tuple[type, ...]
 ) -> None:
     ends = [replace(a_ready(), **(end if isinstance(end, dict) else {"state": end})) for end in (before, after)]
-    move = Move("i-1", ends[0], stimulus, ends[1], asked)
-    assert any(said in fault for fault in wrong(move)), list(wrong(move))
+    step = Step("i-1", ends[0], stimulus, ends[1], asked)
+    assert any(said in fault for fault in wrong(step)), list(wrong(step))
 
 
 def test_a_stimulus_that_makes_no_sense_is_refused_by_name_and_changes_nothing() -> None:

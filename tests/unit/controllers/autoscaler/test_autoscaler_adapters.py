@@ -29,13 +29,6 @@ def waits(key: str, num: int = 1):
     )
 
 
-def test_a_request_for_a_cold_adapter_starts_its_base_too():
-    scaler = autoscaler(a_model("m", **MANY), an_adapter())
-    placed = published(scaler.handle(waits("a"), 1.1), PlaceInstance)
-    assert [one.model.key for one in placed] == ["m", "a"]
-    assert all(one.is_awaited for one in placed)
-
-
 def test_a_base_scales_by_the_sum_and_an_adapter_to_no_more_than_there_are_hosts():
     scaler = autoscaler(a_model("m", **MANY), an_adapter("a"), an_adapter("b"))
     is_ready(scaler, 1.0, an_instance("i-1", "m", max_concurrency=2, adapter_slots=4))

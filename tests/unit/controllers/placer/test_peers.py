@@ -4,6 +4,7 @@ import pytest
 
 from glowplug.controllers.placer.fleet import MAX_PEERS, Fleet
 from glowplug.controllers.placer.params import PlacerParams
+from glowplug.domain.bounds import Bounds, kinds_of, marks_of
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.events.commands import FetchWeights
@@ -55,5 +56,5 @@ def test_a_rate_that_was_measured_counts_like_a_declared_one(is_measured: bool) 
 
 
 def test_a_prefetcher_may_ask_as_many_as_a_command_names() -> None:
-    bound = PrefetcherSettings.model_fields["max_peers"].metadata
-    assert [one.le for one in bound if hasattr(one, "le")] == [MAX_PEERS]
+    bound = marks_of(kinds_of(PrefetcherSettings)["max_peers"])
+    assert [one.most for one in bound if isinstance(one, Bounds)] == [MAX_PEERS]

@@ -1,7 +1,5 @@
 """Which base engine takes an adapter, and which adapter leaves."""
 
-from dataclasses import replace
-
 from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
@@ -52,20 +50,6 @@ def test_an_adapter_goes_to_the_host_with_the_fewest_requests_and_takes_no_bytes
     assert [worker.num_bytes for worker in start.workers] == [0]
     assert (fetch.target, fetch.instance_id) == ("node-1", start.instance_id)
     assert controller.fleet.capacity.reserved == before
-
-
-def test_without_a_ready_base_it_waits_fetches_where_one_starts_and_goes_there_once_it_is_ready():
-    controller = placer()
-    assert payloads(controller.handle(asked(an_adapter()), 9.0), StartInstance) == []
-    base = controller.handle(asked(BASE, "i-m"), 9.0)
-    (start,) = payloads(base, StartInstance)
-    assert (start.adapter_slots, start.adapter_rank) == (4, 16), "what is deployed now, and a few more"
-    coming = a_host("i-m", start.workers[0].gpu_id)
-    effects = controller.handle(instance_event(replace(coming, state=InstanceState.LOADING)), 9.1)
-    effects += controller.handle(Tick(), 9.5)
-    assert [(one.target, one.model_key) for one in payloads(effects, FetchWeights)] == [(start.target, "a")]
-    ready = controller.handle(instance_event(replace(coming, revision=2)), 10.0)
-    assert [one.host_id for one in payloads(ready, StartInstance)] == ["i-m"]
 
 
 def full(*more, **load):

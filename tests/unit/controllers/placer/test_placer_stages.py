@@ -76,17 +76,6 @@ def as_state(row, state, revision=2):
     return replace(row, state=state, revision=revision)
 
 
-def test_every_stage_is_started_on_its_node_and_fetches_its_own_bytes():
-    effects = place(placer())
-    first, later = sent(effects, StartInstance)
-    assert (first.instance_id, first.part_of, first.stage, first.num_stages) == ("x", "", 0, 2)
-    assert [w.node_id for w in first.workers] == ["node-1", "node-2"], "the first stage lists them all"
-    assert (later.instance_id, later.part_of, later.stage, later.target) == ("x.1", "x", 1, "node-2")
-    assert [w.node_id for w in later.workers] == ["node-2"]
-    fetches = sent(effects, FetchWeights)
-    assert [(f.instance_id, f.first_byte, f.last_byte) for f in fetches] == [("x", 0, 50 * MIB), ("x.1", 50 * MIB, 0)]
-
-
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_policy_is_told_of_a_copy_that_is_to_sleep_and_of_a_start_that_a_request_waits_for(waits):
     told = []

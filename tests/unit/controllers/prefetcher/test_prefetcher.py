@@ -68,7 +68,7 @@ def test_a_cold_fetch_from_command_to_fact() -> None:
     prefetcher, digest = controller(), region_digest(A)
     command = fetch(A, "i-1")
     start = only(prefetcher.handle(command, 1.0), msg.StartFetch)
-    assert (start.digest, start.weights, start.cause) == (digest, A, command)
+    assert (start.digest, start.want) == (digest, msg.Want(command.data, command))
     assert prefetcher.handle(msg.FetchSized(digest, 60), 1.1) == [msg.GrantRoom(digest, 60)]
     assert kinds(prefetcher.handle(msg.FetchProgressed(digest, 30, 60), 1.2)) == ["weights.progressed"]
     effects = ended(prefetcher, A, 1.5, 60, whole=True, seconds=0.4, source="file")
@@ -81,7 +81,7 @@ def test_a_cold_fetch_from_command_to_fact() -> None:
 def test_what_a_person_asks_for_is_fetched_as_if_it_had_been_commanded() -> None:
     prefetcher, digest = controller(), region_digest(A)
     start = only(prefetcher.handle(msg.FetchAsked(A, "mine"), 1.0), msg.StartFetch)
-    assert (start.digest, start.model_key, start.cause) == (digest, "mine", None)
+    assert (start.digest, start.want.command.model_key, start.want.cause) == (digest, "mine", None)
     assert prefetcher.handle(msg.FetchAsked(A, "mine"), 1.1) == []
     prefetcher.handle(msg.FetchSized(digest, 60), 1.1)
     assert only(ended(prefetcher, A, 1.5, 60, whole=True), Publish).payload.model_key == "mine"
@@ -151,7 +151,7 @@ def test_the_urgent_pass_by_and_the_number_at_once_is_bounded() -> None:
     digest = region_digest(A)
     prefetcher.handle(msg.FetchSized(digest, 10), 1.0)
     end = ended(prefetcher, A, 2.0, 10, whole=True)
-    assert only(end, msg.StartFetch).weights == C
+    assert only(end, msg.StartFetch).want.command.weights == C
 
 
 def test_a_full_queue_refuses() -> None:
@@ -243,10 +243,10 @@ def test_what_landed_before_a_failure_is_kept_and_counted() -> None:
 def test_a_byte_range_then_the_rest_for_who_wants_it() -> None:
     prefetcher, digest = controller(), region_digest(A)
     start = only(prefetcher.handle(fetch(A, first_byte=10, last_byte=20), 1.0), msg.StartFetch)
-    assert (start.first_byte, start.last_byte) == (10, 20)
+    assert (start.want.command.first_byte, start.want.command.last_byte) == (10, 20)
     prefetcher.handle(fetch(A, model_key="whole"), 1.0)
     prefetcher.handle(msg.FetchSized(digest, 60), 1.0)
-    again = only(ended(prefetcher, A, 2.0, 60), msg.StartFetch)
+    again = only(ended(prefetcher, A, 2.0, 60), msg.StartFetch).want.command
     assert (again.first_byte, again.last_byte, again.model_key) == (0, 0, "whole")
     prefetcher.handle(msg.FetchSized(digest, 60), 2.0)
     end = ended(prefetcher, A, 3.0, 60, whole=True)
@@ -271,7 +271,7 @@ def test_what_a_stage_lacks_comes_after_whatever_a_request_waits_for() -> None:
     assert len(prefetcher.jobs[region_digest(A)].wants) == 1
     assert only(ended(prefetcher, B, 7.0, 1, whole=True), msg.StartFetch).digest == region_digest(C)
     last = only(ended(prefetcher, C, 8.0, 1, whole=True), msg.StartFetch)
-    assert last.digest == region_digest(A) and last.urgency == 0
+    assert last.digest == region_digest(A) and last.want.urgency == 0
 
 
 def test_a_drop_cancels_a_running_fetch() -> None:
@@ -332,7 +332,7 @@ def test_a_starting_instance_whose_fetch_was_lost_is_helped_once() -> None:
     prefetcher.restore("instances", {"i-1": starting}, 10.0)
     assert prefetcher.handle(Tick(), 12.0) == []
     start = only(prefetcher.handle(Tick(), 12.1), msg.StartFetch)
-    assert (start.weights, start.cause) == (A, None)
+    assert (start.want.command.weights, start.want.cause) == (A, None)
     assert prefetcher.handle(Tick(), 12.2) == []
     assert only(ended(prefetcher, A, 12.3, code="weights_unavailable", message="404"), msg.MarkFailed).instance_ids == (
         "i-1",
@@ -346,7 +346,7 @@ def test_a_stage_whose_fetch_was_lost_is_helped_to_its_own_part_until_it_loads()
     row = an_instance("i-1.1", state=InstanceState.STARTING, created_at=10.0, num_stages=3, part_of="i-1")
     prefetcher.restore("models", {"m": model}, 10.0)
     prefetcher.restore("instances", {"i-1.1": row}, 10.0)
-    start = only(prefetcher.handle(Tick(), 12.1), msg.StartFetch)
+    start = only(prefetcher.handle(Tick(), 12.1), msg.StartFetch).want.command
     assert (start.stage, start.num_stages, start.first_byte, start.last_byte) == (1, 3, 30, 60)
     fact = only(ended(prefetcher, model.weights, 13.0, 30), Publish).payload
     assert (fact.TYPE, fact.instance_id) == ("weights.part_fetched", "i-1.1")
@@ -517,10 +517,12 @@ def test_a_stage_and_what_is_asked_of_peers_go_on_to_the_fetch_and_the_rest_foll
     prefetcher = controller()
     asked = {"stage": 1, "num_stages": 2, "peers": ("http://a", "http://b")}
     start = only(prefetcher.handle(fetch(A, "i-1", **asked), 1.0), msg.StartFetch)
-    assert (start.stage, start.num_stages, start.peers) == (1, 2, ("http://a", "http://b"))
+    command = start.want.command
+    assert (command.stage, command.num_stages, command.peers) == (1, 2, ("http://a", "http://b"))
     assert prefetcher.handle(fetch(A, "i-2", peers=("http://c",)), 1.5) == []
     prefetcher.handle(msg.FetchSized(start.digest, 100), 1.6)
     again = only(prefetcher.handle(msg.FetchEnded(digest=start.digest, num_bytes=100), 2.0), msg.StartFetch)
+    again = again.want.command
     assert (again.stage, again.num_stages, again.peers) == (0, 1, ("http://c",))
     done = prefetcher.handle(msg.FetchEnded(digest=start.digest, num_bytes=100, whole=True), 3.0)
     assert kinds(done)[-1] == "weights.fetched"

@@ -62,7 +62,7 @@ def test_nobody_overtakes_those_who_wait() -> None:
     run.arrive()
     run.arrive()
     assert not dispatched(run.arrive())
-    assert dispatched(run.handle(msg.ClientLeft(1))) == [(2, "i-1")]
+    assert dispatched(run.handle(msg.RequestEnded(1))) == [(2, "i-1")]
 
 
 def test_a_full_queue_is_429_with_retry_after() -> None:
@@ -70,7 +70,7 @@ def test_a_full_queue_is_429_with_retry_after() -> None:
     for _ in range(3):
         run.arrive()
     effects = run.arrive()
-    assert rejected(effects) == [(4, 429, "queue_full")] and effects[0].retry_after_s >= 1
+    assert rejected(effects) == [(4, 429, "queue_full")] and effects[0].error.retry_after_s >= 1
     assert published(effects, facts.RequestRejected)[0].status == 429
 
 
@@ -79,7 +79,7 @@ def test_a_wait_that_is_too_long_is_503_with_retry_after() -> None:
     run.arrive()
     assert not rejected(run.handle(Tick(), 9.9))
     effects = run.handle(Tick(), 0.1)
-    assert rejected(effects) == [(1, 503, "wait_timeout")] and effects[0].retry_after_s >= 1
+    assert rejected(effects) == [(1, 503, "wait_timeout")] and effects[0].error.retry_after_s >= 1
 
 
 def test_a_sleeper_that_dies_is_no_start_that_failed() -> None:
@@ -89,7 +89,7 @@ def test_a_sleeper_that_dies_is_no_start_that_failed() -> None:
         run.arrive()
         run.instance(state=InstanceState.FAILED, revision=2, reason="killed", code="engine_failed")
         (refused,) = [e for e in run.handle(Tick(), 11.0) if isinstance(e, msg.Reject)]
-        assert ("The last start failed: killed" in refused.message) is says_so
+        assert ("The last start failed: killed" in refused.error.message) is says_so
 
 
 def test_on_cold_refuse_is_503_and_publishes_no_waiting() -> None:
@@ -124,7 +124,7 @@ def test_bad_weights_answer_all_who_wait_and_who_come_soon_after(code: str) -> N
     run = Run()
     run.arrive()
     effects = run.instance(state=InstanceState.FAILED, reason="sha256 differs", code=code)
-    assert rejected(effects) == [(1, 503, code)] and "sha256" in effects[0].message
+    assert rejected(effects) == [(1, 503, code)] and "sha256" in effects[0].error.message
     assert rejected(run.arrive()) == [(2, 503, code)]
     run.now_s += 6.0
     assert isinstance(run.arrive()[0], msg.Hold)
@@ -147,7 +147,7 @@ def test_who_waits_is_refused_when_the_last_node_has_failed() -> None:
     assert not rejected(run.instance("i-3", tries_left=1, gpu_id="node-2/0", **bad)), "the same node once more"
     effects = run.instance("i-4", gpu_id="node-3/0", **bad)
     assert rejected(effects) == [(1, 503, "no_space"), (2, 503, "no_space")]
-    assert effects[0].message.endswith("no space left (it was tried on 3 nodes)")
+    assert effects[0].error.message.endswith("no space left (it was tried on 3 nodes)")
     assert rejected(run.arrive()) == [(3, 503, "no_space")]
 
 
@@ -163,7 +163,7 @@ def test_another_failure_leaves_the_waiters_and_is_told_when_their_time_is_out()
     run = Run()
     run.arrive()
     assert not rejected(run.instance(state=InstanceState.FAILED, reason="exit code 9", code="engine_failed"))
-    assert "exit code 9" in run.handle(Tick(), 10.0)[0].message
+    assert "exit code 9" in run.handle(Tick(), 10.0)[0].error.message
 
 
 def test_an_engine_lost_before_its_first_byte_is_tried_once_elsewhere() -> None:
@@ -211,7 +211,7 @@ def test_a_retry_after_is_what_the_placer_predicts() -> None:
     declared = model(engine="emulated", weights=WeightsRef(uri=""), weights_bytes=20 * 10**9, on_cold=OnCold.REFUSE)
     run = Run(declared, default_start_s=70.0)
     refused = next(e for e in run.arrive() if isinstance(e, msg.Reject))
-    assert refused.retry_after_s == 5.0, "2 s of launch, 20 GB at 10 GB/s, 0.5 s of warm-up, and polls"
+    assert refused.error.retry_after_s == 5.0, "2 s of launch, 20 GB at 10 GB/s, 0.5 s of warm-up, and polls"
     run.instance("i-1", InstanceState.STARTING, created_at=run.now_s, predicted_s=11.5)
     assert run.controller.eta_s("m", run.now_s + 0.5) == 11.0
     run.instance("i-1", InstanceState.SWAPPED_OUT, revision=2)
@@ -229,7 +229,7 @@ def test_retry_after_counts_the_queue_before_it() -> None:
     for _ in range(5):
         run.arrive()
     [effect] = [e for e in run.arrive() if isinstance(e, msg.Reject)]
-    assert effect.retry_after_s == 16.0  # four ahead, two at a time, 8 s each
+    assert effect.error.retry_after_s == 16.0  # four ahead, two at a time, 8 s each
 
 
 def test_an_alias_reaches_its_model_and_a_name_wins_over_an_alias() -> None:
@@ -285,7 +285,7 @@ def test_ends_that_are_told_twice_count_once() -> None:
     run = warm()
     run.arrive()
     run.handle(msg.RequestEnded(1))
-    assert run.handle(msg.RequestEnded(1)) == [] and run.handle(msg.ClientLeft(1)) == []
+    assert run.handle(msg.RequestEnded(1)) == []
     assert run.handle(msg.DispatchFailed(1, True, "late")) == []
     assert run.controller.loads()["m"].num_in_flight == 0
 
@@ -336,7 +336,7 @@ def test_while_the_bus_stores_nothing_cold_requests_are_refused_at_once_with_the
     effects = run.arrive()
     assert rejected(effects) == [(1, 503, "control_plane_unavailable")]
     [reject] = [e for e in effects if isinstance(e, msg.Reject)]
-    assert FULL in reject.message and reject.retry_after_s > 0
+    assert FULL in reject.error.message and reject.error.retry_after_s > 0
     run.handle(msg.BusRefuses(""))
     assert isinstance(run.arrive()[0], msg.Hold)
 

@@ -127,7 +127,7 @@ def test_the_overloaded_hold_and_go_on_in_order() -> None:
     assert held.eta_s > 0, "free slots are no room"
     assert isinstance(run.ask()[0], msg.Hold)
     [refused] = [e for e in run.ask() if isinstance(e, msg.Reject)]
-    assert (refused.status, refused.code) == (429, "queue_full")
+    assert (refused.error.status, refused.error.code) == (429, "queue_full")
     assert went(run.handle(msg.RequestEnded(1, 5.0, 50))) == ["i-1", "i-1"]
 
 

@@ -28,14 +28,14 @@ def test_who_could_not_be_sent_on_within_the_longest_wait_is_refused_at_arrival(
     effects = fill(run, 2 + 6)
     assert rejected(effects) == [] and len([e for e in effects if isinstance(e, msg.Hold)]) == 6
     [refused] = [e for e in run.arrive() if isinstance(e, msg.Reject)]
-    assert (refused.status, refused.code, refused.error_type) == (*LATE, "rate_limit_error")
-    assert "10 s" in refused.message and refused.ticket not in run.controller.requests
+    assert (refused.error.status, refused.error.code, refused.error.type) == (*LATE, "rate_limit_error")
+    assert "10 s" in refused.error.message and refused.ticket not in run.controller.requests
 
 
 def test_each_refused_request_is_told_to_come_after_those_that_were_refused_before_it():
     run = measured()
     fill(run, 2 + 6)
-    told = [e.retry_after_s for e in fill(run, 4) if isinstance(e, msg.Reject)]
+    told = [e.error.retry_after_s for e in fill(run, 4) if isinstance(e, msg.Reject)]
     assert told == [12.0, 16.0, 16.0, 20.0], "six wait, then one and two ... that were refused before"
     for _ in range(6):
         oldest = next(t for t, r in run.controller.requests.items() if r.instance_id)
@@ -78,7 +78,10 @@ def test_a_stream_is_asked_for_once_more_before_its_head_and_not_after():
     for ticket in (6, 7):
         run.handle(msg.RequestEnded(ticket, 100.0))
     [refused] = run.handle(msg.HeadDue(last))[:1]
-    assert (refused.ticket, refused.status, refused.code) == (last, *LATE) and refused.retry_after_s > 1
+    assert (refused.ticket, refused.error.status, refused.error.code) == (
+        last,
+        *LATE,
+    ) and refused.error.retry_after_s > 1
     assert last - 1 not in [ticket for ticket, _, _ in rejected(run.handle(Tick(), 0.25))], "it has a 200 already"
     assert run.handle(msg.HeadDue(last)) == [] and run.handle(msg.HeadDue(8)) == [], "gone, and dispatched"
 

@@ -140,7 +140,7 @@ def test_a_stopped_models_queue_is_emptied_whoever_waits() -> None:
     run = shared(2)
     for tenant in ("a", "b", "a", "b"):
         run.arrive(tenant=tenant)
-    run.handle(msg.ClientLeft(4))
+    run.handle(msg.RequestEnded(4))
     effects = run.instance(state=InstanceState.FAILED, revision=2, code="no_capacity")
     assert [ticket for ticket, _, _ in rejected(effects)] == [3]
 
@@ -161,7 +161,7 @@ def _life(run: Run, seed: int, tenants: list[str], *, faults: bool = True) -> li
             open_.add(run.ticket)
         elif done < 0.75:
             running = run.controller.requests[ticket].instance_id if ticket in run.controller.requests else ""
-            end = msg.RequestEnded(ticket, 1.0, 10) if running else msg.ClientLeft(ticket)
+            end = msg.RequestEnded(ticket, 1.0, 10) if running else msg.RequestEnded(ticket)
             effects = run.handle(end, after_s)
             open_.discard(ticket)
         elif done < 0.8 and faults:

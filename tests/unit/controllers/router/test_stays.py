@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from glowplug.controllers.router.balance import Stays
+from glowplug.controllers.router.messages import RequestArrived
 from glowplug.controllers.router.queue import Request
 from glowplug.domain.instance import Instance, Phase, PhaseName, Worker
 from tests.fleet_builder import an_instance
@@ -15,7 +16,7 @@ def half_of_a_gpu(**fields: object) -> Instance:
 
 
 def sent(stays: Stays, instance: Instance, at: float, arrived_at: float | None = None) -> Request:
-    request = Request(1, "r", "m", at if arrived_at is None else arrived_at, "")
+    request = Request(1, RequestArrived(1, "m", "r"), "m", at if arrived_at is None else arrived_at)
     stays.sent(request, instance, at)
     request.instance_id = instance.instance_id
     return request

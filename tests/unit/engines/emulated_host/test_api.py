@@ -198,7 +198,7 @@ async def test_a_client_that_leaves_frees_its_seat_streamed_or_not() -> None:
             await until(lambda before=before: engine.metrics.num_generation_tokens > before + 2)  # type: ignore[misc]
             asked.cancel()
             await until(lambda: engine.num_in_flight == 0)
-        assert engine.batch.num_used_blocks == 0
+        await until(lambda: engine.kv_bytes_used == 0)
         assert engine.metrics.num_finished == {"abort": 2}
 
 

@@ -186,7 +186,7 @@ async def test_it_becomes_whole_under_a_request_that_runs() -> None:
         assert 100 <= moved <= 520, "its tokens, each once or a little more often"
         first_of_all = later.engine.carried.kv_tokens
         assert await answering == told(400)
-        assert later.engine.carried.kv_tokens == first_of_all and first.engine.num_stages == 1
+        assert later.engine.carried.kv_tokens == first_of_all and first.engine.config.num_stages == 1
         assert (await first.ask("/stage/consolidate", WHOLE)).status_code == 200, "asked twice it is whole already"
         assert (await first.ask("/stage/abandon")).json()["is_whole"] is True
 
@@ -196,7 +196,7 @@ async def test_a_later_stage_becomes_whole_and_carries_the_pipeline_on() -> None
     async with pipeline() as (first, later):
         assert (await later.ask("/stage/consolidate", WHOLE)).status_code == 200
         both = await asyncio.gather(text(first, 40), text(later, 40))
-        assert both[0] == both[1] and first.engine.num_stages == 2
+        assert both[0] == both[1] and first.engine.config.num_stages == 2
         assert (await first.ask("/stage/consolidate", WHOLE)).status_code == 200
         assert await text(first, 40) == both[0]
 
@@ -207,10 +207,10 @@ async def test_a_consolidation_is_given_up_and_asked_for_again() -> None:
         await asyncio.sleep(0.05)
         assert (await first.ask("/stage/abandon")).json() == {"is_whole": False, "kv_tokens": 0}
         await asyncio.wait([asked], timeout=WAIT_S)
-        assert asked.done() and first.engine.num_stages == 2
+        assert asked.done() and first.engine.config.num_stages == 2
         first.engine.config = replace(first.engine.config, time_scale=50.0)
         assert (await first.ask("/stage/consolidate", WHOLE)).status_code == 200
-        assert first.engine.num_stages == 1
+        assert first.engine.config.num_stages == 1
 
 
 @pytest.mark.parametrize("how", ["gone", "hangs"])
@@ -233,7 +233,7 @@ async def test_with_all_of_the_weights_it_goes_on_alone(how: str) -> None:
         await until(lambda: later.engine.carried.kv_tokens > 150, "steps pass through the later stage")
         first.engine.whole = Whole(8 * GIB, 4)
         harm(later, how)
-        await until(lambda: first.engine.num_stages == 1, "it goes on alone")
+        await until(lambda: first.engine.config.num_stages == 1, "it goes on alone")
         assert (await first.ask("/stage/consolidate", WHOLE)).status_code == 200
         assert not first.steps.done()
         assert await answering == told(400)

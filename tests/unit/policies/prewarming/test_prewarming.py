@@ -189,7 +189,7 @@ def test_the_option_is_a_word_of_the_policy_and_asks_for_its_profile():
     assert reads_profile(choose("prewarming", "union:plan.first_layers=true"))
     assert not reads_profile(choose("prewarming", "union")) and weighs_worth(choose("prewarming", "union:price=1"))
     assert not reads_profile(choose("prewarming", "warmserve:proactive=false")) and not reads_profile(None)
-    with pytest.raises(BadRequest, match="first_layers is true or false"):
+    with pytest.raises(BadRequest, match="is neither true nor false"):
         choose("prewarming", "warmserve:first_layers=3")
 
 

@@ -9,9 +9,9 @@ import pytest
 from glowplug.domain.units import parse_bytes
 from glowplug.engines import samples
 from glowplug.runtime import model_files
+from glowplug.runtime.errors import FleetError, PortInUse
 from glowplug.runtime.supervisor import plan
 from glowplug.runtime.supervisor.child import ChildSpec, backoff_s
-from glowplug.runtime.supervisor.errors import FleetError, PortInUse
 from glowplug.runtime.supervisor.plan import GPU_BUDGETS
 from glowplug.runtime.supervisor.probe import check_ports, free_block, http_status, is_free
 from glowplug.runtime.supervisor.samples import place_samples, sample_files
@@ -22,7 +22,7 @@ SECRETS = Secrets("admin", "key", {})
 
 
 def make(tmp_path: Path, **fields: object) -> plan.Plan:
-    settings = FleetSettings(state_dir=tmp_path, **fields)  # type: ignore[arg-type]
+    settings = FleetSettings.read(state_dir=tmp_path, **fields)
     return plan.Plan(settings, settings.port_base)
 
 

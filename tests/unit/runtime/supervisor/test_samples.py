@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.engines import samples
-from glowplug.runtime.supervisor.errors import NotInstalled
+from glowplug.runtime.errors import NotInstalled
 from glowplug.runtime.supervisor.samples import prepare
 
 pytest.importorskip("xllamacpp")

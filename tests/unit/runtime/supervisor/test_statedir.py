@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from glowplug.runtime.errors import AlreadyRunning, FleetError
 from glowplug.runtime.privileges import USERS
-from glowplug.runtime.supervisor.errors import AlreadyRunning, FleetError
 from glowplug.runtime.supervisor.statedir import StateDir, disk_errors, read_fleet, write_private
 
 

@@ -22,4 +22,6 @@ class NotInstalled(FleetError):
 
 
 class WrongSetting(FleetError):
+    """One line that names the variable: `GLOWPLUG_PORT: 'abc' is no whole number`."""
+
     exit_code = 2
