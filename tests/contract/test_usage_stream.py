@@ -19,7 +19,7 @@ from glowplug.events.facts import UsageRecorded
 from glowplug.events.subjects import FACTS_STREAM, USAGE_STREAM, facts_of
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.usage_api import UsageReader
-from glowplug.services.console.usage_ledger import Ledger
+from glowplug.services.console.usage_ledger import UsageLedger
 from tests.contract.bus_rig import Listener
 from tests.servers import NatsProcess
 from tests.unit.console.test_usage_ledger import record
@@ -51,7 +51,7 @@ async def test_records_of_an_older_version_and_of_this_one_reach_the_ledger(
     await js.publish("glowplug.v1.evt.usage.recorded._.router-1", encode(batch(1)))
     await bus.publish(batch(2))
     kept = [(await js.stream_info(name)).state.messages for name in (FACTS_STREAM, USAGE_STREAM)]
-    ledger = Ledger(f"sqlite:///{tmp_path / 'usage.db'}")
+    ledger = UsageLedger(f"sqlite:///{tmp_path / 'usage.db'}")
     await UsageReader(ledger, ConsoleMetrics(registry), 90.0, lambda: 0.0).listen(bus)
     await until(lambda: registry.get_sample_value("glowplug_usage_records_total") == 2, "both records")
     assert kept == [1, 1]

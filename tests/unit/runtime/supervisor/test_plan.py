@@ -76,11 +76,11 @@ def test_the_router_and_agents_alone_get_the_engines_secret(tmp_path: Path, monk
 
 def test_stray_settings_of_one_process_are_not_shared_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOWPLUG_SERVICE_ID", "stray")
-    monkeypatch.setenv("GLOWPLUG_TICK_S", "1")
+    monkeypatch.setenv("GLOWPLUG_RESYNC_S", "1")
     made = make(tmp_path)
     predictor = next(s for s in services(made) if s.service == "predictor")
     assert predictor.env["GLOWPLUG_SERVICE_ID"] == "predictor-1"
-    assert predictor.env["GLOWPLUG_TICK_S"] == "1"
+    assert predictor.env["GLOWPLUG_RESYNC_S"] == "1"
     assert "GLOWPLUG_NODE_ID" not in predictor.env
 
 
