@@ -19,7 +19,7 @@ INTRO = """\
 Written by `python docs/configuration.py > docs/configuration.md`; change the settings, not this file.
 
 Every setting is an environment variable, in seconds and bytes. `glowplug up` hands its environment on to every process and
-adds addresses, ports, tokens and secrets, an embedded NATS and Valkey, and the console as receiver of traces, where they are empty;
+adds addresses, ports, tokens and secrets, and an embedded NATS and Valkey, where they are empty;
 a service started by hand (`python -m glowplug.services.<name>`) reads the same variables.
 [Files](howto/models.md) configure the models; what each policy does: [policies](policies.md). The default stands in
 parentheses, unless it is empty. A value out of bounds ends the service at its start with one line that names the variable.
@@ -40,7 +40,6 @@ OTHERS = """\
 - `GLOWPLUG_CACHE_DIR` (`~/.cache/glowplug`): weights made of the sample weights.
 - `GLOWPLUG_VLLM_ENV` (`.venv-vllm` of the checkout): environment of vLLM.
 - `GLOWPLUG_DATA` (`shared/data` beside the checkout): the public traces, of `glowplug simulate`, benches and tests.
-- `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, `OTEL_TRACES_SAMPLER_ARG`: as OpenTelemetry defines them.
 - Prefetcher, autoscaler, router and command line: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`
   and `AWS_ENDPOINT_URL_S3` for `s3:`, without a key unsigned; `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT`,
   `GOOGLE_BASE_URL` for `gs:`, else the machine's credentials, or unsigned with `GOOGLE_SKIP_SIGNATURE=true`; `HF_TOKEN`,

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
@@ -26,7 +24,6 @@ from glowplug.services.agent.service import AgentService
 from glowplug.services.agent.settings import AgentSettings
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from glowplug_lab.emulated.driver import EmulatedDriver
 from tests.fleet_builder import MIB, a_model, an_event
@@ -112,20 +109,16 @@ class AgentRig:
         self.settings = AgentSettings(**given, params=AgentParams(**of_params), driver=EngineSettings(**of_driver))
         self.broker, self.store = MemoryBroker(), MemoryStore()
         self.sender = MemoryBus(self.broker)
-        self.spans = InMemorySpanExporter()
         self.service: AgentService
 
     def open(self, drivers: dict[str, EngineDriver] | None = None) -> AgentService:
         registry = CollectorRegistry()
         if drivers is None:
             drivers = {"emulated": driver("emulated", self.settings.driver)}
-        self.tracing = Tracing("agent", "agent-1", exporter=self.spans)
         self.service = AgentService(
             self.settings,
             MemoryBus(self.broker),
             self.store,
-            self.tracing,
-            self.tracing,
             ShellMetrics("agent", registry),
             drivers=drivers,
             registry=registry,
@@ -189,10 +182,6 @@ class AgentRig:
 
     def used_bytes(self) -> int:
         return sum(gpu.used_bytes for gpu in self.service.controller.ledger.gpus)
-
-    def finished_spans(self) -> dict[str, ReadableSpan]:
-        self.tracing._provider.force_flush()
-        return {span.name: span for span in self.spans.get_finished_spans()}
 
 
 class DormantRig(AgentRig):

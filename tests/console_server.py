@@ -6,7 +6,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
@@ -26,7 +25,6 @@ from glowplug.runtime.settings import ServiceSettings
 from glowplug.services.console.app import Console, build_app
 from glowplug.services.console.main import Feed
 from glowplug.services.console.metrics import ConsoleMetrics
-from glowplug.services.console.otlp import PROTOBUF
 from glowplug.services.console.settings import ConsoleSettings
 from glowplug.state.memory_store import MemoryStore
 from tests import console_story as story
@@ -79,16 +77,6 @@ class ConsoleUnderTest:
         answer = await self.get(path, **query)
         assert answer.status_code == 200, answer.text
         return answer.json()
-
-    async def post_spans(self, body: Any, headers: Mapping[str, str] = {}) -> httpx.Response:
-        """Send protobuf unless `headers` differ; omit a header with an empty value."""
-        given = {name: value for name, value in {"Content-Type": PROTOBUF, **headers}.items() if value}
-        async with httpx.AsyncClient(timeout=WAIT_S) as client:
-            return await client.post(f"{self.url}/v1/traces", content=body, headers=given)
-
-    async def export(self, request: ExportTraceServiceRequest) -> None:
-        answer = await self.post_spans(request.SerializeToString())
-        assert answer.status_code == 200, answer.text
 
     async def messages(self, path: str) -> AsyncGenerator[tuple[str, Any], None]:
         async with httpx.AsyncClient(timeout=WAIT_S) as client, client.stream("GET", self.url + path) as answer:

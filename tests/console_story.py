@@ -1,12 +1,8 @@
-"""A made-up fleet and its traces, as real events and real OTLP."""
+"""A made-up fleet and its stories, as real events."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.hardware import CachedWeights, Gpu, GpuRole, Grant, GrantOwner, Node
@@ -27,10 +23,10 @@ from glowplug.events.facts import (
     RequestWaiting,
     RouterLoadReported,
     RouterRequestsFinished,
+    StreamMove,
+    WeightsFetched,
 )
-from glowplug.services.console import otlp
 from glowplug.services.console.fleet_view import ShownFleet
-from glowplug.telemetry import semconv
 from tests.fleet_builder import a_model, a_node, an_instance
 
 MIB = 1 << 20
@@ -42,7 +38,6 @@ PHASE_SECONDS = {
     PhaseName.LOAD: (0.944, 0.58),
     PhaseName.WARMUP: (1.524, 0.21),
 }
-Value = str | int | float | bool
 
 
 def trace_id(seed: int) -> str:
@@ -53,140 +48,91 @@ def traceparent(seed: int) -> str:
     return f"00-{trace_id(seed)}-0000000000000001-01"
 
 
-@dataclass
-class Trace:
-    seed: int
-    at: float
-
-    def span(
-        self,
-        span: int,
-        parent: int,
-        name: str,
-        offset_s: float,
-        seconds: float,
-        attributes: Mapping[str, Value] | None = None,
-        *,
-        kind: int = 1,
-        error: str = "",
-        events: Mapping[str, float] | None = None,
-    ) -> Span:
-        start_s = self.at + offset_s
-        return Span(
-            trace_id=bytes.fromhex(trace_id(self.seed)),
-            span_id=span.to_bytes(8, "big"),
-            parent_span_id=parent.to_bytes(8, "big") if parent else b"",
-            name=name,
-            kind=kind,  # type: ignore[arg-type]
-            start_time_unix_nano=int(start_s * 1e9),
-            end_time_unix_nano=int((start_s + seconds) * 1e9),
-            attributes=pairs(attributes or {}),
-            events=[Span.Event(name=e, time_unix_nano=int((start_s + at) * 1e9)) for e, at in (events or {}).items()],
-            status=Status(code=Status.STATUS_CODE_ERROR, message=error) if error else None,
-        )
-
-
-def pairs(attributes: Mapping[str, Value]) -> list[KeyValue]:
-    fields = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
+def cold_trace(seed: int, at: float, model_key: str, request_id: str) -> list[Event]:
+    """A request that waited for a start: twelve rows, of which the request's three come last."""
+    name, phases = f"i-{seed:04x}", _phases(at + 0.006, PHASE_SECONDS)
+    started = instance(name, model_key, "node-9", InstanceState.READY, at + 0.025, phases=phases, start_kind="cold")
+    about = {"model_key": model_key, "instance_id": name, "traceparent": traceparent(seed)}
+    made = (
+        a_decision(100 * seed, "scale", "1 request waits", service="autoscaler", made_at=at + 0.004, **about),
+        a_decision(100 * seed + 1, "place", FIRST_FIT, made_at=at + 0.006, chosen="node-9/0", **about),
+    )
+    fetched = WeightsFetched(
+        node_id="node-9", model_key=model_key, digest="d" * 64, num_bytes=139 * MIB, seconds=0.61, source="http"
+    )
+    asked = finished(request_id, model_key, at, 2.61, queue_s=1.758, ttft_s=1.79, held=True, eta_s=1.7, cold=True)
+    started = replace(started, decision_id=made[1].decision_id)
     return [
-        KeyValue(key=key, value=AnyValue(**{fields[type(value)]: value}))  # type: ignore[arg-type]
-        for key, value in attributes.items()
+        *(told(DecisionMade(decision=one), one.made_at, seed) for one in made),
+        told(fetched, at + 0.637, seed),
+        told(InstanceReady(instance=started), at + 1.76, seed),
+        told(replace(asked, dispatched_s=1.764, instance_id=name), at + 2.61, seed),
     ]
 
 
-def export(**by_service: list[Span]) -> ExportTraceServiceRequest:
-    request = ExportTraceServiceRequest()
-    for service, spans in by_service.items():
-        part = request.resource_spans.add()
-        part.resource.attributes.extend(pairs({"service.name": f"glowplug-{service}", "service.instance.id": service}))
-        scope = part.scope_spans.add()
-        scope.scope.name = "glowplug"
-        scope.spans.extend(spans)
-    return request
+FIRST_FIT = "first GPU with 256 MiB free: node-9/0"
 
 
-def received(request: ExportTraceServiceRequest, **options: bool) -> otlp.Batch:
-    return otlp.decode(request.SerializeToString(), otlp.PROTOBUF, **options)
-
-
-def cold_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
-    span = Trace(seed, at).span
-    about: dict[str, Value] = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id}
-    instance: dict[str, Value] = {semconv.ATTR_INSTANCE_ID: f"i-{seed:04x}", semconv.ATTR_NODE_ID: "node-2"}
-    decide, fetch, *started = (
-        span(
-            30 + i,
-            20 if name is not PhaseName.DECIDE else 10,
-            f"cold_start.{name}",
-            0.006 + offset,
-            seconds,
-            {semconv.ATTR_PHASE: name.value, semconv.ATTR_PREDICTED_SECONDS: seconds * 1.1, semconv.ATTR_MODEL: model},
-        )
-        for i, (name, (offset, seconds)) in enumerate(PHASE_SECONDS.items())
-    )
-    reason = "first GPU with 256 MiB free: node-2/0"
-    return export(
-        router=[
-            span(1, 0, "POST /v1/chat/completions", 0.0, 2.61, about, kind=2, events={"first byte": 1.79}),
-            span(2, 1, "hold", 0.002, 1.76, {semconv.ATTR_REASON: "no instance runs"}),
-            span(3, 1, "stream", 1.764, 0.84, instance, kind=3, events={"first token": 0.03}),
-        ],
-        autoscaler=[span(5, 2, "autoscaler.request.waiting", 0.004, 0.001, {"glowplug.wanted": 1})],
-        placer=[span(10, 5, "placer.placer.place", 0.006, 0.018, {semconv.ATTR_REASON: reason}), decide],
-        prefetcher=[span(21, 10, "prefetcher.prefetcher.fetch", 0.025, 0.612, {"glowplug.source": "http"}), fetch],
-        agent=[span(20, 10, "agent.agent.start", 0.025, 1.72, instance), *started],
-        engine=[
-            span(40, 3, "chat", 1.77, 0.83, {"gen_ai.usage.output_tokens": 64}, kind=2),
-            span(41, 40, "prefill", 1.772, 0.024),
-            span(42, 40, "decode", 1.796, 0.8),
-        ],
+def _phases(at: float, seconds: Mapping[PhaseName, tuple[float, float]]) -> tuple[Phase, ...]:
+    return tuple(
+        Phase(name=name, started_at=at + offset, ended_at=at + offset + took, predicted_s=took * 1.1)
+        for name, (offset, took) in seconds.items()
     )
 
 
-def warm_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
-    span = Trace(seed, at).span
-    about: dict[str, Value] = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id}
-    return export(
-        router=[
-            span(1, 0, "POST /v1/chat/completions", 0.0, 0.62, about, kind=2),
-            span(3, 1, "stream", 0.001, 0.618, kind=3),
-        ]
-    )
+def warm_trace(seed: int, at: float, model_key: str, request_id: str) -> list[Event]:
+    return [told(finished(request_id, model_key, at, 0.62, dispatched_s=0.001, ttft_s=0.03), at + 0.62, seed)]
 
 
-def failed_trace(seed: int, at: float, model: str, request_id: str) -> ExportTraceServiceRequest:
-    span = Trace(seed, at).span
-    about = {semconv.ATTR_MODEL: model, semconv.ATTR_REQUEST_ID: request_id, semconv.ATTR_EMULATED: True}
-    return export(
-        router=[
-            span(1, 0, "POST /v1/chat/completions", 0.0, 0.31, about, kind=2, error="engine_failed"),
-            span(3, 1, "stream", 0.001, 0.3, kind=3, error="engine closed the stream after 12 tokens"),
-        ],
-        agent=[span(50, 999, "agent.engine_exited", 0.302, 0.05, {"glowplug.exit_code": -9})],
-    )
-
-
-def predicted_trace(seed: int, at: float) -> ExportTraceServiceRequest:
-    """A trace as really sent: hold, phases with one prediction missing, first token."""
-    span = Trace(seed, at).span
-    about: dict[str, Value] = {semconv.ATTR_MODEL: "smol-poet", semconv.ATTR_REQUEST_ID: f"req-{seed}"}
-    phases = {"decide": (0.0, 0.02, 0.02), "fetch": (0.02, 0.9, 0.6), "launch": (0.02, 1.5, 0.0)}
-    return export(
-        router=[
-            span(1, 0, "router.request", 0.0, 4.0, about, kind=2),
-            span(2, 1, "router.hold", 0.0, 1.6),
-            span(3, 1, "engine.generate", 1.6, 2.4, kind=3, events={"first token": 0.4}),
-        ],
-        agent=[
-            span(20, 1, "agent.start", 0.02, 1.5, {semconv.ATTR_DECISION_ID: "d-9"}),
-            *(
-                span(30 + i, 20, f"engine.{name}", offset, took, {
-                    semconv.ATTR_PHASE: name, semconv.ATTR_PREDICTED_SECONDS: predicted, semconv.ATTR_EMULATED: True,
-                })
-                for i, (name, (offset, took, predicted)) in enumerate(phases.items())
-            ),
-        ],
+def failed_trace(seed: int, at: float, model_key: str, request_id: str) -> list[Event]:
+    """An emulated engine was lost in mid-stream, and no other continued: three rows, all with the error."""
+    lost = StreamMove(
+        at=at + 0.3, until=at + 0.31, reason="engine_lost", message="engine closed the stream after 12 tokens",
+        num_tokens=12, from_instance="i-33f0",
     )  # fmt: skip
+    fact = finished(
+        request_id, model_key, at, 0.31, dispatched_s=0.001, ttft_s=0.03, status=502, error_code="engine_failed",
+        emulated=True, num_continued=1, moves=(lost,),
+    )  # fmt: skip
+    return [told(fact, at + 0.31, seed)]
+
+
+def predicted_trace(seed: int, at: float) -> list[Event]:
+    """A start with one prediction missing, of a request that took 4 s."""
+    decision = a_decision(100 * seed, "place", FIRST_FIT, made_at=at + 0.02, traceparent=traceparent(seed))
+    seconds = {PhaseName.DECIDE: (0.0, 0.02, 0.02), PhaseName.FETCH: (0.02, 0.9, 0.6), PhaseName.LAUNCH: (0.02, 1.5, 0)}
+    phases = tuple(
+        Phase(name=name, started_at=at + offset, ended_at=at + offset + took, predicted_s=predicted)
+        for name, (offset, took, predicted) in seconds.items()
+    )
+    started = instance(
+        f"i-{seed:04x}", "smol-poet", "node-9", InstanceState.READY, at + 0.02, phases=phases, ready_at=at + 1.52,
+        start_kind="cold", emulated=True, decision_id=decision.decision_id,
+    )  # fmt: skip
+    asked = finished(
+        f"req-{seed}", "smol-poet", at, 4.0, queue_s=1.6, dispatched_s=1.6, held=True, ttft_s=2.0, cold=True
+    )
+    return [
+        told(DecisionMade(decision=decision), decision.made_at, seed),
+        told(InstanceReady(instance=started), at + 1.52, seed),
+        told(asked, at + 4.0, seed),
+    ]
+
+
+def finished(request_id: str, model_key: str, at: float, seconds: float, **changes: Any) -> RequestFinished:
+    """The end of a stream that arrived `at`."""
+    given: dict[str, Any] = {
+        "router_id": "router-1", "instance_id": "i-71c2", "status": 200, "queue_s": 0.0, "ttft_s": 0.0,
+        "prompt_tokens": 31, "response_tokens": 64, "tokens_exact": True, "cold": False, "stream": True,
+        "operation": "chat",
+    }  # fmt: skip
+    given |= {"model_key": model_key, "request_id": request_id, "arrived_at": at, "finished_at": at + seconds}
+    return RequestFinished(**{**given, "e2e_s": seconds, **changes})
+
+
+def told(data: Any, at: float, seed: int) -> Event:
+    """Tell it in the trace of this seed."""
+    return fact(data, at, seed, traceparent(seed))
 
 
 def model(key: str, name: str, mib: int, engine: str = "llamacpp", **changes: Any) -> Model:

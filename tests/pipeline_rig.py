@@ -32,7 +32,6 @@ from glowplug.policies.registry import choose
 from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.region import Region, RegionInfo, region_digest
 from tests.agent_rig import SPEED, TRACEPARENT, AgentRig, emulated_model
 from tests.fleet_builder import MIB, an_event
@@ -126,7 +125,7 @@ class PipelineRig:
         policies = {"placement": "two stages", "eviction": "lru", "prewarming": "none"}
         evict = choose("eviction", "lru")
         controller = PlacerController(place, evict, policies, epoch, PARAMS)
-        tracing, metrics = Tracing("placer", name), ShellMetrics("placer", registry)
+        metrics = ShellMetrics("placer", registry)
         bus = MemoryBus(self.broker)
         shell = Shell(
             "placer",
@@ -134,7 +133,6 @@ class PipelineRig:
             controller,
             bus,
             self.store,
-            tracing,
             metrics,
             epoch=epoch,
             reads=READS,

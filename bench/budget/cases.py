@@ -25,7 +25,6 @@ from glowplug.policies.registry import choose
 from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from glowplug_lab.simulator.scenario.load import load
 from glowplug_lab.simulator.world import World
 
@@ -121,7 +120,7 @@ def event_through_a_shell() -> Count:
 
     async def count() -> Count:
         controller = PredictorController(make=choose("prediction", "last_window"))
-        given: tuple[Any, ...] = (MemoryBus(), MemoryStore(), Tracing("predictor", "p-1"))
+        given: tuple[Any, ...] = (MemoryBus(), MemoryStore())
         metrics = ShellMetrics("predictor", CollectorRegistry())
         shell = Shell("predictor", "p-1", controller, *given, metrics, reads=READS, tick_s=3600.0, resync_s=3600.0)
         loads = {"m": ModelLoad(num_in_flight=1, num_arrived=1, in_flight_by_instance={"i-1": 1})}

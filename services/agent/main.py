@@ -21,7 +21,6 @@ from glowplug.services.agent.service import AgentService
 from glowplug.services.agent.settings import AgentSettings
 from glowplug.services.agent.state_file import NodeTaken
 from glowplug.telemetry.metrics import FailureCounter
-from glowplug.telemetry.tracing import Tracing
 
 MAX_LOG_BYTES = 1 << 20
 ENGINE_LOGS = "/logs/engines"
@@ -125,12 +124,8 @@ async def serve(stopping: asyncio.Event) -> None:
     settings.service_id = settings.service_id or f"agent-{settings.node}"
     world = World.open("agent", settings)
     world.metrics.observers.append(FailureCounter().saw)
-    counts = world.tracing.counts
-    engine_tracing = Tracing("engine", f"{settings.node}-engines", settings.otlp_endpoint, counts=counts)
     try:
-        service = AgentService(
-            settings, world.bus, world.store, world.tracing, engine_tracing, world.metrics, connect=world.bus.connect
-        )
+        service = AgentService(settings, world.bus, world.store, world.metrics, connect=world.bus.connect)
     except (NodeTaken, HardwareUnavailable, ValueError, OSError) as error:
         raise SystemExit(f"glowplug: agent of {settings.node}: {error}") from error
     server, url = await serve_rest(make(service), settings)
@@ -138,7 +133,6 @@ async def serve(stopping: asyncio.Event) -> None:
     await stopping.wait()
     await service.stop()
     await world.close(server)
-    await asyncio.to_thread(engine_tracing.shutdown)
 
 
 def main() -> None:

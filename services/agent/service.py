@@ -37,7 +37,6 @@ from glowplug.services.agent.telemetry import NodeCollector, Reporter
 from glowplug.state.port import Store
 from glowplug.telemetry.log_ring import LogRing
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.inventory import read_cached, read_disk, read_links
 
 # Followed log files of engines.
@@ -127,8 +126,6 @@ class AgentService:
         settings: AgentSettings,
         bus: Bus,
         store: Store,
-        tracing: Tracing,
-        engine_tracing: Tracing,
         metrics: ShellMetrics,
         *,
         drivers: dict[str, EngineDriver] | None = None,
@@ -150,7 +147,7 @@ class AgentService:
             log.warning("GLOWPLUG_ADVERTISE_HOST is empty: other machines cannot reach this agent and its engines")
         self._state = StateFile(settings.node_dir / "agent.json")
         self.engines = EngineExecutor(settings, self._drivers, self._state)
-        reporter = Reporter(tracing, engine_tracing, registry)
+        reporter = Reporter(registry)
         self.controller = AgentController(
             settings.node,
             ByteLedger(found.gpus),
@@ -166,7 +163,6 @@ class AgentService:
             self.controller,
             bus,
             store,
-            tracing,
             metrics,
             reads=READS,
             executors={**self.engines.executors(), **reporter.executors()},

@@ -1,7 +1,7 @@
-"""An agent's metrics and spans: memory by owner, instances by state, starts and drains."""
+"""An agent's metrics: memory by owner, instances by state, starts and drains."""
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -10,21 +10,11 @@ from prometheus_client.registry import Collector
 from glowplug.controllers.agent.controller import AgentController
 from glowplug.controllers.agent.messages import ReportConsolidation, ReportDrain, ReportStart
 from glowplug.domain.hardware import SHARED, GrantOwner
-from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
+from glowplug.domain.instance import InstanceState, SpellName
 from glowplug.events import Event
-from glowplug.fleet.start_times import StartKind
 from glowplug.runtime.shell import Executor
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap
-from glowplug.telemetry.tracing import Tracing
-
-_ENGINES_OWN = (PhaseName.LAUNCH, PhaseName.LOAD, PhaseName.WARMUP)
-_WAKES = frozenset({StartKind.WAKE.value, StartKind.GROWTH.value})
-_WAITS = {
-    PhaseName.DECIDE: "agent.await_decision",
-    PhaseName.ROOM: "agent.await_room",
-    PhaseName.FETCH: "agent.await_weights",
-}
 
 
 class NodeCollector(Collector):
@@ -51,17 +41,10 @@ class NodeCollector(Collector):
         yield from (used, total, instances)
 
 
-Attributes = Mapping[str, str | float | int | bool]
-
-
 class Reporter:
-    """Execute ReportStart, ReportDrain and ReportConsolidation, as spans and histograms of seconds.
+    """Measure starts, drains and consolidations in seconds."""
 
-    A start's span has its phases below; a drain has a span, and its engine's falling asleep another; a
-    consolidation's span has its waits below. The engine's own phases are under the engine's service name."""
-
-    def __init__(self, tracing: Tracing, engine_tracing: Tracing, registry: CollectorRegistry = REGISTRY) -> None:
-        self._tracing, self._engine_tracing = tracing, engine_tracing
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._model = LabelCap()
 
         def histogram(name: str, doc: str, labels: list[str]) -> Histogram:
@@ -97,64 +80,20 @@ class Reporter:
         return {ReportStart: self.started, ReportDrain: self.drained, ReportConsolidation: self.consolidated}
 
     async def consolidated(self, effect: ReportConsolidation, _: Event | None) -> None:
-        instance = effect.instance
-        attributes = _attributes(instance)
-        whole = self._tracing.record(
-            "agent.consolidate",
-            effect.traceparent,
-            effect.began_at,
-            instance.changed_at,
-            attributes | {semconv.ATTR_REASON: instance.reason},
-            error=effect.error,
-        )
-        for phase in effect.phases:
-            tracing, name = self._engine_tracing, "engine.consolidate"
-            if phase.name is PhaseName.FETCH:
-                tracing, name = self._tracing, "agent.await_rest"
-            tracing.record(name, whole, phase.started_at, phase.ended_at, attributes)
-        result = "failed" if effect.error else "whole"
-        model = self._model(instance.model_key)
-        self._consolidations.labels(model, result).observe(instance.changed_at - effect.began_at)
+        spell = effect.spell
+        result = "failed" if spell.error else "whole"
+        self._consolidations.labels(self._model(effect.model_key), result).observe(spell.ended_at - spell.started_at)
 
     async def drained(self, effect: ReportDrain, _: Event | None) -> None:
-        """End the drain's span where the engine's sleep, a sibling, begins."""
-        instance, model = effect.instance, self._model(effect.instance.model_key)
-        why = {semconv.ATTR_REASON: instance.reason}
-        self._tracing.record(
-            "agent.drain", effect.traceparent, effect.began_at, effect.drained_at, _attributes(instance) | why
-        )
-        self._drains.labels(model, "drained").observe(effect.drained_at - effect.began_at)
-        if effect.asleep_at:
-            expected = {semconv.ATTR_PREDICTED_SECONDS: effect.predicted_s} if effect.predicted_s else {}
-            attributes = _attributes(instance) | expected
-            self._engine_tracing.record(
-                "engine.sleep", effect.traceparent, effect.drained_at, effect.asleep_at, attributes
-            )
-            self._drains.labels(model, "asleep").observe(effect.asleep_at - effect.drained_at)
+        model = self._model(effect.model_key)
+        for spell in effect.spells:
+            part = "asleep" if spell.name is SpellName.SLEEP else "drained"
+            self._drains.labels(model, part).observe(spell.ended_at - spell.started_at)
 
     async def started(self, effect: ReportStart, _: Event | None) -> None:
-        instance, attributes = effect.instance, _attributes(effect.instance)
-        is_ready = instance.state is InstanceState.READY
-        ended_at = instance.ready_at if is_ready else instance.changed_at
-        whole = self._tracing.record(
-            "agent.start",
-            effect.traceparent,
-            instance.created_at,
-            ended_at,
-            attributes | {semconv.ATTR_DECISION_ID: instance.decision_id, semconv.ATTR_REASON: instance.reason},
-            error="" if is_ready else instance.reason,
-        )
-        for phase in instance.phases:
-            if phase.name in BEFORE_START:  # over before the agent knew of it: a sibling of its start
-                self._phase(phase, effect.traceparent, attributes)
-            else:
-                self._phase(phase, whole, attributes, wakes=instance.start_kind in _WAKES)
-        if is_ready:
-            self._measure(instance, effect.is_cached)
-
-    def _measure(self, instance: Instance, is_cached: bool) -> None:
+        instance = effect.instance
         model = self._model(instance.model_key)
-        weights = "asleep" if instance.source else "host" if is_cached else "fetched"
+        weights = "asleep" if instance.source else "host" if effect.is_cached else "fetched"
         self._starts.labels(model, weights).inc()
         for phase in instance.phases:
             name, actual_s = phase.name.value, max(phase.actual_s, 0.0)
@@ -163,25 +102,3 @@ class Reporter:
                 self._predicted.labels(name).observe(phase.predicted_s)
                 self._error.labels(name).observe(abs(actual_s - phase.predicted_s))
         self._seconds.labels(model, "total").observe(instance.ready_at - instance.created_at)
-
-    def _phase(self, phase: Phase, parent: str, attributes: Attributes, *, wakes: bool = False) -> None:
-        is_engines = phase.name in _ENGINES_OWN
-        tracing = self._engine_tracing if is_engines else self._tracing
-        does = "wake" if wakes and phase.name is PhaseName.LOAD else phase.name.value
-        name = f"engine.{does}" if is_engines else _WAITS[phase.name]
-        own = {semconv.ATTR_PHASE: phase.name.value, semconv.ATTR_PREDICTED_SECONDS: phase.predicted_s}
-        tracing.record(name, parent, phase.started_at, phase.ended_at, {**attributes, **own})
-
-
-def _attributes(instance: Instance) -> dict[str, str | float | int | bool]:
-    attributes: dict[str, str | float | int | bool] = {
-        semconv.ATTR_MODEL: instance.model_key,
-        semconv.ATTR_INSTANCE_ID: instance.instance_id,
-        semconv.ATTR_NODE_ID: instance.node_id,
-        semconv.ATTR_GPU_ID: instance.gpu_id,
-        semconv.ATTR_ENGINE: instance.engine,
-        semconv.ATTR_EMULATED: instance.emulated,
-    }
-    if not instance.is_whole:
-        attributes[semconv.ATTR_PIPELINE] = instance.part_of or instance.instance_id
-    return attributes

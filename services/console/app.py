@@ -1,4 +1,4 @@
-"""The console's REST: OTLP receiver, trace and fleet APIs, the page, and its questions to other services."""
+"""The console's REST: trace and fleet APIs, the page, and its questions to other services."""
 
 import hashlib
 import time
@@ -21,11 +21,9 @@ from glowplug.services.console import (
     events,
     fleet_api,
     history_api,
-    jaeger,
     log_view,
     login,
     oidc_api,
-    otlp,
     passing,
     trace_api,
     usage_api,
@@ -37,11 +35,12 @@ from glowplug.services.console.log_view import LogReader, LogSources
 from glowplug.services.console.login import ConsoleAccess
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.oidc import Oidc
-from glowplug.services.console.otlp import Receiver
 from glowplug.services.console.request_log import RequestLog
 from glowplug.services.console.settings import ConsoleSettings
+from glowplug.services.console.span_export import SpanExport, to_endpoint
+from glowplug.services.console.stories import Stories
+from glowplug.services.console.story_disk import StoryDisk
 from glowplug.services.console.stream import Hub
-from glowplug.services.console.trace_store import TraceDisk, TraceStore
 from glowplug.services.console.upstream import Addresses, Upstream
 from glowplug.services.console.usage_api import UsageReader
 from glowplug.services.console.usage_ledger import UsageLedger
@@ -84,10 +83,10 @@ class Console:
             has_oidc=self.oidc is not None,
         )
         self.view = ShownFleet(max_decisions=settings.decisions_kept)
-        self.traces = TraceStore(
-            max_traces=settings.trace_max_traces,
-            max_bytes=settings.trace_max_bytes,
-        )
+        self.stories = Stories(settings.requests_shown, self.view.decisions, self.view.models)
+        self.disk: StoryDisk | None = None
+        endpoint = settings.otlp_endpoint
+        self.spans = SpanExport(self.stories, to_endpoint(endpoint), metrics, clock) if endpoint else None
         folder = settings.state_dir.absolute() / "console"  # a pod's service id changes, its data does not
         self.ledger = UsageLedger(settings.usage_database_url or f"sqlite:///{folder / 'usage.db'}")
         self.usage = UsageReader(self.ledger, metrics, settings.usage_kept_days, clock)
@@ -101,19 +100,15 @@ class Console:
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 
     def open_disk(self) -> None:
-        """Restore history and traces, and write from now on. Blocks; call before serving."""
-        settings = self.settings
-        self.history.open_disk(settings.state_dir / "console" / "history.db")
-        if not settings.trace_disk:
+        """Restore history and stories, and write from now on. Blocks; call before serving."""
+        folder = self.settings.state_dir / "console"
+        self.history.open_disk(folder / "history.db")
+        if not self.settings.trace_disk:
             return
-        path = settings.state_dir / "console" / "traces.log"
-        disk = TraceDisk(
-            path,
-            max_bytes=settings.trace_max_bytes,
-            keep_content=settings.log_prompts,
-            on_failure=self.metrics.disk_dropped.inc,
-        )
-        self.traces.restore(disk)
+        self.disk = StoryDisk(folder / "stories.log")
+        for event in self.disk.read():
+            self.view.decisions.take(event)
+            self.stories.take(event)
 
 
 def build_app(console: Console) -> FastAPI:
@@ -122,13 +117,10 @@ def build_app(console: Console) -> FastAPI:
         console.settings.service_id or "console-1",
         ready=lambda: "",
         policies=dict,
-        description="Receives the fleet's traces and shows fleet and traces on one page; passes operator actions and "
+        description="Shows the fleet and the story of each request and start on one page; passes operator actions and "
         "chats on to the services that own them.",
     )
-    receiver = Receiver(console.settings, console.traces, console.metrics, console.hub.trace_changed)
-    app.include_router(otlp.routes(receiver))
-    app.include_router(trace_api.routes(console.traces))
-    app.include_router(jaeger.routes(console.traces))
+    app.include_router(trace_api.routes(console.stories))
     app.include_router(fleet_api.routes(console.view, console.hub, console.requests, console.clock))
     app.include_router(decisions.routes(console.view.decisions, console.events))
     prometheus_url = console.settings.prometheus_url

@@ -21,7 +21,6 @@ from glowplug.events.envelope import PAYLOADS, encode
 from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, Sighting, sight, summary
 from glowplug.events.subjects import subject
 from glowplug.services.console.records import HEARTBEAT_S, Mailbox, json_response, message, streamed
-from glowplug.services.console.spans import clip
 from glowplug.telemetry.tracing import trace_id_of
 from glowplug.weights.source import redacted
 
@@ -284,6 +283,10 @@ def discreet_event(event: Event) -> Event:
     if isinstance(weights := getattr(data, "weights", None), WeightsRef):
         return replace(event, data=replace(data, weights=discreet_weights(weights)))
     return event
+
+
+def clip(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def _row(seq: int, event: Event, seen: Sighting) -> EventRow:

@@ -59,7 +59,11 @@ class Feed:
     def start(self, stopping: asyncio.Event | None = None) -> None:
         """Start. A failed loop sets `stopping`: a page must not show an old fleet as the present one."""
         console = self._console
-        loops = (self._listen, self._resync_loop, self._beat_loop, console.usage.forget, console.history.keep)
+        loops = [self._listen, self._resync_loop, self._beat_loop, console.usage.forget, console.history.keep]
+        if console.spans is not None:
+            loops.append(console.spans.run)
+        if console.disk is not None:
+            loops.append(console.disk.run)
         self._tasks = [asyncio.create_task(loop()) for loop in loops]
         if stopping is not None:
             for task in self._tasks:
@@ -160,11 +164,10 @@ class Feed:
         if self._health:
             self._health.bus_connected.set(self._bus.connected)
             self._health.store_connected.set(console.view.sources["store"].is_up)
-        if (disk := console.traces.disk) is not None:
-            console.metrics.disk_bytes.set(disk.num_bytes)
+        console.metrics.traces.set(len(console.stories))
         console.metrics.stream_clients.set(len(console.hub.clients))
         if console.hub.clients:
-            console.hub.flush(console.view, now_s)
+            console.hub.flush(console.view, now_s, console.stories.take_changed())
         console.metrics.stream_dropped.inc(console.hub.num_dropped - self._dropped_counted)
         self._dropped_counted = console.hub.num_dropped
 
@@ -174,6 +177,8 @@ def take(console: Console, event: Event, now_s: float) -> None:
         console.events.take(one)
     console.view.take(event, now_s)
     console.requests.take(event, now_s)
+    if console.stories.take(event) and console.disk is not None:
+        console.disk.keep(event)
     console.history.take(event, now_s)
 
 
@@ -207,8 +212,10 @@ async def serve(stopping: asyncio.Event) -> None:
     await feed.stop()
     await console.history.close()
     await console.upstream.close()
-    if (disk := console.traces.disk) is not None:
-        await asyncio.to_thread(disk.close)
+    if console.spans is not None:
+        await console.spans.close()
+    if console.disk is not None:
+        await asyncio.to_thread(console.disk.write)
     await world.close(waiter, server)
     console.ledger.close()
 

@@ -7,20 +7,12 @@ from glowplug.telemetry import semconv
 
 class ConsoleMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self.spans = Counter(semconv.SPANS_RECEIVED_TOTAL, "Spans taken by the receiver", registry=registry)
-        self.spans_refused = Counter(
-            semconv.SPANS_REFUSED_TOTAL, "Spans refused: malformed, or past the bound of a trace", registry=registry
-        )
-        self.exports_refused = Counter(
-            semconv.EXPORTS_REFUSED_TOTAL, "Exports refused, by status", ["code"], registry=registry
-        )
+        def of_console(name: str, doc: str) -> Counter:
+            return Counter(name, doc, ["service"], registry=registry).labels("console")
+
+        self.spans_exported = of_console(semconv.SPANS_EXPORTED_TOTAL, "Spans the receiver has taken")
+        self.spans_dropped = of_console(semconv.SPANS_DROPPED_TOTAL, "Spans the receiver never got")
         self.traces = Gauge(semconv.TRACES_KEPT, "Traces kept", registry=registry)
-        self.trace_bytes = Gauge(semconv.TRACES_BYTES, "Bytes of the traces kept", registry=registry)
-        self.traces_evicted = Counter(semconv.TRACES_EVICTED_TOTAL, "Traces that left the ring", registry=registry)
-        self.disk_bytes = Gauge(semconv.TRACES_DISK_BYTES, "What the file of traces takes", registry=registry)
-        self.disk_dropped = Counter(
-            semconv.TRACES_DISK_DROPPED_TOTAL, "Spans the disk did not take; they are in memory only", registry=registry
-        )
         self.usage_records = Counter(semconv.USAGE_RECORDS_TOTAL, "Usage records put in the ledger", registry=registry)
         self.usage_repeated = Counter(
             semconv.USAGE_REPEATED_TOTAL, "Usage records that were in the ledger already", registry=registry

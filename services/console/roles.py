@@ -29,7 +29,6 @@ class Who:
 
 ANYBODY: Final = Who(name="", role=Role.ADMIN)  # without a key of the console, services check rights themselves
 
-# Any service may write spans; the receiver bounds them.
 _OPEN: Final = """
 GET /live
 GET /health
@@ -42,7 +41,6 @@ GET /login/oidc
 GET /login/oidc/callback
 POST /logout
 GET /session
-POST /v1/traces
 """
 _VIEWER: Final = """
 GET /
@@ -67,7 +65,6 @@ GET /api/v1/forecasts
 GET /api/v1/gpus/{gpu_id:path}/worth
 GET /api/v1/tenants
 GET /api/v1/keys
-GET /api/traces/{trace_id}
 GET /v1/history
 GET /v1/usage
 GET /v1/organization/usage/completions
@@ -137,10 +134,6 @@ def who_of(request: Request) -> Who:
     who: Any = request.scope.get(WHO, ANYBODY)
     assert isinstance(who, Who)
     return who
-
-
-def reads_texts(request: Request) -> bool:
-    return who_of(request).role.includes(Role.OPERATOR)
 
 
 def check_role(who: Who, method: str, path: str) -> None:

@@ -6,14 +6,14 @@ from urllib.parse import urlsplit
 
 from glowplug.domain.address import is_loopback
 from glowplug.domain.bounds import Bounds, Count, Positive
-from glowplug.domain.reading import ADVANCED, CONSTANT
+from glowplug.domain.reading import ADVANCED, CONSTANT, Setting
 from glowplug.runtime.settings import ServiceSettings
 from glowplug.runtime.web import MAX_BODY_BYTES
 
 
 @dataclass(kw_only=True)
 class ConsoleSettings(ServiceSettings):
-    """Every bound of the trace store, the receiver and the stream has its name here."""
+    """Every bound of the things kept and of the stream has its name here."""
 
     console_key: str = ""  # asked of every reader; empty: the API key, if any
     console_session_s: Positive = 12 * 3600.0  # how long a login lasts
@@ -25,12 +25,8 @@ class ConsoleSettings(ServiceSettings):
     oidc_viewers: str = ""  # values of that claim, with commas: who may read; `*`: everybody who can log in
     oidc_operators: str = ""  # who may change models and nodes, too
     oidc_admins: str = ""  # who may change tenants and keys, too
-    trace_max_traces: Annotated[Count, ADVANCED] = 2000
-    trace_max_bytes: Annotated[int, Bounds(least=1 << 16), ADVANCED] = 32 << 20
-    trace_disk: bool = True  # keep traces over a restart, in <state_dir>/console/traces.log
-    otlp_max_body_bytes: Annotated[int, Bounds(least=1024, most=MAX_BODY_BYTES), ADVANCED] = 4 << 20  # as sent
-    otlp_max_plain_bytes: Annotated[int, Bounds(least=1024), ADVANCED] = 16 << 20  # once unpacked
-    otlp_max_held_bytes: Annotated[int, Bounds(least=1024), CONSTANT] = 32 << 20  # being read; 503 beyond
+    trace_disk: bool = True  # keep sampled traces over a restart, in <state_dir>/console/stories.log
+    otlp_endpoint: Annotated[str, Setting(name="OTEL_EXPORTER_OTLP_ENDPOINT")] = ""  # of spans; empty: none are sent
     events_kept: Annotated[Count, CONSTANT] = 4000  # of each class: facts, commands, telemetry
     events_per_beat: Annotated[Count, CONSTANT] = 60  # shown of each class per beat; the rest are counted
     events_max_watchers: Annotated[Count, CONSTANT] = 16

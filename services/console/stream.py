@@ -2,13 +2,13 @@
 
 A slow page loses its oldest messages and gets their number; it then asks for the whole fleet again."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from glowplug.services.console.fleet_rows import FleetRow
 from glowplug.services.console.fleet_view import DECISIONS_SHOWN, RowTable, ShownFleet
-from glowplug.services.console.records import HEARTBEAT_S, Mailbox, Newest, message
-from glowplug.services.console.trace_store import TraceSummary
+from glowplug.services.console.records import HEARTBEAT_S, Mailbox, message
+from glowplug.services.console.stories import TraceSummary
 
 _TABLES: Final = {  # in a patch -> (attribute of the view, key)
     "models": ("model_rows", "key"),
@@ -87,7 +87,6 @@ class Hub:
         self._queue_limit = queue_limit
         self._max_clients = max_clients
         self._differ = Differ()
-        self._traces: Newest[str, TraceSummary] = Newest(queue_limit)
         self._closed = False
 
     def join(self, view: ShownFleet, now_s: float) -> OpenPage:
@@ -103,15 +102,11 @@ class Hub:
     def leave(self, client: OpenPage) -> None:
         self.clients.discard(client)
 
-    def trace_changed(self, summary: TraceSummary) -> None:
-        if self.clients:
-            self._traces.put(summary.trace_id, summary)
-
-    def flush(self, view: ShownFleet, now_s: float) -> None:
+    def flush(self, view: ShownFleet, now_s: float, traces: Sequence[TraceSummary] = ()) -> None:
+        """Send changes, and the traces that have changed."""
         self._flush_fleet(view, now_s)
-        if self._traces:
-            self._send(message("traces", {"traces": list(self._traces.values())}))
-            self._traces.clear()
+        if traces:
+            self._send(message("traces", {"traces": traces}))
 
     def close(self) -> None:
         """Close every page, so that the server can stop."""

@@ -16,8 +16,6 @@ from glowplug.domain.hardware import Link
 from glowplug.events.envelope import Event
 from glowplug.runtime.shell import Executor
 from glowplug.services.prefetcher.metrics import PrefetcherMetrics
-from glowplug.telemetry import semconv
-from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.disk import CopyStopped, CopyUnusable, DiskCopies, DiskSource
 from glowplug.weights.fetch import Fetch, FetchOptions, PiecesWrong
 from glowplug.weights.files import NoAnswer, PatientReader
@@ -176,7 +174,6 @@ class Fetcher:
         node_id: str,
         put: Callable[[Any], Awaitable[None]],
         metrics: PrefetcherMetrics,
-        tracing: Tracing,
         *,
         fetch_options: FetchOptions = FetchOptions(),
         source_options: SourceOptions = SourceOptions(),
@@ -186,7 +183,7 @@ class Fetcher:
         admin_token: str = "",
     ) -> None:
         self.shm_dir, self.node_id = shm_dir, node_id
-        self._put, self._metrics, self._tracing = put, metrics, tracing
+        self._put, self._metrics = put, metrics
         self._fetch_options = fetch_options
         self.link = LinkMeter(f"{node_id}/nic", link_bytes_per_s)
         self._source_options = replace(source_options, window=self.link.window)
@@ -250,7 +247,13 @@ class Fetcher:
             await source.close()
         digest, num_bytes = running.effect.digest, fetch.num_bytes
         return msg.FetchEnded(
-            digest=digest, num_bytes=num_bytes, whole=whole, seconds=fetch.seconds, source=source.scheme
+            digest=digest,
+            num_bytes=num_bytes,
+            whole=whole,
+            seconds=fetch.seconds,
+            source=source.scheme,
+            resumed_bytes=fetch.num_bytes_resumed,
+            num_retries=fetch.tally.num_retries,
         )
 
     async def _from_disk(self, running: _Running) -> msg.FetchEnded | None:
@@ -334,11 +337,18 @@ class Fetcher:
         kept = fetch.num_bytes if fetch and fetch.num_bytes_landed and code not in _WORTHLESS else 0
         if not kept:
             await asyncio.to_thread(self.region(running.effect.digest).clear_bytes)
-        return msg.FetchEnded(digest=running.effect.digest, num_bytes=kept, code=code, message=message)
+        return msg.FetchEnded(
+            digest=running.effect.digest,
+            num_bytes=kept,
+            code=code,
+            message=message,
+            seconds=time.time() - running.started_at,
+            source=running.scheme,
+        )
 
     def _observe(self, running: _Running, end: msg.FetchEnded) -> None:
         fetch, scheme, now_s = running.fetch, running.scheme, time.time()
-        digest, command, cause = running.effect.digest, running.effect.want.command, running.effect.want.cause
+        digest, model_key = running.effect.digest, running.effect.want.command.model_key
         if scheme and fetch:
             for holder, num_bytes in fetch.tally.by_holder.items():
                 self._metrics.fetched_bytes(scheme if holder == scheme else PEER).inc(num_bytes)
@@ -352,25 +362,7 @@ class Fetcher:
         fetched, resumed = (fetch.tally.num_bytes, fetch.num_bytes_resumed) if fetch else (0, 0)
         came = f"{end.num_bytes} bytes ({fetched} from {scheme}, {resumed} resumed) in {end.seconds:.2f} s"
         said = end.message or came
-        log.info("fetch of %s for %s: %s", digest[:12], command.model_key, said)
-        if cause is not None and cause.traceparent:
-            self._tracing.record(
-                "weights.fetch",
-                cause.traceparent,
-                running.started_at,
-                now_s,
-                {
-                    semconv.ATTR_MODEL: command.model_key,
-                    semconv.ATTR_NODE_ID: self.node_id,
-                    semconv.ATTR_DIGEST: digest,
-                    semconv.ATTR_SOURCE: scheme,
-                    semconv.ATTR_BYTES: fetched,
-                    semconv.ATTR_RESUMED_BYTES: resumed,
-                    semconv.ATTR_RETRIES: fetch.tally.num_retries if fetch else 0,
-                    semconv.ATTR_INSTANCE_ID: command.instance_id,
-                },
-                error=f"{end.code}: {end.message}" if end.code else "",
-            )
+        log.info("fetch of %s for %s: %s", digest[:12], model_key, said)
 
     async def _grant(self, effect: msg.GrantRoom, _: Event | None) -> None:
         running = self._running.get(effect.digest)

@@ -90,7 +90,6 @@ async def serve(stopping: asyncio.Event) -> None:
         settings.node_id,
         stimuli.put,
         metrics,
-        world.tracing,
         source_options=settings.source_options(),
         link_bytes_per_s=settings.link_bytes_per_s,
         copies=disk.copies,

@@ -32,11 +32,11 @@ from glowplug.services.router.continuation import NotContinuable
 from glowplug.services.router.ends import ClientSink, EngineSource
 from glowplug.services.router.exchange_states import Kind, State
 from glowplug.services.router.http_request import HttpRequest
-from glowplug.services.router.moving import StreamMove
+from glowplug.services.router.moving import MovingAnswer
 from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.request_body import tool_choice_refused
 from glowplug.services.router.resumption import LOG_BYTES, Resumption
-from glowplug.services.router.tracing import RequestTrace
+from glowplug.services.router.tracing import Way
 from glowplug.services.router.usage_journal import NO_SLOT
 from glowplug.services.router.wire import DONE_ENDS, EVENT_ENDS
 
@@ -60,7 +60,7 @@ class Exchange:
     stream: bool
     needs: str  # a feature that the instance must not lack
     prompt_tokens: int  # estimated
-    trace: RequestTrace | None
+    way: Way
     traceparent: str
     ticket: int = field(init=False)
     unread: Any = None  # the body's fields, for an estimate of the answer's length
@@ -78,7 +78,7 @@ class Exchange:
     framing: states.Framing | None = None  # of the client's answer; None: it has no head
     answer: states.Answer | None = None
     resumption: Resumption | None = None
-    moving: StreamMove | None = None
+    moving: MovingAnswer | None = None
     ending: states.Ending | None = None
 
     def __post_init__(self) -> None:
@@ -94,8 +94,8 @@ class Exchange:
     def hold(self, effect: msg.Hold) -> None:
         """Hold the request; a stream's client gets keep-alive comments after `keepalive_after_s`."""
         self.context.journal.held(self)
-        if self.trace is not None and self.state is WAITING:
-            self.trace.held(self.model.key, effect.eta_s)
+        if self.state is WAITING:
+            self.way.hold(effect.eta_s)
         if self.stream and self.timer is None:
             since = self.resumption.broken_at if self.resumption is not None else self.request.complete
             delay_s = self.context.limits.keepalive_after_s - (_monotonic() - since)
@@ -141,9 +141,7 @@ class Exchange:
             return
         self.state = ASKED if is_first else CONTINUING
         self.context.journal.sent(self)
-        if self.trace is not None:
-            self.trace.dispatched(instance, now - self.request.complete)
-            self.traceparent = self.trace.engine_traceparent
+        self.way.send(now - self.request.complete)
         if is_first and self.framing is not None:
             self._write(b": glowplug ready %b\n\n" % self._timings())
         self.context.connect(self, instance, False)
@@ -413,8 +411,7 @@ class Exchange:
             return
         if kept is None and kind == resumption.MOVED:
             attempt.has_moved = True
-            if self.trace is not None:
-                self.trace.stays(self.context.table.clock(), reason)
+            self.way.stay_put(self.context.table.clock(), kind, reason, attempt.instance)
             return
         self._leave_engine()
         answer.kept, answer.log = b"", None
@@ -426,8 +423,7 @@ class Exchange:
         else:
             self.state, self.num_continued = BROKEN, self.num_continued + 1
             kept.lost(kind)
-            if self.trace is not None:
-                self.trace.broken(self.context.table.clock(), kind, reason, kept.num_tokens, attempt.instance)
+            self.way.leave(self.context.table.clock(), kind, reason, kept.num_tokens, attempt.instance)
             is_lost, is_reached = kind not in resumption.ENGINE_RUNS, kind == resumption.ERROR
             self.context.table.change(msg.StreamBroken(self.ticket, reason, kept.num_tokens, is_lost, is_reached))
 
@@ -446,8 +442,7 @@ class Exchange:
             return
         self.state = ANSWERING
         self.context.metrics.continued(kept.reason, "continued")
-        if self.trace is not None:
-            self.trace.continued(self.context.table.clock(), self.instance)
+        self.way.go_on(self.context.table.clock(), self.instance)
         if self.context.table.controller.tracks_tokens:
             self.context.table.take(msg.FirstToken(self.ticket))
         self._splice(body, complete)
@@ -474,15 +469,13 @@ class Exchange:
         except NotContinuable as why:
             is_refused = True
             context.metrics.continued(resumption.DRAINED, "refused")
-            if self.trace is not None:
-                self.trace.stays(context.table.clock(), f"{effect.reason}; the answer cannot be continued: {why}")
+            said = f"{effect.reason}; the answer cannot be continued: {why}"
+            self.way.stay_put(context.table.clock(), resumption.DRAINED, said, self.instance)
         if kept is None or (self.needs and self.needs in effect.instance.lacks):
             context.table.change(msg.MoveFailed(self.ticket, is_refused=is_refused))
             return
-        if self.trace is not None:
-            at, num_tokens = context.table.clock(), kept.num_tokens
-            self.trace.broken(at, resumption.DRAINED, effect.reason, num_tokens, self.instance)
-        self.state, self.moving = MOVING, StreamMove(self, kept, effect.instance)
+        self.way.leave(context.table.clock(), resumption.DRAINED, effect.reason, kept.num_tokens, self.instance)
+        self.state, self.moving = MOVING, MovingAnswer(self, kept, effect.instance)
         context.connect(self.moving, effect.instance, False)
 
     def _fork(self) -> Resumption | None:
@@ -500,8 +493,7 @@ class Exchange:
         engine, context = self.engine, self.context
         self.state, self.moving = ANSWERING, None
         context.metrics.continued(resumption.DRAINED, "stayed")
-        if self.trace is not None:
-            self.trace.stayed(context.table.clock(), why)
+        self.way.stay(context.table.clock(), why)
         context.table.change(msg.MoveFailed(self.ticket, is_asked=is_asked, is_unreachable=is_unreachable))
         if self.state is ANSWERING and self.engine is engine:  # else another one has it
             (self._splice if self.num_continued else self._pass)(held, complete)

@@ -65,11 +65,9 @@ from glowplug.services.router.request_shapes import (
 )
 from glowplug.services.router.request_table import RequestTable, Stage
 from glowplug.services.router.settings import Limits
-from glowplug.services.router.tracing import RequestTrace, Sampler
+from glowplug.services.router.tracing import Sampler, Way
 from glowplug.services.router.translated import SameApi, TranslatedClient, Translation, inner_request
 from glowplug.services.router.wire import JSON_HEADERS, MESSAGES, encode_json, is_anthropic
-from glowplug.telemetry import semconv
-from glowplug.telemetry.tracing import Tracing
 
 HTML_HEADERS = (
     b"content-type: text/html; charset=utf-8\r\ncontent-security-policy: default-src 'none'\r\nvary: accept\r\n"
@@ -346,7 +344,6 @@ class Intake:
         self,
         context: PortContext[Exchange],
         *,
-        tracing: Tracing | None = None,
         sampler: Sampler | None = None,
         strict: bool = False,
         console_url: str = "",
@@ -354,7 +351,7 @@ class Intake:
     ) -> None:
         self._texts = texts
         self._context, self._table, self._access = context, context.table, context.access
-        self._tracing, self._sampler = tracing, sampler or Sampler()
+        self._sampler = sampler or Sampler()
         self._readers, self._console_url = readers(strict=strict), console_url
         self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key
         self._bases: frozenset[str] = frozenset()  # model keys whose engines may hold adapters
@@ -441,13 +438,12 @@ class Intake:
         reserved: Reservation | None,
     ) -> None:
         """Make an exchange of a checked request. `sizes`: tokens of the prompt and, at most, of the answer."""
-        trace, traceparent = self._trace(request, model)
+        way, traceparent = self._traced(request)
         exchange = client.exchange = Exchange(
-            self._context, client, request, model, api, bool(asked.stream), needs, sizes[0], trace, traceparent
+            self._context, client, request, model, api, bool(asked.stream), needs, sizes[0], way, traceparent
         )
         if reserved is not None:
             self._table.limits.reserved[exchange.ticket] = reserved
-        traced = traceparent if trace is not None else ""
         counted = sizes if self._tracks_tokens else (0, 0)
         texts = self._texts
         reads = (texts is not None or self._block_tokens) and self._chooses(model.key)
@@ -462,7 +458,7 @@ class Intake:
                 exchange.ticket,
                 model.name,
                 request.request_id,
-                traced,
+                traceparent,
                 *counted,
                 expected,
                 said,
@@ -635,20 +631,16 @@ class Intake:
         for key in [key for key in self._apis if key not in models]:
             del self._apis[key]
 
-    def _trace(self, request: HttpRequest, model: Model) -> tuple[RequestTrace | None, str]:
-        """Return (trace, traceparent); an unsampled request has no trace and only passes the context on."""
+    def _traced(self, request: HttpRequest) -> tuple[Way, str]:
+        """Return the request's way and its traceparent, for its events and its engine. An unsampled request passes on
+        the client's."""
         parent = tracing.parent_context(request.headers.get(b"traceparent"))
+        theirs = parent[0] if parent is not None else ""
+        way = Way(OPERATIONS[request.path], theirs[36:52])
         sampled = parent[1] if parent is not None else self._sampler.root(request.complete)
-        if not sampled or self._tracing is None:
-            return None, parent[0] if parent is not None else tracing.new_context()
-        attributes: tracing.Attributes = {
-            semconv.ATTR_REQUEST_ID: request.request_id,
-            semconv.ATTR_MODEL: model.key,
-            semconv.GEN_AI_REQUEST_MODEL: model.name,
-            semconv.GEN_AI_OPERATION: OPERATIONS[request.path],
-        }
-        made = RequestTrace(self._tracing, parent[0] if parent is not None else "", request.complete_at, attributes)
-        return made, made.traceparent
+        if theirs and not sampled:
+            return way, theirs
+        return way, tracing.new_context(theirs, sampled=sampled)
 
     def _api(self, model: Model) -> EngineApi:
         known = self._apis.get(model.key)

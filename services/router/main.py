@@ -88,7 +88,6 @@ AWAIT_BUS_S = 5.0  # later the router serves without the bus
 async def serve(stopping: asyncio.Event) -> None:
     settings = RouterSettings.read()
     world = World.open("router", settings)
-    world.tracing.load()
     raise_file_limit(settings.limits.max_connections)
     controller = RouterController(settings.controller_params())
     metrics = RouterMetrics(controller=controller, shell=world.metrics)
@@ -106,7 +105,6 @@ async def serve(stopping: asyncio.Event) -> None:
         settings.limits,
         api_key=settings.api_key,
         rules=settings.web_rules(),
-        tracing=world.tracing,
         sampler=settings.sampler(),
         strict_fields=settings.strict_fields,
         console_url=settings.console_url,

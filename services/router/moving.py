@@ -31,7 +31,7 @@ class MovingStream(EngineReader, Protocol):
     def goes_on_at(self, kept: Resumption, instance: Instance, engine: EngineSource | None) -> None: ...
 
 
-class StreamMove:
+class MovingAnswer:
     """One attempt to move a stream: the reader of the other engine while that is ASKED. It is ANSWERING once the stream
     has moved, and else ENDED."""
 

@@ -26,7 +26,6 @@ from glowplug.services.router.request_table import RequestTable, Stage
 from glowplug.services.router.settings import Limits
 from glowplug.services.router.tracing import Sampler
 from glowplug.services.router.usage_journal import Journal
-from glowplug.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
@@ -47,7 +46,6 @@ class DataPort:
         *,
         api_key: str = "",
         rules: WebRules | None = None,
-        tracing: Tracing | None = None,
         sampler: Sampler | None = None,
         strict_fields: bool = False,
         console_url: str = "",
@@ -63,9 +61,7 @@ class DataPort:
         self.context = PortContext(self.limits, table, metrics, access, self.engines.connect, report, report_refusal)
         self.context.journal = journal or self.context.journal
         self.context.max_continuations = table.controller.params.max_continuations
-        self.intake = Intake(
-            self.context, tracing=tracing, sampler=sampler, strict=strict_fields, console_url=console_url, texts=texts
-        )
+        self.intake = Intake(self.context, sampler=sampler, strict=strict_fields, console_url=console_url, texts=texts)
         self._loop = self.context.loop
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None

@@ -25,12 +25,13 @@ from glowplug.events.subjects import is_telemetry
 from glowplug.fleet.demand import LoadReporter
 from glowplug.services.router.conversation import TextReader
 from glowplug.services.router.exchange import Exchange
-from glowplug.services.router.exchange_states import HELD, Kind
+from glowplug.services.router.exchange_states import HELD
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.request_table import RequestTable
 from glowplug.services.router.tracing import event_id
 from glowplug.services.router.usage import UsageLog
+from glowplug.telemetry.tracing import is_sampled, trace_id_of
 
 # Anyone can cause refusals at any rate: they are sampled, without the request or the message, which may quote it.
 
@@ -215,7 +216,7 @@ class Reports:
         request, model, answer, ending = exchange.request, exchange.model, exchange.answer, exchange.ending
         assert ending is not None
         arrived, arrived_at, instance, caller = request.complete, request.complete_at, exchange.instance, request.caller
-        e2e_s = ending.at - arrived
+        e2e_s, way = ending.at - arrived, exchange.way
         if caller.has_limits:
             used = (prompt_tokens, response_tokens) if answer is not None else (0, 0)
             is_whole = ending.status == 200 and not exchange.client.counts_all
@@ -245,16 +246,17 @@ class Reports:
             tenant=caller.tenant,
             key_id=caller.key_id,
             priority="" if priority is Priority.STANDARD else priority.value,
+            operation=way.operation,
+            dispatched_s=way.dispatched_s,
+            held=way.held,
+            eta_s=way.eta_s,
+            moves=way.ended(arrived_at + e2e_s),
+            parent_span=way.parent_span,
         )
         if self._usage is not None:
             gpu_s = controller.balances.stays.taken(known, self._table.clock())
             self._usage.take(fact, exchange.ticket, request.path, cached_tokens, gpu_s)
             self._usage.journal.clear(exchange)
-        traceparent = ""
-        if exchange.trace is not None:
-            traceparent = exchange.traceparent
-            first = "first token" if answer is not None and answer.kind is Kind.STREAM else "first byte"
-            exchange.trace.finish(fact, first if answer is not None else "")
         self._metrics.finished(
             model,
             fact,
@@ -265,10 +267,10 @@ class Reports:
             has_levels=request.priority is not Priority.BATCH,
         )
         if fact.cold or fact.num_continued or fact.status >= 500:
-            self._slow.take(fact, traceparent)
+            self._slow.take(fact, exchange.traceparent if is_sampled(exchange.traceparent) else "")
         self._kept.append((fact, model.name, exchange.traceparent))
-        self._ended.append((fact, traceparent))
-        self._put(fact, request.request_id, traceparent)
+        self._ended.append((fact, exchange.traceparent))
+        self._put(fact, request.request_id, exchange.traceparent)
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Return live requests, oldest first, then ended ones, newest first."""
@@ -316,8 +318,7 @@ class Reports:
         while self._ended:
             part = [self._ended.popleft() for _ in range(min(len(self._ended), ENDS_REPORTED))]
             requests, traceparents = zip(*part, strict=True)
-            traced = traceparents if any(traceparents) else ()
-            self._put(RouterRequestsFinished(router_id=self._router_id, requests=requests, traceparents=traced))
+            self._put(RouterRequestsFinished(router_id=self._router_id, requests=requests, traceparents=traceparents))
 
     async def report_requests(self, every_s: float = REQUESTS_EVERY_S, limit: int = REQUESTS_REPORTED) -> None:
         """Report live requests each `every_s`, and once more when none is left."""
@@ -347,7 +348,7 @@ def _live_request(exchange: Exchange, position: int, eta_s: float) -> LiveReques
         instance_id=instance.instance_id if instance else "",
         cold=exchange.cold,
         emulated=bool(instance and instance.emulated),
-        trace_id=exchange.traceparent[3:35] if exchange.trace is not None else "",
+        trace_id=trace_id_of(exchange.traceparent),
         tenant=request.caller.tenant,
         key_id=request.caller.key_id,
     )

@@ -47,7 +47,6 @@ class RouterShell(Shell):
             table.controller,
             world.bus,
             world.store,
-            world.tracing,
             world.metrics,
             reads=READS,
             tick_s=settings.tick_s,
@@ -66,7 +65,7 @@ class RouterShell(Shell):
     def executed(self) -> Iterable[type[Any]]:
         return EXECUTORS
 
-    async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
+    async def execute(self, effects: list[Effect], event: Event | None = None) -> None:
         self._table.do(effects)
         if effects:
             self._table.changed.set()

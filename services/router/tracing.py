@@ -1,30 +1,22 @@
-"""Request ids, W3C trace contexts and the spans of sampled requests, without trust in the client.
-
-A sampled request has at most three spans (router.request, router.hold and engine.generate) and one router.continue per
-continuation of its stream.
-"""
+"""Request ids, W3C trace contexts and the way of a request, without trust in the client."""
 
 import itertools
 import os
 import random
 import re
-from dataclasses import dataclass
-
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from collections import deque
+from dataclasses import dataclass, replace
 
 from glowplug.domain.instance import Instance
-from glowplug.events.facts import RequestFinished
-from glowplug.telemetry import semconv
-from glowplug.telemetry.tracing import Tracing, format_traceparent
+from glowplug.events.facts import STAYS, StreamMove
 
+MOVES_TOLD = 16
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
-_NANO = 1_000_000_000
 _chance = random.Random(os.urandom(16))
 _bits = _chance.getrandbits
 _PREFIX = f"req-{_bits(40):010x}"
 _numbers = itertools.count(1)
-Attributes = dict[str, str | float | int | bool]
 
 
 def request_id(given: bytes | None) -> str:
@@ -66,97 +58,68 @@ def parent_context(given: bytes | None) -> tuple[str, bool] | None:
     return (given.decode("ascii"), bool(int(match[3], 16) & 1)) if match else None
 
 
-def new_context() -> str:
-    """Return an unsampled traceparent."""
-    return f"00-{_bits(128) | 1:032x}-{_bits(64) | 1:016x}-00"
+def new_context(parent: str = "", *, sampled: bool = False) -> str:
+    """Return a traceparent of a new span, in the trace of `parent`."""
+    trace_id = parent[3:35] or f"{_bits(128) | 1:032x}"
+    return f"00-{trace_id}-{_bits(64) | 1:016x}-{sampled:02x}"
 
 
-class RequestTrace:
-    """The spans of one request, exported at its end. Times are epoch seconds."""
+@dataclass(slots=True)
+class Way:
+    """A request's way to its engines, for its report. Times are epoch seconds."""
 
-    def __init__(self, tracing: Tracing, parent: str, arrived_at: float, attributes: Attributes) -> None:
-        self._tracing, self._arrived_at = tracing, arrived_at
-        self._root = tracing.begin("router.request", parent, arrived_at, attributes, kind=SpanKind.SERVER)
-        self.traceparent = format_traceparent(self._root.get_span_context())
-        self._hold: Span | None = None
-        self._engine: Span | None = None
-        self._continue: Span | None = None
-        self.engine_traceparent = self.traceparent
+    operation: str
+    parent_span: str  # of the client; ""
+    held: bool = False
+    eta_s: float = 0.0
+    dispatched_s: float = 0.0  # after the arrival; 0: it was not
+    _moves: deque[StreamMove] | None = None
+    _is_moving: bool = False
 
-    def held(self, model_key: str, eta_s: float) -> None:
-        """Holding again after an engine's loss extends the span."""
-        if self._hold is None:
-            attributes: Attributes = {semconv.ATTR_MODEL: model_key, semconv.ATTR_PREDICTED_SECONDS: eta_s}
-            self._hold = self._tracing.begin("router.hold", self.traceparent, self._arrived_at, attributes)
+    def hold(self, eta_s: float) -> None:
+        """Note a wait before any engine; a longer one extends it."""
+        if not (self.held or self.dispatched_s):
+            self.held, self.eta_s = True, eta_s
 
-    def dispatched(self, instance: Instance, after_s: float) -> None:
-        """`after_s`: after the arrival. A second engine replaces the span's attributes."""
-        if self._engine is None:
-            at = self._arrived_at + after_s
-            if self._hold is not None:
-                self._hold.end(int(at * _NANO))
-            self._engine = self._tracing.begin("engine.generate", self.traceparent, at, kind=SpanKind.CLIENT)
-            self.engine_traceparent = format_traceparent(self._engine.get_span_context())
-        self._engine.set_attributes(
-            {
-                semconv.ATTR_INSTANCE_ID: instance.instance_id,
-                semconv.ATTR_NODE_ID: instance.node_id if instance.workers else "",
-                semconv.ATTR_GPU_ID: instance.gpu_id if instance.workers else "",
-                semconv.ATTR_EMULATED: instance.emulated,
-            }
-        )
+    def send(self, after_s: float) -> None:
+        self.dispatched_s = self.dispatched_s or after_s
 
-    def broken(self, at: float, reason: str, message: str, num_tokens: int, instance: Instance | None) -> None:
-        """Begin a continuation's span; the client has `num_tokens`."""
-        if self._continue is not None:
-            self._continue.end(int(at * _NANO))
-        attributes: Attributes = {
-            semconv.ATTR_CONTINUE_REASON: reason,
-            semconv.ATTR_REASON: message,
-            semconv.ATTR_TOKENS_BEFORE: num_tokens,
-            semconv.ATTR_FROM_INSTANCE: instance.instance_id if instance is not None else "",
-        }
-        self._continue = self._tracing.begin("router.continue", self.traceparent, at, attributes)
+    def leave(self, at: float, reason: str, message: str, num_tokens: int, instance: Instance | None) -> None:
+        """Note that the stream has lost its engine, or is to leave it; the client has `num_tokens`."""
+        self._end_move(at)
+        self._add(at, reason, message, num_tokens, instance)
+        self._is_moving = True
 
-    def continued(self, at: float, instance: Instance | None) -> None:
-        if self._continue is not None:
-            self._continue.set_attribute(semconv.ATTR_INSTANCE_ID, instance.instance_id if instance is not None else "")
-            self._continue.end(int(at * _NANO))
-            self._continue = None
+    def go_on(self, at: float, instance: Instance | None) -> None:
+        self._end_move(at, to_instance=_id_of(instance))
 
-    def stayed(self, at: float, why: str) -> None:
-        if self._continue is not None:
-            self._continue.set_attribute(semconv.ATTR_CONTINUE_OUTCOME, f"it stayed: {why}")
-            self._continue.end(int(at * _NANO))
-            self._continue = None
+    def stay(self, at: float, why: str) -> None:
+        self._end_move(at, outcome=why)
 
-    def stays(self, at: float, why: str) -> None:
-        """Note that no other engine can continue the stream."""
-        self._root.add_event("stays", {semconv.ATTR_REASON: why}, timestamp=int(at * _NANO))
+    def stay_put(self, at: float, reason: str, message: str, instance: Instance | None) -> None:
+        """Note that the stream was to leave, and no other engine can continue it."""
+        self._end_move(at)
+        self._add(at, reason, message, 0, instance, STAYS)
 
-    def finish(self, fact: RequestFinished, begun: str) -> None:
-        """Export the spans. `begun`: the name of the first byte's event, or ""."""
-        ended_at = int(fact.finished_at * _NANO)
-        error = fact.error_code if fact.status >= 500 else ""
-        if self._continue is not None:
-            _end(self._continue, ended_at, error)
-        if self._engine is not None:
-            self._engine.set_attributes(
-                {
-                    semconv.GEN_AI_INPUT_TOKENS: fact.prompt_tokens,
-                    semconv.GEN_AI_OUTPUT_TOKENS: fact.response_tokens,
-                }
-            )
-            if begun:
-                self._engine.add_event(begun, timestamp=int((fact.arrived_at + fact.ttft_s) * _NANO))
-            _end(self._engine, ended_at, error)
-        elif self._hold is not None:
-            _end(self._hold, ended_at, error)
-        self._root.set_attributes({"http.response.status_code": fact.status, "glowplug.cold": fact.cold})
-        _end(self._root, ended_at, error)
+    def ended(self, at: float) -> tuple[StreamMove, ...]:
+        """Return the moves of a request that has ended."""
+        self._end_move(at)
+        return tuple(self._moves or ())
+
+    def _add(
+        self, at: float, reason: str, message: str, num_tokens: int, instance: Instance | None, outcome: str = ""
+    ) -> None:
+        if self._moves is None:
+            self._moves = deque(maxlen=MOVES_TOLD)
+        made = StreamMove(at=at, until=at, reason=reason, message=message, num_tokens=num_tokens,
+                          from_instance=_id_of(instance), outcome=outcome)  # fmt: skip
+        self._moves.append(made)
+
+    def _end_move(self, at: float, *, to_instance: str = "", outcome: str = "") -> None:
+        if self._is_moving and self._moves:
+            self._moves[-1] = replace(self._moves[-1], until=at, to_instance=to_instance, outcome=outcome)
+            self._is_moving = False
 
 
-def _end(span: Span, at_ns: int, error: str) -> None:
-    if error:
-        span.set_status(Status(StatusCode.ERROR, error))
-    span.end(at_ns)
+def _id_of(instance: Instance | None) -> str:
+    return instance.instance_id if instance is not None else ""

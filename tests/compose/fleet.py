@@ -35,7 +35,7 @@ SETTINGS = {
     "CONSOLE_PORT": "0",
     "IMAGE_TAG": TAG,
     "BUILD_NETWORK": "host",
-    "OTLP_ENDPOINT": "http://console:8080",
+    "OTLP_ENDPOINT": "",
 }
 COMPOSE = FILES[0]
 VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(:?[-?][^}]*)?\}")

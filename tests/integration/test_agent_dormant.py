@@ -57,12 +57,12 @@ async def test_a_drained_engine_sleeps_outside_its_gpu_and_wakes(live: DormantRi
     await live.run(live.model)
     pid = live.pid("i-1")
     await live.send(stop_command("i-1"), becomes="swapped_out")
-    await live.reaches("i-1", InstanceState.SWAPPED_OUT)
+    drain, sleep = (await live.reaches("i-1", InstanceState.SWAPPED_OUT)).spells
     assert not live.granted() and live.pid("i-1") == pid
-    await live.grow("i-2", "i-1")
-    assert live.pid("i-2") == pid
-    spans = live.finished_spans()
-    assert spans["agent.drain"].end_time <= spans["engine.sleep"].start_time < spans["engine.wake"].start_time
+    woken = await live.grow("i-2", "i-1")
+    assert live.pid("i-2") == pid and woken.start_kind == "wake"
+    assert (drain.name, sleep.name) == ("drain", "sleep")
+    assert drain.ended_at == sleep.started_at < sleep.ended_at <= woken.phases[-1].started_at
 
 
 async def test_what_sleeps_survives_its_agent(live: DormantRig) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import gzip
 import itertools
 import time
 from collections.abc import AsyncIterator
@@ -12,12 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.exporter.otlp.proto.http import Compression
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
@@ -44,91 +37,25 @@ async def at() -> AsyncIterator[ConsoleUnderTest]:
         yield console
 
 
-@pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
-async def test_the_official_exporter_is_understood(at: ConsoleUnderTest, compression: Compression) -> None:
-    provider = TracerProvider(resource=Resource.create({"service.name": "shop"}))
-    exporter = OTLPSpanExporter(endpoint=f"{at.url}/v1/traces", compression=compression, timeout=5)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-
-    def work() -> str:
-        with provider.get_tracer("t").start_as_current_span("checkout") as span:
-            span.set_attribute("glowplug.request_id", "req-77")
-            return f"{span.get_span_context().trace_id:032x}"
-
-    trace_id = await asyncio.to_thread(work)
-    found = (await at.get(f"/api/v1/traces/{trace_id}")).json()
-    assert (found["name"], found["service"], found["request_ids"]) == ("checkout", "shop", ["req-77"])
-    by_request = (await at.get("/api/v1/requests/req-77/trace")).json()
-    assert by_request == found
-    await asyncio.to_thread(provider.shutdown)
+async def test_a_trace_is_found_by_its_id_and_by_its_request(at: ConsoleUnderTest) -> None:
+    await at.publish(*story.cold_trace(1, time.time() - 5, "m", "r-1"))
+    one = await at.read("/api/v1/requests/r-1/trace")
+    assert (one["name"], one["request_ids"], len(one["rows"])) == ("router.request", ["r-1"], 12)
+    assert await at.read(f"/api/v1/traces/{story.trace_id(1)}") == one
+    assert await at.read("/api/v1/traces/2") == one, "the short form of its id"
 
 
-async def test_export_answers_in_the_senders_encoding(at: ConsoleUnderTest) -> None:
-    body = story.warm_trace(0, time.time(), "m", "r").SerializeToString()
-    answer = await at.post_spans(body)
-    assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-protobuf"
-    assert ExportTraceServiceResponse.FromString(answer.content) == ExportTraceServiceResponse()
-    text = await at.post_spans(b'{"resourceSpans": []}', {"Content-Type": "application/json"})
-    assert text.status_code == 200 and text.json() == {}
-    assert at.registry.get_sample_value("glowplug_spans_received_total") == 2
-
-
-async def test_bad_exports_are_refused_and_counted() -> None:
-    async with serving(otlp_max_body_bytes=10_000, otlp_max_plain_bytes=50_000) as at:
-        bomb = gzip.compress(b"\0" * 5_000_000)
-        cases: list[tuple[bytes, dict[str, str], int]] = [
-            (b"\xff\xff", {}, 400),
-            (b"{", {"Content-Type": "application/json"}, 400),
-            (b"x", {"Content-Type": "text/plain"}, 415),
-            (b"x", {"Content-Type": ""}, 415),
-            (b"x", {"Content-Encoding": "br"}, 415),
-            (b"x" * 20_000, {}, 413),
-            (bomb, {"Content-Encoding": "gzip"}, 413),
-        ]
-        for body, headers, status in cases:
-            answer = await at.post_spans(body, headers)
-            assert answer.status_code == status, (headers, answer.content)
-            assert answer.content
-        assert at.registry.get_sample_value("glowplug_exports_refused_total", {"code": "413"}) == 2
-        assert len(at.console.traces) == 0
-
-
-async def test_a_body_without_a_length_is_bounded_too() -> None:
-    async with serving(otlp_max_body_bytes=10_000) as at:
-
-        async def endless():  # type: ignore[no-untyped-def]
-            for _ in range(200):
-                yield b"x" * 1000
-
-        assert (await at.post_spans(endless())).status_code == 413
-
-
-async def test_too_many_bodies_at_once_are_asked_to_come_again() -> None:
-    async with serving(otlp_max_held_bytes=1024) as at:
-        answer = await at.post_spans(b"x" * 5000)
-        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-        await at.export(story.warm_trace(0, time.time(), "m", "r"))
-
-
-async def test_a_trace_in_jaegers_json_over_http(at: ConsoleUnderTest) -> None:
-    await at.export(story.cold_trace(1, time.time() - 5, "m", "r-1"))
-    one = (await at.get(f"/api/traces/{story.trace_id(1)}")).json()
-    assert len(one["data"]) == 1 and len(one["data"][0]["spans"]) == 15 and one["errors"] is None
-    assert (await at.get("/api/traces/2")).json() == one, "the short form of its id"
-
-
-async def test_what_is_not_there_is_a_404_in_each_ones_shape(at: ConsoleUnderTest) -> None:
-    theirs = await at.get("/api/traces/beef")
-    assert theirs.status_code == 404 and theirs.json()["errors"] == [{"code": 404, "msg": "trace not found"}]
-    ours = await at.get("/api/v1/requests/unknown/trace")
-    assert ours.status_code == 404 and ours.json()["error"]["code"] == "not_found"
+async def test_what_is_not_there_is_a_404(at: ConsoleUnderTest) -> None:
+    for path in ("/api/v1/traces/beef", "/api/v1/requests/unknown/trace"):
+        answer = await at.get(path)
+        assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
     assert (await at.get("/api/v1/traces?limit=0")).status_code == 400
 
 
 async def test_the_list_is_filtered_and_bounded() -> None:
-    async with serving(trace_max_traces=5) as at:
+    async with serving(requests_shown=5) as at:
         for seed in range(8):
-            await at.export(story.warm_trace(seed, time.time(), f"model-{seed % 2}", f"r-{seed}"))
+            await at.publish(*story.warm_trace(seed, time.time(), f"model-{seed % 2}", f"r-{seed}"))
         page = (await at.get("/api/v1/traces?q=MODEL-1")).json()
         assert [line["request_ids"] for line in page["traces"]] == [["r-7"], ["r-5"], ["r-3"]]
         assert (page["num_kept"], page["num_evicted"]) == (5, 3)
@@ -152,15 +79,16 @@ async def test_stream_sends_the_fleet_then_patches_then_traces(at: ConsoleUnderT
     name, fleet = await anext(stream)
     assert name == "fleet" and len(fleet["models"]) == 6
     await at.tell(ModelDeployed(model=story.model("new", "new-model", 10)))
-    await at.export(story.warm_trace(0, time.time(), "new", "r-9"))
+    await at.publish(*story.warm_trace(40, time.time(), "new", "r-9"))
     seen: dict[str, Any] = {}
     async with asyncio.timeout(WAIT_S):
         async for name, data in stream:
-            if name == "traces" or any(row["value"]["key"] == "new" for row in data.get("models", ())):
+            traces = [line for line in data.get("traces", ()) if line["request_ids"] == ["r-9"]]
+            if traces or any(row["value"]["key"] == "new" for row in data.get("models", ())):
                 seen[name] = data
             if len(seen) == 2:
                 break
-    assert seen["traces"]["traces"][0]["request_ids"] == ["r-9"]
+    assert set(seen) == {"traces", "patch"}
     await stream.aclose()
     await until(lambda: not at.console.hub.clients, "the page's place is free again")
 
@@ -201,7 +129,7 @@ async def test_the_console_changes_nothing_itself(at: ConsoleUnderTest) -> None:
     passed_on = {"/api/v1/models/{key}/{verb}", "/api/v1/nodes/{node_id}/{verb}", "/playground/v1/chat/completions"}
     passed_on |= {f"/api/v1/{path}" for path in ("tenants/{name}", "keys", "keys/{key_id}", "keys/{key_id}/rotate")}
     passed_on |= {f"/api/v1/{path}" for path in ("models", "models/{key}", "model_files", "logs")}
-    assert mutating == {"/v1/traces", "/login", "/logout", *passed_on}
+    assert mutating == {"/login", "/logout", *passed_on}
 
 
 async def test_it_lives_without_bus_and_store_and_says_since_when(at: ConsoleUnderTest) -> None:
@@ -346,34 +274,17 @@ async def test_decisions_of_before_the_console_come_from_the_store(at: ConsoleUn
     assert [row["value"]["decision_id"] for row in found] == ["d-2", "d-1", "d-0"]
 
 
-@pytest.mark.parametrize("log_prompts", [True, False])
-async def test_prompts_reach_the_disk_only_when_they_are_asked_for(tmp_path: Path, log_prompts: bool) -> None:
-    said = {"gen_ai.prompt": "canary-of-a-prompt", "kept": "canary-of-a-word"}
-    async with serving(state_dir=tmp_path, log_prompts=log_prompts) as at:
-        at.console.open_disk()
-        await at.export(story.export(engine=[story.Trace(1, NOW).span(1, 0, "chat", 0.0, 1.0, said)]))
-        assert at.console.traces.disk is not None
-        at.console.traces.disk.close()
-    on_disk = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    assert b"canary-of-a-word" in on_disk and (b"canary-of-a-prompt" in on_disk) is log_prompts
-
-
 @pytest.mark.parametrize("trace_disk", [True, False])
 async def test_traces_outlive_their_console(tmp_path: Path, trace_disk: bool) -> None:
-    trace = story.cold_trace(0, NOW - 5, "m", "r-0")
-    async with serving(state_dir=tmp_path) as first:
+    async with serving(state_dir=tmp_path, trace_disk=trace_disk) as first:
+        first.console.open_disk()
+        await first.publish(*story.cold_trace(0, NOW - 5, "m", "r-0"))
+        before = await first.read("/api/v1/requests/r-0/trace")
+        if first.console.disk is not None:
+            first.console.disk.write()
+    async with serving(state_dir=tmp_path, trace_disk=trace_disk) as second:
+        second.console.open_disk()
         if trace_disk:
-            first.console.open_disk()
-        await first.export(trace)
-        before = await first.read(f"/api/traces/{story.trace_id(0)}")
-        if first.console.traces.disk is not None:
-            first.console.traces.disk.close()
-    async with serving(state_dir=tmp_path) as second:
-        if trace_disk:
-            second.console.open_disk()
-            assert await second.read(f"/api/traces/{story.trace_id(0)}") == before
-            assert (await second.read("/api/v1/requests/r-0/trace"))["stages"] == []
-            assert second.console.traces.disk is not None
-            second.console.traces.disk.close()
+            assert await second.read("/api/v1/requests/r-0/trace") == before
         else:
             assert (await second.read("/api/v1/traces"))["num_kept"] == 0

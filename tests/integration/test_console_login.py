@@ -1,7 +1,6 @@
 """A console with a key: access without it, with it and with a session."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +16,7 @@ KEY = "key-of-this-console"
 READ = [
     *("/api/v1/fleet", "/api/v1/stream", "/api/v1/models/m", "/api/v1/requests", "/api/v1/traces", "/api/v1/traces/1"),
     *("/api/v1/requests/1/trace", "/api/v1/decisions", "/api/v1/events", "/api/v1/events/latest", "/api/v1/forecasts"),
-    *("/api/traces/1", "/playground/router"),
+    "/playground/router",
     *("/playground/v1/models", "/docs", "/openapi.json", "/policies", "/nothing", "/live/", "//api/v1/fleet", "/Login"),
 ]
 OPEN = ["/live", "/health", "/ready", "/metrics", "/login", "/session", "/page/base.css"]
@@ -49,12 +48,10 @@ async def test_without_the_key_nothing_can_be_read() -> None:
     assert (page.status_code, page.headers["location"], page.headers["cache-control"]) == (303, "/login", "no-store")
 
 
-async def test_what_probes_scrapes_and_exports_need_is_open() -> None:
-    async with locked() as (at, client):
+async def test_what_probes_and_scrapes_need_is_open() -> None:
+    async with locked() as (_, client):
         for path in OPEN:
             assert (await client.get(path)).status_code == 200, path
-        await at.export(story.warm_trace(1, 1.0, "smol-chat", "req-1"))
-        assert (await client.get("/v1/traces")).status_code == 405, "traces go in there, and do not come out"
 
 
 async def test_programs_send_the_key() -> None:
@@ -189,18 +186,3 @@ async def test_a_page_of_another_site_cannot_log_its_reader_in_or_out() -> None:
         await log_in(client)
         assert (await client.post("/logout", headers=foreign)).status_code == 403
         assert (await client.get("/api/v1/fleet")).status_code == 200
-
-
-async def test_a_viewer_reads_and_searches_no_texts() -> None:
-    said = {"gen_ai.prompt": "canary-of-a-prompt", "kept": "a-word"}
-    paths = [
-        f"/api/v1/traces/{story.trace_id(1)}",
-        f"/api/traces/{story.trace_id(1)}",
-    ]
-    async with locked(admin_token=ADMIN_TOKEN, log_prompts=True, trace_disk=False) as (at, client):
-        await at.export(story.export(router=[story.Trace(1, time.time()).span(1, 0, "chat", 0.0, 1.0, said)]))
-        for path in paths:
-            whole = (await client.get(path, headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})).text
-            seen = (await client.get(path, headers={"Authorization": f"Bearer {KEY}"})).text
-            assert "canary-of-a-prompt" in whole, path
-            assert "canary-of-a-prompt" not in seen and "a-word" in seen, path

@@ -32,7 +32,6 @@ from glowplug.services.predictor import main as predictor_app
 from glowplug.services.predictor.settings import PredictorSettings
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from tests.fleet_builder import a_node, an_event
 
 TOKEN = {"Authorization": "Bearer secret"}
@@ -51,7 +50,7 @@ class Fleet:
 
     async def add(self, name: str, controller, make, reads=None) -> None:
         service, reads = self.service(name, reads), reads or Reads(service=name)
-        means = (MemoryBus(self.broker), self.store, Tracing(name, name), ShellMetrics(name, CollectorRegistry()))
+        means = (MemoryBus(self.broker), self.store, ShellMetrics(name, CollectorRegistry()))
         shell = Shell(name, f"{name}-1", controller, *means, reads=reads, epoch=1)
         await shell.start()
         service.shell = shell

@@ -20,7 +20,6 @@ from glowplug.services.autoscaler import file_watch
 from glowplug.services.autoscaler.model_watch import ModelWatch
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from glowplug.weights.files import NoAnswer, PatientReader
 from glowplug.weights.source import SourceFile, SourceInfo
 from tests.waiting import WAIT_S
@@ -38,7 +37,7 @@ class Watched:
         self.folder, self.store = folder, MemoryStore()
         self.watch = ModelWatch(folder, 1.0)
         self.controller = AutoscalerController(scale, "reactive", epoch=1)
-        means = (MemoryBus(), self.store, Tracing("autoscaler", "autoscaler-1"))
+        means = (MemoryBus(), self.store)
         metrics = ShellMetrics("autoscaler", CollectorRegistry())
         self.shell = Shell("autoscaler", "autoscaler-1", self.controller, *means, metrics, reads=READS)
 

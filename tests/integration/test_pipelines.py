@@ -50,8 +50,9 @@ async def test_a_pipeline_serves_and_becomes_one_engine_under_a_request(rig: Pip
     assert "serves alone" in rig.holding("i.1").instance.reason
     await until(lambda: not rig.granted("node-2"), "the other stage's bytes are free")
     await until(lambda: not rig.controller.fleet.network.links, "no fetch is under way")
-    spans = rig.agents["node-1"].finished_spans()
-    assert {"agent.consolidate", "agent.await_rest", "engine.consolidate"} <= spans.keys()
+    (consolidation,) = rig.holding("i").instance.spells
+    assert consolidation.name == "consolidate" and consolidation.traceparent and not consolidation.error
+    assert {phase.name.value for phase in consolidation.phases} == {"fetch", "load"}
 
 
 @pytest.mark.long

@@ -33,7 +33,6 @@ from tests.ha_fleet import Process
 from tests.hub_server import HubServer
 from tests.ports import free_port
 from tests.servers import Infra
-from tests.trace_sink import TraceSink
 from tests.waiting import WAIT_S, until
 from tests.weight_servers import WeightServer
 
@@ -314,19 +313,13 @@ async def test_weights_that_were_mended_at_their_source_replace_the_copy(
             assert status.info and status.info.sha256 == SHA
 
 
-async def test_a_fetch_is_a_span_of_the_commands_trace(prefetcher: Prefetcher) -> None:
-    with TraceSink() as sink, WeightServer(DATA, cuts=[100_000, 1]) as server:
-        prefetcher.process.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = sink.url
+async def test_a_fetch_is_told_in_the_commands_trace_with_its_retries(prefetcher: Prefetcher) -> None:
+    with WeightServer(DATA, cuts=[100_000, 1]) as server:
         await prefetcher.start()
         await prefetcher.fetched(WeightsRef(uri=server.url + "?X-Signature=secret", sha256=SHA), "i-1")
-        (span,) = await until(lambda: sink.spans("weights.fetch"))
-    assert span.trace_id.hex() == "a" * 32
-    found = {a.key: a.value for a in span.attributes}
-    assert found["glowplug.bytes"].int_value == len(DATA)
-    assert found["glowplug.source"].string_value == "http"
-    assert found["glowplug.retries"].int_value == 1
-    assert found["glowplug.instance_id"].string_value == "i-1"
-    assert b"secret" not in b"".join(sink.bodies)
+        (fact,) = await until(lambda: prefetcher.received("weights.fetched"))
+    assert (fact.num_bytes, fact.source, fact.num_retries) == (len(DATA), "http", 1)
+    assert "secret" not in str(prefetcher.facts) and prefetcher.facts[-1].traceparent.split("-")[1] == "a" * 32
 
 
 async def test_a_node_reads_from_another_what_the_registry_does_not_give(

@@ -102,7 +102,6 @@ def exports(fleet: FleetClient, service: str) -> dict[str, str]:
         "GLOWPLUG_API_KEY": fleet.api_key,
         "GLOWPLUG_CONSOLE_KEY": fleet.console_key,
         "GLOWPLUG_ENGINE_SECRET": fleet.document.get("engine_secret") or os.environ.get("GLOWPLUG_ENGINE_SECRET", ""),
-        "OTEL_EXPORTER_OTLP_ENDPOINT": os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or fleet.urls.get("console", ""),
     }
     return {name: value for name, value in values.items() if value}
 

@@ -63,6 +63,29 @@ class Phase:
         return self.ended_at - self.started_at
 
 
+MAX_SPELLS = 8
+
+
+class SpellName(StrEnum):
+    DRAIN = "drain"
+    SLEEP = "sleep"  # from the end of a drain until its engine is asleep
+    CONSOLIDATE = "consolidate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spell:
+    """A time in an instance's life after its start. Epoch seconds."""
+
+    name: SpellName
+    started_at: float
+    ended_at: float
+    predicted_s: float = 0.0
+    phases: tuple[Phase, ...] = ()  # of a consolidation
+    reason: str = ""
+    error: str = ""  # of a failed consolidation
+    traceparent: str = ""  # of its command
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     worker_id: str
@@ -140,6 +163,7 @@ class Instance:
     host_id: str = ""  # host of an adapter (Model.base)
     adapter_slots: int = 0  # of a base: adapters held at once, fixed at its start; 0: none
     adapter_rank: int = 0  # of a base: largest rank
+    spells: tuple[Spell, ...] = ()  # the latest MAX_SPELLS, newest last
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

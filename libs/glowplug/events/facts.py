@@ -52,6 +52,23 @@ class RequestRejected:
     key_id: str = ""
 
 
+STAYS = "stays"  # no other engine could continue the stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamMove:
+    """A stream's way from one engine to another, or why it took none. Epoch seconds."""
+
+    at: float
+    until: float  # the next engine began, or the stream stayed or ended
+    reason: str  # engine_lost | engine_error | instance_ended | moved | drained | gave_way
+    message: str
+    num_tokens: int = 0  # at the client by then
+    from_instance: str = ""
+    to_instance: str = ""
+    outcome: str = ""  # STAYS, or why it stayed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished:
     """A request has ended. Token counts are exact only when the engine reported them."""
@@ -79,6 +96,12 @@ class RequestFinished:
     tenant: str = ""  # whose key it came with; "" where the data port asks for none
     key_id: str = ""
     priority: str = ""  # the class that it counted as as it ended; "": standard
+    operation: str = ""  # gen_ai.operation.name
+    dispatched_s: float = 0.0  # until it was first sent to an engine; 0: never
+    held: bool = False
+    eta_s: float = 0.0  # expected wait as it was held
+    moves: tuple[StreamMove, ...] = ()  # the latest, oldest first
+    parent_span: str = ""  # the client's, 16 hexadecimal digits
 
     @property
     def first_token_s(self) -> float:
@@ -95,7 +118,7 @@ class RouterRequestsFinished:
     TELEMETRY: ClassVar[bool] = True
     router_id: str
     requests: tuple[RequestFinished, ...]
-    traceparents: tuple[str, ...] = ()  # of each request, "" where it has none; none at all where no request has one
+    traceparents: tuple[str, ...] = ()  # of each request, as its engine got it; old routers sent the sampled ones alone
 
     def traced(self) -> Iterator[tuple[RequestFinished, str]]:
         """Each request with its traceparent."""
@@ -271,6 +294,8 @@ class WeightsFetched:
     num_bytes: int
     seconds: float
     source: str  # file | http | hf | s3 | gs | disk (the node's own copy) | cache (already in host memory)
+    resumed_bytes: int = 0  # kept from an earlier fetch
+    num_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +311,8 @@ class WeightsPartFetched:
     num_bytes: int
     seconds: float
     source: str
+    resumed_bytes: int = 0
+    num_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +325,8 @@ class WeightsFetchFailed:
     digest: str
     code: str
     message: str
+    seconds: float = 0.0  # 0: it did not begin
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ from glowplug.runtime.tasks import end, essential
 from glowplug.runtime.web import MAX_BODY_BYTES
 from glowplug.state.port import Store
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
     import httpx
@@ -253,10 +252,10 @@ class ControlService:
         await announce(shell, url)
         return candidate.run()
 
-    def _around(self, controller: C) -> tuple[str, str, C, Bus, Store, Tracing, ShellMetrics]:
+    def _around(self, controller: C) -> tuple[str, str, C, Bus, Store, ShellMetrics]:
         world = self.world
         name = world.settings.service_id
-        return world.service, name, controller, world.bus, world.store, world.tracing, world.metrics
+        return world.service, name, controller, world.bus, world.store, world.metrics
 
     def _options(self) -> dict[str, Any]:
         settings = self.world.settings

@@ -30,7 +30,6 @@ from glowplug.state.port import StoreUnavailable
 from glowplug.state.redis_store import RedisStore
 from glowplug.telemetry import logs
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 FAILED = 70  # exit code after an essential part failed (EX_SOFTWARE)
@@ -65,7 +64,6 @@ class World:
     service: str
     bus: NatsBus
     store: RedisStore
-    tracing: Tracing
     metrics: ShellMetrics
 
     @classmethod
@@ -87,7 +85,6 @@ class World:
                 asks_first=service in ASKS_FIRST,
             ),
             store=RedisStore(settings.redis_url),
-            tracing=Tracing(service, service_id, settings.otlp_endpoint),
             metrics=metrics,
         )
 
@@ -101,11 +98,9 @@ class World:
                 await asyncio.sleep(0.2)
 
     async def close(self, *tasks: "asyncio.Task[Any] | None") -> None:
-        """Bus and store close before the traces, which may have something left to send."""
         await end(tasks)
         await self.bus.close()
         await self.store.close()
-        await asyncio.to_thread(self.tracing.shutdown)
 
 
 async def announce(shell: Shell, url: str, data_url: str = "") -> None:

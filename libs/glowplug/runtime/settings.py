@@ -128,8 +128,6 @@ class ServiceSettings(Settings):
     policies: SystemName = ""  # a system of docs/policies.md; empty: the union; settings of its own go before it
     log_level: Annotated[str, Checked(_level)] = "INFO"
     log_json: bool = False  # one JSON object per line instead of text
-    log_prompts: Annotated[bool, ADVANCED] = False  # the console keeps texts of messages in spans
-    otlp_endpoint: Annotated[str, Setting(name="OTEL_EXPORTER_OTLP_ENDPOINT")] = ""  # of traces; empty: none
     tick_s: Annotated[Positive, CONSTANT] = 0.5  # how often a controller sees time pass
     resync_s: Annotated[Positive, ADVANCED] = 2.0  # how often tables are read again
     drain_s: float = 10.0  # how long a stopping service may finish its work

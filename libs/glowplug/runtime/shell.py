@@ -21,10 +21,9 @@ from glowplug.runtime.tasks import end
 from glowplug.runtime.unreadable import Unreadable
 from glowplug.state.port import NotATable, Store, StoreUnavailable
 from glowplug.state.rows import TableReader
-from glowplug.telemetry import semconv
 from glowplug.telemetry.logs import labelled
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing, is_sampled
+from glowplug.telemetry.tracing import is_sampled
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ class Shell:
         controller: Controller,
         bus: Bus,
         store: Store,
-        tracing: Tracing,
         metrics: ShellMetrics,
         *,
         epoch: int = 0,
@@ -61,7 +59,7 @@ class Shell:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.service, self.service_id, self.controller = service, service_id, controller
-        self.bus, self.store, self.tracing, self.metrics, self.epoch = bus, store, tracing, metrics, epoch
+        self.bus, self.store, self.metrics, self.epoch = bus, store, metrics, epoch
         self._tables = {table: TableReader(table, cls) for table, cls in reads.tables.items()}
         self._executors = executors or {}
         reads.check_executors(self.executed())
@@ -128,28 +126,23 @@ class Shell:
         if not isinstance(stimulus, Tick):
             self._stirred.set()
         started = time.perf_counter()
-        handled_at = self._clock()
         try:
-            effects = self.controller.handle(stimulus, handled_at)
+            effects = self.controller.handle(stimulus, self._clock())
         except StaleEpoch as error:
             self.metrics.stale.labels(self.service).inc()
             log.warning("a command of a replaced process is refused: %s", error)
             return
         self.metrics.handle_s.labels(self.service).observe(time.perf_counter() - started)
-        event = stimulus if isinstance(stimulus, Event) else None
-        await self.execute(effects, event, handled_at)
+        await self.execute(effects, stimulus if isinstance(stimulus, Event) else None)
 
-    async def execute(self, effects: list[Effect], event: Event | None = None, at: float | None = None) -> None:
+    async def execute(self, effects: list[Effect], event: Event | None = None) -> None:
         """Perform effects in order. Refusals are counted; the next tick decides again."""
-        traceparent = ""
-        if effects and self.may_act() and event is not None and is_sampled(event.traceparent):
-            traceparent = self._span(event, effects, self._clock() if at is None else at)
         for effect in effects:
             if not self.may_act():
                 return
             self.metrics.saw(effect)
             try:
-                await self._execute(effect, event, traceparent)
+                await self._execute(effect, event)
             except BusUnavailable as error:
                 self.metrics.bus_failures.labels(self.service).inc()
                 log.warning("failed to publish %s on the bus: %s", _name(effect), error)
@@ -157,19 +150,7 @@ class Shell:
                 self.metrics.store_failures.labels(self.service).inc()
                 log.warning("failed to write %s to the store: %s", _name(effect), error)
 
-    def _span(self, event: Event, effects: list[Effect], started_at: float) -> str:
-        attributes: dict[str, str | float | int | bool] = {semconv.ATTR_EVENT_TYPE: event.type}
-        for effect in effects:
-            if isinstance(effect, Record):
-                attributes |= {
-                    semconv.ATTR_DECISION_ID: effect.decision.decision_id,
-                    semconv.ATTR_REASON: effect.decision.reason,
-                }
-        return self.tracing.record(
-            f"{self.service}.{event.type}", event.traceparent, started_at, self._clock(), attributes
-        )
-
-    async def _execute(self, effect: Effect, event: Event | None, traceparent: str) -> None:
+    async def _execute(self, effect: Effect, event: Event | None) -> None:
         if isinstance(effect, Record):
             decision = effect.decision
             self.metrics.decisions.labels(decision.kind, decision.policy).inc()
@@ -177,8 +158,7 @@ class Shell:
             await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
             effect = Publish(DecisionMade(decision=decision), effect.cause)
         if isinstance(effect, Publish):
-            cause = effect.cause or event
-            made = self.event(effect.payload, cause, traceparent if cause is event else "")
+            made = self.event(effect.payload, effect.cause or event)
             await self.bus.publish(made)
             self.metrics.published.labels(self.service, made.type).inc()
         elif isinstance(effect, Save):
@@ -188,8 +168,8 @@ class Shell:
         else:
             await self._executors[type(effect)](effect, event)
 
-    def event(self, payload: Any, cause: Event | None = None, traceparent: str = "") -> Event:
-        """Add id, time, issuer, cause and trace."""
+    def event(self, payload: Any, cause: Event | None = None) -> Event:
+        """Add id, time, issuer, and the cause with its trace."""
         return Event(
             event_id=uuid.uuid4().hex,
             type=payload.TYPE,
@@ -197,7 +177,7 @@ class Shell:
             issuer=self.service_id,
             data=payload,
             cause_id=cause.event_id if cause else "",
-            traceparent=traceparent or (cause.traceparent if cause else ""),
+            traceparent=cause.traceparent if cause else "",
             epoch=self.epoch if payload.TYPE in COMMANDS else 0,
         )
 
@@ -210,7 +190,7 @@ class Shell:
             self.metrics.bus_connected.set(self.bus.connected)
             self.metrics.bus_stores.set(not self.bus.refusal)
             self.metrics.store_writable.set(not self.store.refusal)
-            self.metrics.ticked(loop.time() - due, self._inbox.qsize(), self.bus.counts, self.tracing.counts)
+            self.metrics.ticked(loop.time() - due, self._inbox.qsize(), self.bus.counts)
             try:
                 await self.ask(Tick())  # in turn: a slow world piles up no ticks
             except Exception:

@@ -10,7 +10,6 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from glowplug import __version__
 from glowplug.events.facts import InstanceFailed
 from glowplug.telemetry import semconv
-from glowplug.telemetry.tracing import SpanCounts
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -21,10 +20,6 @@ BUS_TOTALS = (  # fields of BusCounts
     (semconv.BUS_MALFORMED_TOTAL, "Messages that are no event", "num_malformed"),
     (semconv.BUS_GIVEN_UP_TOTAL, "Events given up after the last delivery failed", "num_given_up"),
     (semconv.BUS_OVERFLOWED_TOTAL, "Events of usage that the bus discarded before they were read", "num_overflowed"),
-)
-SPAN_TOTALS = (  # fields of SpanCounts
-    (semconv.SPANS_EXPORTED_TOTAL, "Spans the receiver has taken", "num_exported"),
-    (semconv.SPANS_DROPPED_TOTAL, "Spans the receiver never got", "num_dropped"),
 )
 
 
@@ -110,7 +105,7 @@ class ShellMetrics:
         self.synced_at = gauge(semconv.TABLE_SYNC_TIMESTAMP_SECONDS, "When the tables were last read whole")
         self._inbox = gauge(semconv.INBOX_STIMULI, "Stimuli waiting for the controller")
         self._pending = gauge(semconv.BUS_PENDING, "Events kept for this service and not yet delivered")
-        self._bus, self._spans = _Totals(BUS_TOTALS, service, registry), _Totals(SPAN_TOTALS, service, registry)
+        self._bus = _Totals(BUS_TOTALS, service, registry)
         self._lag = Histogram(
             semconv.LOOP_LAG_SECONDS, "How late a tick is", ["service"], registry=registry, buckets=LAG_BUCKETS
         ).labels(service)
@@ -125,13 +120,11 @@ class ShellMetrics:
         for observer in self.observers:
             observer(effect)
 
-    def ticked(self, lag_s: float, num_waiting: int, bus: BusTotals, spans: SpanCounts | None = None) -> None:
+    def ticked(self, lag_s: float, num_waiting: int, bus: BusTotals) -> None:
         self._lag.observe(max(lag_s, 0.0))
         self._inbox.set(num_waiting)
         self._pending.set(sum(bus.pending.values()))
         self._bus.follow(bus)
-        if spans is not None:
-            self._spans.follow(spans)
 
 
 class FailureCounter:

@@ -107,14 +107,7 @@ DISK_EVICTIONS_TOTAL = "glowplug_disk_evictions_total"  # node
 DISK_FAILURES_TOTAL = "glowplug_disk_failures_total"  # node, code
 
 # Metrics: traces and pages (console)
-SPANS_RECEIVED_TOTAL = "glowplug_spans_received_total"
-SPANS_REFUSED_TOTAL = "glowplug_spans_refused_total"
-EXPORTS_REFUSED_TOTAL = "glowplug_exports_refused_total"  # code
 TRACES_KEPT = "glowplug_traces_kept"
-TRACES_BYTES = "glowplug_traces_bytes"
-TRACES_EVICTED_TOTAL = "glowplug_traces_evicted_total"
-TRACES_DISK_BYTES = "glowplug_traces_disk_bytes"
-TRACES_DISK_DROPPED_TOTAL = "glowplug_traces_disk_dropped_total"
 STREAM_CLIENTS = "glowplug_stream_clients"
 USAGE_RECORDS_TOTAL = "glowplug_usage_records_total"
 USAGE_REPEATED_TOTAL = "glowplug_usage_repeated_total"
@@ -129,7 +122,6 @@ ATTR_NODE_ID = "glowplug.node_id"
 ATTR_GPU_ID = "glowplug.gpu_id"
 ATTR_DECISION_ID = "glowplug.decision_id"
 ATTR_REASON = "glowplug.reason"
-ATTR_EVENT_TYPE = "glowplug.event_type"
 ATTR_PHASE = "glowplug.phase"  # a PhaseName, on the span of one stage of a cold start
 ATTR_PIPELINE = "glowplug.pipeline"  # id of the pipeline of a stage
 ATTR_PREDICTED_SECONDS = "glowplug.predicted_seconds"

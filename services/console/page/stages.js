@@ -14,7 +14,7 @@ const WORDS = {
   prefill: "reading the prompt",
   decode: "writing the answer",
   answer: "answering (no first token seen)",
-  other: "elsewhere: router, network, spans that are not here",
+  other: "elsewhere: router, network, events that are not here",
 };
 
 export function drawStages(stages, isEmulated) {

@@ -1,4 +1,4 @@
-// One trace: fetched, drawn, and fetched again whenever late spans arrive.
+// One trace: fetched, drawn, and fetched again whenever more of it is told.
 
 import { h, badge, emulated, empty, panel } from "/page/dom.js";
 import { decisionAddress, modelAddress } from "/page/address.js";
@@ -61,7 +61,7 @@ export function traceView({ traceId, requestId }) {
   const missing = (message) => {
     if (revision >= 0) return; // what is drawn is better than nothing
     const waiting = Date.now() - openedAt < PATIENCE * 1000;
-    head.replaceChildren(h("h1", null, waiting ? "Waiting for spans…" : "No such trace"), empty(message), h("p", { class: "acts" }, h("a", { class: "act", href: logsAddress(traceId, requestId) }, "Log lines about it"), h("a", { class: "act", href: "#/traces" }, "All traces")));
+    head.replaceChildren(h("h1", null, waiting ? "Waiting for its events…" : "No such trace"), empty(message), h("p", { class: "acts" }, h("a", { class: "act", href: logsAddress(traceId, requestId) }, "Log lines about it"), h("a", { class: "act", href: "#/traces" }, "All traces")));
     if (waiting) soon(1000);
   };
   const soon = (after = SETTLE_MS) => (timer ||= setTimeout(load, after));
@@ -96,8 +96,6 @@ function headline(trace) {
     trace.num_errors ? badge(count(trace.num_errors, "error"), "bad") : null,
     trace.phases.length ? badge("cold start", "cold") : null,
     emulated(trace.is_emulated),
-    trace.num_orphans ? badge(count(trace.num_orphans, "orphan"), "warn", "Spans whose parent is not here: not arrived yet, not sampled, or the client's own") : null,
-    trace.num_dropped ? badge(`${trace.num_dropped} dropped`, "warn", "Past the bound of spans for one trace") : null,
   ];
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/traces" }, "Traces"), takeAway(trace)),
@@ -107,10 +105,10 @@ function headline(trace) {
   ];
 }
 
-/** The trace for other tools, in Jaeger's JSON. */
+/** The trace for other tools. */
 function takeAway({ trace_id: id, request_ids }) {
-  const address = `/api/traces/${id}`;
-  const button = h("button", { type: "button", class: "act", onclick: () => copyJson(address, button) }, "Copy as Jaeger JSON");
+  const address = `/api/v1/traces/${id}`;
+  const button = h("button", { type: "button", class: "act", onclick: () => copyJson(address, button) }, "Copy as JSON");
   return h("span", { class: "take-away" }, h("a", { class: "act", href: logsAddress(id, ...request_ids.slice(0, 4)) }, "Log lines"), button, h("a", { class: "act", href: address, download: `trace-${id}.json` }, "Download"));
 }
 

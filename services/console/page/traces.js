@@ -2,13 +2,12 @@
 
 import { h, keyed, badge, emulated, empty, panel, table } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
-import { bytes, clock, count, seconds, short } from "/page/format.js";
+import { clock, count, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
 import { newest } from "/page/polled.js";
 
 const COLUMNS = ["Time", "Trace", "Model", "Services", "Spans", "Duration"];
 const LIMIT = 200;
-const DISK = { kept: ", on disk too", memory: "", undefined: "" };
 
 export function tracesView() {
   const body = h("tbody");
@@ -28,7 +27,7 @@ export function tracesView() {
   );
   const element = h("div", { class: "traces" }, h("h1", { class: "hidden" }, "Traces"), panel("Traces", "trace-list", bar, table("Latest traces", COLUMNS, body)));
 
-  let page = { traces: [], num_kept: 0, num_bytes: 0, num_evicted: 0 };
+  let page = { traces: [], num_kept: 0, num_evicted: 0 };
   const read = newest();
   let timer = 0;
   let closed = false;
@@ -36,12 +35,12 @@ export function tracesView() {
 
   const draw = () => {
     const rows = page.traces.filter((t) => (!onlyErrors.checked || t.num_errors) && (!onlyCold.checked || t.is_cold));
-    const longest = Math.max(...rows.map((t) => t.end_ns - t.start_ns), 1);
-    const nothing = page.num_kept ? "No trace matches." : "No trace has come in yet. Services send them to /v1/traces (OTLP over HTTP).";
+    const longest = Math.max(...rows.map((t) => t.duration_s), 1e-6);
+    const nothing = page.num_kept ? "No trace matches." : "No request has ended and no instance has started yet.";
     const shown = rows.length || !loaded ? rows : [{ nothing }];
     keyed(body, shown, (t) => t.trace_id ?? "", (t) => traceRow(t, longest), (t) => longest + nameOf(t));
     const gone = page.num_evicted ? `, ${page.num_evicted} older ones gone` : "";
-    note.textContent = `${count(rows.length, "trace")} shown, ${page.num_kept} kept (${bytes(page.num_bytes)}${DISK[page.disk] ?? `, in memory only: ${page.disk}`})${gone}`;
+    note.textContent = `${count(rows.length, "trace")} shown, ${page.num_kept} kept${gone}`;
   };
   const load = async () => {
     timer = 0;
@@ -80,13 +79,12 @@ function nameOf(trace) {
 
 function traceRow(trace, longest) {
   if (trace.nothing) return h("tr", null, h("td", { colspan: String(COLUMNS.length) }, empty(trace.nothing)));
-  const took = (trace.end_ns - trace.start_ns) / 1e9;
-  const width = `${Math.max((100 * (trace.end_ns - trace.start_ns)) / longest, 0.5)}%`;
+  const width = `${Math.max((100 * trace.duration_s) / longest, 0.5)}%`;
   const hue = String(serviceHue(trace.service));
   return h(
     "tr",
     { class: trace.num_errors ? "failed" : null },
-    h("td", { class: "num" }, clock(trace.start_ns / 1e9)),
+    h("td", { class: "num" }, clock(trace.start_at)),
     h(
       "td",
       { class: "name" },
@@ -98,7 +96,7 @@ function traceRow(trace, longest) {
     h("td", { class: "name" }, h("span", null, nameOf(trace)), emulated(trace.is_emulated)),
     h("td", null, h("span", { class: "services" }, trace.services.slice(0, 10).map(serviceTag))),
     h("td", { class: "num" }, String(trace.num_spans)),
-    h("td", { class: "took" }, h("span", { class: "num" }, seconds(took)), h("span", { class: "lane", "aria-hidden": "true" }, h("i", { style: { width, "--h": hue } }))),
+    h("td", { class: "took" }, h("span", { class: "num" }, seconds(trace.duration_s)), h("span", { class: "lane", "aria-hidden": "true" }, h("i", { style: { width, "--h": hue } }))),
   );
 }
 

@@ -7,7 +7,6 @@ import { decisionAddress } from "/page/address.js";
 import { mark, seconds, ticks } from "/page/format.js";
 import { gapWords, verdict } from "/page/predicted.js";
 
-const KINDS = ["", "internal", "server", "client", "producer", "consumer"];
 const LABEL_ROOM = 0.78; // a bar that ends past this share of the axis has its label on the left
 
 export class Waterfall {
@@ -40,7 +39,7 @@ export class Waterfall {
 
   firstOfInterest() {
     const rows = this.trace.rows;
-    return (rows.find((row) => row.is_error) ?? rows[0])?.span_id;
+    return (rows.find((row) => row.error) ?? rows[0])?.span_id;
   }
 
   left(at) {
@@ -95,11 +94,11 @@ export class Waterfall {
     const inside = end > LABEL_ROOM && !toLeft;
     const label = { style: toLeft ? { right: `calc(${100 * (1 - row.offset_s / this.span)}% + 6px)` } : { left: inside ? `calc(${this.left(row.offset_s)} + 6px)` : `calc(${100 * end}% + 6px)` } };
     const hue = { "--h": String(serviceHue(row.service)), "--depth": String(Math.min(row.depth, 16)) };
-    const words = `${row.name}, ${plainService(row.service)}, ${seconds(row.duration_s)}, starts at ${seconds(row.offset_s)}${row.is_error ? ", error" : ""}${row.is_orphan ? ", parent missing" : ""}`;
+    const words = `${row.name}, ${plainService(row.service)}, ${seconds(row.duration_s)}, starts at ${seconds(row.offset_s)}${row.error ? ", error" : ""}`;
     return h(
       "div",
       {
-        class: ["row", row.is_error ? "error" : "", row.is_orphan ? "orphan" : ""].join(" "),
+        class: row.error ? "row error" : "row",
         role: "row",
         tabindex: "-1",
         id: `s-${row.span_id}`,
@@ -116,10 +115,9 @@ export class Waterfall {
         row.num_children ? h("span", { class: "fold", "aria-hidden": "true" }) : h("span", { class: "fold none", "aria-hidden": "true" }),
         h("i", { class: "swatch", "aria-hidden": "true" }),
         h("b", null, ownName(row)),
-        row.is_error ? h("span", { class: "mark", "aria-hidden": "true" }, "!") : null,
+        row.error ? h("span", { class: "mark", "aria-hidden": "true" }, "!") : null,
         row.phase ? badge(row.phase, `phase-name p-${row.phase}`) : null,
         row.attributes["glowplug.decision_id"] ? badge("decided", "decided", row.attributes["glowplug.reason"] ?? "A decision was made here") : null,
-        row.is_orphan ? badge("orphan", "warn", "Its parent is not here") : null,
         h("small", null, plainService(row.service)),
       ),
       h(
@@ -200,12 +198,12 @@ function details(row) {
     ["Starts at", seconds(row.offset_s)],
     ["Takes", seconds(row.duration_s)],
     row.attributes["glowplug.predicted_seconds"] > 0 ? ["Predicted", `${seconds(row.attributes["glowplug.predicted_seconds"])}: ${verdict({ duration_s: row.duration_s, predicted_s: row.attributes["glowplug.predicted_seconds"] })}`] : null,
-    KINDS[row.kind] ? ["Kind", KINDS[row.kind]] : null,
+    ["Kind", row.kind],
+    ["Process", row.process],
     ["Span", h("code", null, row.span_id)],
   ].filter(Boolean);
   const parts = [h("h2", null, row.name)];
-  if (row.is_error) parts.push(h("p", { class: "error-note" }, row.status_message || "This span ended with an error."));
-  if (row.is_orphan) parts.push(h("p", { class: "orphan-note" }, "Its parent is not here: it has not arrived, was not sampled, or belongs to the client."));
+  if (row.error) parts.push(h("p", { class: "error-note" }, row.error));
   parts.push(list(facts));
   const decision = row.attributes["glowplug.decision_id"];
   if (decision) parts.push(h("p", { class: "decided-note" }, row.attributes["glowplug.reason"] ?? "", " ", h("a", { href: decisionAddress(decision) }, "why")));
@@ -215,8 +213,6 @@ function details(row) {
     parts.push(h("h3", null, "Events"));
     for (const point of row.events) parts.push(list([[`+${seconds(point.offset_s)}`, h("b", null, point.name)], ...Object.entries(point.attributes)]));
   }
-  const resource = Object.entries(row.resource);
-  if (resource.length) parts.push(h("details", null, h("summary", null, "Process"), list(resource)));
   return parts;
 }
 

@@ -150,7 +150,7 @@ async def test_a_click_leads_to_the_model_the_decision_and_the_trace(at: Console
     await page.locator(".decisions .kind.place").first.click()
     assert await page.evaluate("location.hash") == "#/decision/d-4"
     await page.go_back()
-    await at.export(story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
+    await at.publish(*story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
     await page.locator(".decisions .to-trace").first.click()
     assert await page.evaluate("location.hash") == f"#/trace/{story.trace_id(0)}"
 

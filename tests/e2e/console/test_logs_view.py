@@ -39,7 +39,7 @@ async def ring(at: ConsoleUnderTest) -> AsyncIterator[LogRing]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(at: ConsoleUnderTest, ring: LogRing, page: Page) -> Page:
-    await at.export(story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
+    await at.publish(*story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
     await page.goto(f"{at.url}/#/fleet")
     await page.evaluate(f"sessionStorage.setItem('glowplug.admin-token', '{ADMIN_TOKEN}')")
     await page.evaluate("location.hash = '#/logs/service=router-1'")

@@ -3,13 +3,13 @@
 import asyncio
 import dataclasses
 import time
+from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from playwright.async_api import Page, Route
 
 from glowplug.domain.instance import InstanceState
-from glowplug.events.facts import InstanceReady, ModelDeployed
+from glowplug.events.facts import STAYS, DecisionMade, InstanceReady, ModelDeployed, StreamMove
 from tests import console_story as story
 from tests.browser import until
 from tests.console_server import ConsoleUnderTest, serving
@@ -22,33 +22,32 @@ SPANS = "[...document.querySelectorAll('[role=treegrid] [role=row]')].filter((ro
 
 
 async def test_a_trace_by_deep_link_with_late_spans(at: ConsoleUnderTest, page: Page) -> None:
-    whole = story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000")
-    router_only = ExportTraceServiceRequest(resource_spans=whole.resource_spans[:1])
-    await at.export(router_only)
-    await page.goto(f"{at.url}/#/trace/{story.trace_id(0)}")
+    *decided, started, request = story.cold_trace(20, time.time() - 5, "smol-chat", "req-0020")
+    await at.publish(*decided)
+    await page.goto(f"{at.url}/#/trace/{story.trace_id(20)}")
     await until(page, f"{SPANS}.length === 3")
-    await at.export(whole)
-    await until(page, f"{SPANS}.length === 15")
+    await at.publish(started, request)
+    await until(page, f"{SPANS}.length === 12")
     phases = await page.evaluate("[...document.querySelectorAll('.phase-line b')].map((b) => b.textContent)")
     assert phases == ["decide", "fetch", "launch", "load", "warmup"]
     first = await page.evaluate(f"{SPANS}.map((row) => [row.querySelector('b').textContent, row.ariaLevel])")
     assert first[:5] == [
-        ["POST /v1/chat/completions", "1"],
+        ["request", "1"],
         ["hold", "2"],
-        ["request.waiting", "3"],
-        ["placer.place", "4"],
-        ["cold_start.decide", "5"],
+        ["scale", "2"],
+        ["place", "3"],
+        ["await_decision", "4"],
     ]
-    bar = await page.evaluate(f"(({SPANS})[12].querySelector('.span-bar').style.left)")
-    assert abs(float(bar.rstrip("%")) - 100 * 1.77 / 2.61) < 0.1
+    bar = await page.evaluate(f"(({SPANS})[11].querySelector('.span-bar').style.left)")
+    assert abs(float(bar.rstrip("%")) - 100 * 1.764 / 2.61) < 0.1
 
 
 async def test_late_spans_stay_though_an_answer_from_before_them_comes_after_them(
     at: ConsoleUnderTest, page: Page
 ) -> None:
-    whole = story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000")
-    await at.export(ExportTraceServiceRequest(resource_spans=whole.resource_spans[:1]))
-    address, read, may_come, came = f"/api/v1/traces/{story.trace_id(0)}", *(asyncio.Event() for _ in range(3))
+    *decided, started, request = story.cold_trace(20, time.time() - 5, "smol-chat", "req-0020")
+    await at.publish(*decided)
+    address, read, may_come, came = f"/api/v1/traces/{story.trace_id(20)}", *(asyncio.Event() for _ in range(3))
 
     async def first_comes_last(route: Route) -> None:
         answer = await route.fetch()
@@ -61,83 +60,91 @@ async def test_late_spans_stay_though_an_answer_from_before_them_comes_after_the
             await route.fulfill(response=answer)
 
     await page.route(f"**{address}", first_comes_last)
-    await page.goto(f"{at.url}/#/trace/{story.trace_id(0)}")
+    await page.goto(f"{at.url}/#/trace/{story.trace_id(20)}")
     await read.wait()
-    await at.export(whole)
-    await until(page, f"{SPANS}.length === 15")
+    await at.publish(started, request)
+    await until(page, f"{SPANS}.length === 12")
     may_come.set()
     await came.wait()
     await page.evaluate(f"fetch('{address}').then((answer) => answer.text())")
-    assert await page.evaluate(f"{SPANS}.length") == 15
+    assert await page.evaluate(f"{SPANS}.length") == 12
 
 
 async def test_the_waterfall_is_walked_by_keys(at: ConsoleUnderTest, page: Page) -> None:
-    await at.export(story.cold_trace(0, time.time() - 5, "smol-chat", "req-0000"))
-    await page.goto(f"{at.url}/#/request/req-0000")
-    await until(page, f"{SPANS}.length === 15")
+    await at.publish(*story.cold_trace(20, time.time() - 5, "smol-chat", "req-0020"))
+    await page.goto(f"{at.url}/#/request/req-0020")
+    await until(page, f"{SPANS}.length === 12")
     detail = "document.querySelector('.detail h2').textContent"
     await page.evaluate("document.querySelector('[role=row][tabindex=\"0\"]').focus()")
-    assert await page.evaluate(detail) == "POST /v1/chat/completions"
+    assert await page.evaluate(detail) == "router.request"
     await page.keyboard.press("ArrowDown")
-    assert await page.evaluate(detail) == "hold"
+    await page.keyboard.press("ArrowDown")
+    assert await page.evaluate(detail) == "autoscaler.scale"
     await page.keyboard.press("ArrowLeft")
-    assert await page.evaluate(f"{SPANS}.length") == 6
+    assert await page.evaluate(f"{SPANS}.length") == 4
     assert await page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
     await page.keyboard.press("ArrowRight")
-    assert await page.evaluate(f"{SPANS}.length") == 15
+    assert await page.evaluate(f"{SPANS}.length") == 12
     await page.keyboard.press("End")
-    assert await page.evaluate(detail) == "decode"
-    await page.keyboard.press("ArrowLeft")
-    assert await page.evaluate(detail) == "chat"
+    assert await page.evaluate(detail) == "engine.generate"
     assert "gen_ai.usage.output_tokens" in await page.evaluate("document.querySelector('.detail').textContent")
+    await page.keyboard.press("ArrowLeft")
+    assert await page.evaluate(detail) == "router.request"
 
 
-async def test_errors_orphans_and_emulation_are_marked(at: ConsoleUnderTest, page: Page) -> None:
-    await at.export(story.failed_trace(7, time.time() - 5, "big-emulated", "req-7"))
-    await page.goto(f"{at.url}/#/trace/{story.trace_id(7)}")
+async def test_errors_and_emulation_are_marked(at: ConsoleUnderTest, page: Page) -> None:
+    await at.publish(*story.failed_trace(27, time.time() - 5, "big-emulated", "req-27"))
+    await page.goto(f"{at.url}/#/trace/{story.trace_id(27)}")
     await until(page, f"{SPANS}.length === 3")
-    classes = await page.evaluate(f"{SPANS}.map((row) => row.className.trim().replace(/ +/g, ' '))")
-    assert classes == ["row error", "row error", "row orphan"]
+    classes = await page.evaluate(f"{SPANS}.map((row) => row.className)")
+    assert classes == ["row error", "row error", "row error"]
     head = await page.evaluate("document.querySelector('.trace-head h1').textContent")
-    assert "2 errors" in head and "1 orphan" in head and "emulated" in head
+    assert "3 errors" in head and "emulated" in head
     assert "engine_failed" in await page.evaluate("document.querySelector('.detail').textContent")
 
 
 async def test_the_list_filters_and_leads_to_the_trace(at: ConsoleUnderTest, page: Page) -> None:
     now = time.time()
-    for seed, model in enumerate(("smol-chat", "smol-poet", "smol-chat")):
-        await at.export(story.warm_trace(seed, now - 5 + seed, model, f"req-{seed}"))
-    await at.export(story.failed_trace(7, now, "smol-poet", "req-7"))
+    for seed, model in enumerate(("odd", "even", "odd"), 20):
+        await at.publish(*story.warm_trace(seed, now - 5 + seed, model, f"req-{seed}"))
+    await at.publish(*story.failed_trace(27, now, "even", "req-27"))
     await page.goto(f"{at.url}/#/traces")
     lines = "document.querySelectorAll('.trace-list tbody tr')"
-    await until(page, f"{lines}.length === 4")
+    await until(page, f"{lines}.length === 20")
     await page.keyboard.press("/")
-    await page.keyboard.type("smol-poet")
+    await page.keyboard.type("even")
     await until(page, f"{lines}.length === 2")
     await page.evaluate("document.getElementById('errors').click()")
     assert await page.evaluate(f"{lines}.length") == 1
     await page.evaluate("document.querySelector('.trace-list td a').click()")
     await until(page, f"{SPANS}.length === 3")
-    assert await page.evaluate("location.hash") == f"#/trace/{story.trace_id(7)}"
+    assert await page.evaluate("location.hash") == f"#/trace/{story.trace_id(27)}"
 
 
 @pytest.mark.complains("404")
 async def test_a_trace_that_is_not_here_yet_is_waited_for(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(f"{at.url}/#/request/not-yet")
-    await until(page, "document.querySelector('.trace-head h1')?.textContent === 'Waiting for spans…'")
-    await at.export(story.warm_trace(3, time.time(), "smol-chat", "not-yet"))
+    await until(page, "document.querySelector('.trace-head h1')?.textContent === 'Waiting for its events…'")
+    await at.publish(*story.warm_trace(23, time.time(), "smol-chat", "not-yet"))
     await until(page, f"{SPANS}.length === 2")
 
 
 async def test_data_never_becomes_markup(at: ConsoleUnderTest, page: Page) -> None:
     now = time.time()
-    request = story.failed_trace(4, now - 5, EVIL, EVIL)
-    for resource in request.resource_spans:
-        for span in resource.scope_spans[0].spans:
-            span.name = EVIL
-            span.attributes.extend(story.pairs({EVIL: EVIL}))
-        resource.resource.attributes[0].value.string_value = EVIL
-    await at.export(request)
+    move: dict[str, Any] = {
+        "at": now,
+        "until": now,
+        "reason": EVIL,
+        "message": EVIL,
+        "from_instance": EVIL,
+        "outcome": EVIL,
+    }
+    moves = (StreamMove(**move), StreamMove(**{**move, "outcome": STAYS}))
+    odd: dict[str, Any] = {"status": 502, "error_code": EVIL, "instance_id": EVIL, "operation": EVIL, "moves": moves}
+    told = story.finished(EVIL, EVIL, now - 5, 1.0, dispatched_s=0.1, **odd)
+    decided = story.a_decision(24, EVIL, EVIL, made_at=now, model_key=EVIL, instance_id=EVIL, service=EVIL)
+    decided = dataclasses.replace(decided, decision_id=EVIL, traceparent=story.traceparent(24))
+    await at.publish(story.told(told, now, 24), story.told(DecisionMade(decision=decided), now, 24))
     failed = story.instance(EVIL, "evil", EVIL, InstanceState.FAILED, now, reason=EVIL)
     running = dataclasses.replace(failed, state=InstanceState.READY, instance_id=f"{EVIL}2")
     ended = story.request_finished(5, now)
@@ -150,7 +157,7 @@ async def test_data_never_becomes_markup(at: ConsoleUnderTest, page: Page) -> No
     for address, proof in (
         ("#/fleet", ".motion-panel"),
         ("#/traces", ".trace-list"),
-        (f"#/trace/{story.trace_id(4)}", ".rows"),
+        (f"#/trace/{story.trace_id(24)}", ".rows"),
     ):
         await page.goto(f"{at.url}/{address}")
         await until(page, f"document.querySelector('{proof}')?.textContent.includes('onerror')")

@@ -66,8 +66,8 @@ async def test_an_event_that_is_gone_is_a_404_and_no_more(at: ConsoleUnderTest, 
 
 
 async def test_a_cold_start_is_drawn_predicted_behind_actual(at: ConsoleUnderTest, page: Page) -> None:
-    await at.export(story.predicted_trace(8, time.time() - 10))
-    await page.goto(f"{at.url}/#/trace/{story.trace_id(8)}")
+    await at.publish(*story.predicted_trace(28, time.time() - 10))
+    await page.goto(f"{at.url}/#/trace/{story.trace_id(28)}")
     lines = page.locator(".phase-line")
     await expect(lines).to_have_count(3)
     labels = await lines.locator("small").all_text_contents()
@@ -86,9 +86,9 @@ async def test_a_cold_start_is_drawn_predicted_behind_actual(at: ConsoleUnderTes
     await expect(page.locator(".detail h2")).to_have_text("engine.launch")
 
 
-async def test_a_trace_names_its_decisions_and_goes_as_jaegers_json(at: ConsoleUnderTest, page: Page) -> None:
+async def test_a_trace_names_its_decisions_and_can_be_taken_away(at: ConsoleUnderTest, page: Page) -> None:
     await at.publish(*story.placement(time.time()))
-    await at.export(story.cold_trace(0, time.time() - 5, "smol-poet", "req-w"))
+    await at.publish(*story.cold_trace(0, time.time() - 5, "smol-poet", "req-w"))
     await page.goto(f"{at.url}/#/trace/{story.trace_id(0)}")
     await expect(page.locator(".trace-decisions")).to_contain_text("first GPU with 301 MiB free")
     async with page.expect_download() as download:

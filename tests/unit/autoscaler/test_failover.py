@@ -19,7 +19,6 @@ from glowplug.policies.scaling.union import UnionState
 from glowplug.runtime.leader import ElectedShell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from tests.fleet_builder import a_model, an_event, an_instance
 
 
@@ -44,7 +43,6 @@ class Group:
             lambda epoch: AutoscalerController(scale, "union", epoch),
             MemoryBus(self.broker),
             self.store.client(),
-            Tracing("autoscaler", name),
             ShellMetrics("autoscaler", CollectorRegistry()),
             may_act=lambda: True,
             reads=READS,

@@ -2,23 +2,24 @@
 
 import pytest
 
-from glowplug.services.console.spans import Span, SpanEvent
+from glowplug.services.console.story import FIRST_TOKEN, Mark, Row
 from glowplug.services.console.trace_api import stages
 
-SECOND = 1_000_000_000
 
-
-def span(name: str, start_s: float, end_s: float, *, parent: str = "r", first_token_s: float = 0.0) -> Span:
-    events = (SpanEvent(int(first_token_s * SECOND), "first token"),) if first_token_s else ()
+def row(name: str, start_s: float, end_s: float, *, parent: str = "r", first_token_s: float = 0.0) -> Row:
+    marks = (Mark(name=FIRST_TOKEN, at=first_token_s),) if first_token_s else ()
     span_id = "r" if name == "router.request" else name
-    return Span(
-        "t" * 32, span_id, "" if span_id == "r" else parent, name, 1, int(start_s * SECOND), int(end_s * SECOND),
-        events=events,
+    return Row(
+        span_id=span_id, parent_id="" if span_id == "r" else parent, name=name, service="s", process="s-1",
+        started_at=start_s, ended_at=end_s, marks=marks,
     )  # fmt: skip
 
 
-def phase(name: str, start_s: float, end_s: float) -> tuple[str, int, int]:
-    return (name, int(start_s * SECOND), int(end_s * SECOND))
+def phase(name: str, start_s: float, end_s: float) -> Row:
+    return Row(
+        span_id=name, parent_id="start", name=name, service="s", process="s-1", started_at=start_s, ended_at=end_s,
+        phase=name,
+    )  # fmt: skip
 
 
 COLD = [
@@ -26,14 +27,14 @@ COLD = [
     phase("warmup", 14.0, 14.5),
 ]  # fmt: skip
 REQUEST = [
-    span("router.request", 10.0, 20.0),
-    span("router.hold", 10.0, 14.6),
-    span("engine.generate", 14.6, 19.9, first_token_s=15.0),
+    row("router.request", 10.0, 20.0),
+    row("router.hold", 10.0, 14.6),
+    row("engine.generate", 14.6, 19.9, first_token_s=15.0),
 ]
 
 
 def test_a_cold_request_is_cut_into_its_stages() -> None:
-    found = {stage.name: (stage.seconds, stage.own_s) for stage in stages(REQUEST, COLD)}
+    found = {stage.name: (stage.seconds, stage.own_s) for stage in stages([*REQUEST, *COLD])}
     assert found == {
         "queue": (pytest.approx(4.6), pytest.approx(0.1)),
         "decide": (pytest.approx(0.5), pytest.approx(0.5)),
@@ -48,24 +49,24 @@ def test_a_cold_request_is_cut_into_its_stages() -> None:
 
 
 def test_the_shares_are_the_whole() -> None:
-    assert sum(stage.own_s for stage in stages(REQUEST, COLD)) == pytest.approx(10.0)
+    assert sum(stage.own_s for stage in stages([*REQUEST, *COLD])) == pytest.approx(10.0)
 
 
 def test_a_warm_request_has_prefill_and_decode_only() -> None:
-    spans = [span("router.request", 1.0, 2.0), span("engine.generate", 1.0, 2.0, first_token_s=1.25)]
-    assert [(s.name, s.own_s) for s in stages(spans, [])] == [("prefill", 0.25), ("decode", 0.75)]
+    rows = [row("router.request", 1.0, 2.0), row("engine.generate", 1.0, 2.0, first_token_s=1.25)]
+    assert [(s.name, s.own_s) for s in stages(rows)] == [("prefill", 0.25), ("decode", 0.75)]
 
 
 def test_an_answer_in_one_piece_is_not_guessed_apart() -> None:
-    spans = [span("router.request", 1.0, 2.0), span("engine.generate", 1.0, 2.0)]
-    assert [s.name for s in stages(spans, [])] == ["answer"]
+    rows = [row("router.request", 1.0, 2.0), row("engine.generate", 1.0, 2.0)]
+    assert [s.name for s in stages(rows)] == ["answer"]
 
 
 def test_what_lies_outside_the_request_does_not_count() -> None:
-    spans = [span("router.request", 10.0, 11.0), span("router.hold", 10.0, 11.0)]
-    found = stages(spans, [phase("load", 5.0, 10.5), phase("warmup", 11.0, 12.0)])
+    rows = [row("router.request", 10.0, 11.0), row("router.hold", 10.0, 11.0)]
+    found = stages([*rows, phase("load", 5.0, 10.5), phase("warmup", 11.0, 12.0)])
     assert [(s.name, s.own_s) for s in found] == [("queue", 0.5), ("load", 0.5)]
 
 
 def test_a_trace_without_a_request_has_none() -> None:
-    assert stages([span("agent.start", 1.0, 2.0)], [phase("load", 1.0, 2.0)]) == []
+    assert stages([row("agent.start", 1.0, 2.0), phase("load", 1.0, 2.0)]) == []

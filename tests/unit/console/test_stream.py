@@ -9,8 +9,8 @@ import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import DecisionMade, InstanceStopped, ModelUndeployed, NodeBeat
+from glowplug.services.console.stories import Stories
 from glowplug.services.console.stream import Hub, OpenPage, TooManyClients
-from glowplug.services.console.trace_store import TraceStore
 from tests import console_story as story
 from tests.waiting import WAIT_S
 
@@ -74,16 +74,17 @@ async def test_a_quiet_stream_says_that_it_lives() -> None:
 
 
 async def test_a_trace_that_grows_many_times_is_sent_once_per_flush() -> None:
-    view, hub, store = story.view(NOW), Hub(), TraceStore()
+    view, hub = story.view(NOW), Hub()
+    stories = Stories(10, view.decisions, view.models)
     client = hub.join(view, NOW)
-    for pair in story.received(story.cold_trace(0, NOW, "m", "r")).spans:
-        for summary in store.add([pair]):
-            hub.trace_changed(summary)
-    hub.flush(view, NOW)
-    hub.flush(view, NOW)
-    messages = [data for name, data in await take(client, 2) if name == "traces"]
+    for event in story.cold_trace(20, NOW, "m", "r"):
+        view.take(event, NOW)
+        stories.take(event)
+    hub.flush(view, NOW, stories.take_changed())
+    hub.flush(view, NOW, stories.take_changed())
+    messages = [data for name, data in await take(client, 3) if name == "traces"]
     assert len(messages) == 1
-    assert messages[0]["traces"][0]["num_spans"] == 15
+    assert messages[0]["traces"][0]["num_spans"] == 12
 
 
 async def test_two_pages_are_kept_in_step() -> None:

@@ -19,7 +19,6 @@ from glowplug.domain.model import WeightsRef
 from glowplug.events.facts import WeightsFetched
 from glowplug.services.prefetcher.fetcher import Fetcher
 from glowplug.services.prefetcher.metrics import PrefetcherMetrics
-from glowplug.telemetry.tracing import Tracing
 from glowplug.weights import disk
 from glowplug.weights.disk import DiskCopies
 from glowplug.weights.region import Region, region_digest
@@ -46,8 +45,8 @@ class Node:
         assert copies.found() == ()
         given = {"capacity_bytes": 1_000_000, "disk_bytes": 4_000_000, "copy_after_s": 0.0} | params
         self.controller = PrefetcherController("node-1", PrefetcherParams(**given), digest_of=region_digest)
-        metrics, tracing = PrefetcherMetrics("node-1", self.registry), Tracing("prefetcher", "p")
-        self.fetcher = Fetcher(self.root / "shm", "node-1", self.queue.put, metrics, tracing, copies=copies)
+        metrics = PrefetcherMetrics("node-1", self.registry)
+        self.fetcher = Fetcher(self.root / "shm", "node-1", self.queue.put, metrics, copies=copies)
         self.copies, self.executors = copies, self.fetcher.executors()
 
     async def step(self, stimulus: Any) -> None:

@@ -24,7 +24,6 @@ from glowplug.services.router.settings import RouterSettings
 from glowplug.services.router.shell import KeysCopy, RouterShell, TablesCopy
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from tests import fleet_builder
 from tests.contract.data_port_rig import a_model, an_instance
 from tests.contract.keys_rig import KEY, a_key, secret_of, tell
@@ -91,7 +90,7 @@ async def test_what_the_copy_has_and_the_store_has_not_is_dropped_at_its_first_r
     await store.put("instances", "i-1", to_json(an_instance("i-1", "http://x:1")))
     table = RequestTable[Exchange](RouterController())
     metrics = ShellMetrics("router", CollectorRegistry())
-    shell = RouterShell(World(settings, "router", bus, store, Tracing("router", "router-1"), metrics), settings, table)
+    shell = RouterShell(World(settings, "router", bus, store, metrics), settings, table)
     shell.take_copy()
     assert table.table_loaded and set(table.controller.fleet.instances) == {"i-1", "i-2"}
     assert await shell._resync() and set(table.controller.fleet.instances) == {"i-1"}
@@ -108,7 +107,7 @@ def a_shell(tmp_path: Path, store: Any) -> tuple[RouterShell, RequestTable[Excha
     table = RequestTable[Exchange](RouterController())
     bus: Any = MemoryBus()
     metrics = ShellMetrics("router", CollectorRegistry())
-    world = World(settings, "router", bus, store, Tracing("router", "router-1"), metrics)
+    world = World(settings, "router", bus, store, metrics)
     return RouterShell(world, settings, table), table
 
 

@@ -30,7 +30,13 @@ def test_a_good_context_is_taken_with_its_flag() -> None:
 
 def test_a_new_context_is_valid_and_not_sampled() -> None:
     made = parse_traceparent(tracing.new_context())
-    assert made is not None and not made.trace_flags.sampled
+    assert made is not None and not made.sampled
+
+
+def test_a_sampled_request_has_a_span_of_its_own_in_its_clients_trace() -> None:
+    made, theirs = parse_traceparent(tracing.new_context(GOOD.decode(), sampled=True)), parse_traceparent(GOOD.decode())
+    assert made is not None and theirs is not None and made.sampled
+    assert made.trace_id == theirs.trace_id and made.span_id != theirs.span_id
 
 
 def test_the_sampler_takes_a_burst_and_then_its_rate() -> None:

@@ -21,7 +21,6 @@ from glowplug.runtime.leader import Candidate, ElectedShell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.port import StoreUnavailable
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from tests.fleet_builder import a_node, an_event
 from tests.waiting import WAIT_S
 
@@ -76,7 +75,6 @@ class Member:
             Counting,
             MemoryBus(group.broker),
             self.store,
-            Tracing("placer", name),
             metrics,
             may_act=self.candidate.may_act,
             reads=Reads(service="placer", tables={"nodes": Node}),

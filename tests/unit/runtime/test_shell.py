@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBus
@@ -24,12 +23,10 @@ from glowplug.runtime.tasks import essential
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from tests.fleet_builder import a_node, an_event
 from tests.waiting import WAIT_S, until
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
-UNSAMPLED = PARENT[:-2] + "00"
 DECISION = DecisionRecord(
     decision_id="d-1", kind="place", policy="first_fit", service="placer", reason="node-1 has room", made_at=9.0
 )
@@ -64,8 +61,7 @@ class FakeController:
 class Stage:
     def __init__(self) -> None:
         self.controller, self.bus, self.store = FakeController(), MemoryBus(), MemoryStore()
-        self.registry, self.exporter = CollectorRegistry(), InMemorySpanExporter()
-        self.tracing = Tracing("placer", "placer-1", exporter=self.exporter)
+        self.registry = CollectorRegistry()
         self.done: list[tuple[Own, Event | None]] = []
         self.shell = Shell(
             "placer",
@@ -73,7 +69,6 @@ class Stage:
             self.controller,
             self.bus,
             self.store,
-            self.tracing,
             ShellMetrics("placer", self.registry),
             epoch=5,
             reads=Reads(service="placer", tables={"nodes": Node}, effects=(Own,)),
@@ -99,7 +94,6 @@ async def stage() -> AsyncIterator[Stage]:
     made = Stage()
     yield made
     await made.shell.stop()
-    made.tracing.shutdown()
 
 
 def a_fact(traceparent: str = "") -> Event:
@@ -110,7 +104,7 @@ async def test_an_effect_that_nothing_carries_out_is_refused_when_the_shell_is_m
     reads = Reads(service="placer", effects=(Own,))
     shell = stage.shell
     with pytest.raises(MissingExecutor, match="placer: nothing carries out Own"):
-        Shell("placer", "p-2", stage.controller, stage.bus, stage.store, stage.tracing, shell.metrics, reads=reads)
+        Shell("placer", "p-2", stage.controller, stage.bus, stage.store, shell.metrics, reads=reads)
 
 
 LEFT = NodeLeft(node_id="node-2", reason="told by the controller")
@@ -186,14 +180,7 @@ async def test_what_follows_from_an_event_names_it_and_continues_its_trace(stage
     stage.controller.script = lambda s: [Publish(STOP), Record(DECISION)] if isinstance(s, Event) else []
     await stage.shell.start()
     await stage.shell.on_event(fact := a_fact(PARENT))
-    stage.tracing.shutdown()
-    (span,) = stage.exporter.get_finished_spans()
-    assert span.name == "placer.node.left"
-    assert dict(span.attributes or {})["glowplug.decision_id"] == "d-1"
-    assert span.context is not None
-    for event in stage.bus.broker.published:
-        assert event.cause_id == fact.event_id
-        assert event.traceparent.split("-")[1:3] == ["a" * 32, f"{span.context.span_id:016x}"]
+    assert [(e.cause_id, e.traceparent) for e in stage.bus.broker.published] == [(fact.event_id, PARENT)] * 2
 
 
 async def test_a_cause_given_with_the_effect_wins(stage: Stage) -> None:
@@ -203,22 +190,6 @@ async def test_a_cause_given_with_the_effect_wins(stage: Stage) -> None:
     await stage.shell.start()
     await stage.shell.on_event(other)
     assert [(e.cause_id, e.traceparent) for e in stage.bus.broker.published] == [(asked.event_id, PARENT)] * 2
-
-
-async def test_an_unsampled_trace_travels_without_a_span(stage: Stage) -> None:
-    stage.controller.script = lambda s: [Publish(STOP)] if isinstance(s, Event) else []
-    await stage.shell.start()
-    await stage.shell.on_event(a_fact(UNSAMPLED))
-    stage.tracing.shutdown()
-    assert stage.exporter.get_finished_spans() == ()
-    assert [e.traceparent for e in stage.bus.broker.published] == [UNSAMPLED]
-
-
-async def test_an_event_without_effects_makes_no_span(stage: Stage) -> None:
-    await stage.shell.start()
-    await stage.shell.on_event(a_fact(PARENT))
-    stage.tracing.shutdown()
-    assert stage.exporter.get_finished_spans() == ()
 
 
 async def test_a_stale_command_is_counted_and_acknowledged(stage: Stage) -> None:
@@ -400,7 +371,6 @@ async def test_a_quiet_shell_ticks_when_something_comes_and_is_slow_otherwise(st
         stage.controller,
         stage.bus,
         stage.store,
-        stage.tracing,
         ShellMetrics("placer", CollectorRegistry()),
         reads=Reads(service="placer", tables={}),
         tick_s=0.005,

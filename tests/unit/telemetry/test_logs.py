@@ -21,7 +21,6 @@ from glowplug.events.facts import NodeLeft
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry import logs
 from glowplug.telemetry.metrics import ShellMetrics
-from glowplug.telemetry.tracing import Tracing
 from tests.fleet_builder import an_event
 
 log = logging.getLogger("x")
@@ -37,9 +36,8 @@ class Talking:
 async def main():
     logs.configure("placer-1", json=True)
     log.warning("begins")
-    shell = Shell("placer", "placer-1", Talking(), MemoryBus(), MemoryStore(), Tracing("p", "p"),
-                  ShellMetrics("placer", CollectorRegistry()), tick_s=60,
-                  reads=Reads(service="placer"))
+    shell = Shell("placer", "placer-1", Talking(), MemoryBus(), MemoryStore(),
+                  ShellMetrics("placer", CollectorRegistry()), tick_s=60, reads=Reads(service="placer"))
     await shell.start()
     for flags in ("01", "00"):
         await shell.on_event(an_event(NodeLeft(node_id="n", reason=""), traceparent=f"{TRACED}-{flags}"))

@@ -14,7 +14,6 @@ from glowplug.events.facts import InstanceFailed
 from glowplug.telemetry import document, semconv
 from glowplug.telemetry.metrics import FailureCounter, LabelCap, ShellMetrics
 from glowplug.telemetry.tally import BYTES_AT_ONCE, TallyCounter, TallyHistogram, TallyRows, exposition
-from glowplug.telemetry.tracing import SpanCounts
 from tests.fleet_builder import an_instance
 
 BOUNDS = (0.1, 0.5, 1, 10)
@@ -36,16 +35,16 @@ def test_what_a_shell_counts_is_named_in_semconv() -> None:
     assert counted <= named
 
 
-def test_totals_follow_the_counts_of_bus_and_traces() -> None:
+def test_totals_follow_the_counts_of_the_bus() -> None:
     registry = CollectorRegistry()
     metrics = ShellMetrics("placer", registry)
-    bus, spans = BusCounts(num_reconnects=2, pending={"a": 3, "b": 4}), SpanCounts(num_dropped=5)
-    metrics.ticked(0.01, 7, bus, spans)
-    bus.num_reconnects, spans.num_dropped = 3, 9
-    metrics.ticked(-0.01, 6, bus, spans)
-    totals = (semconv.BUS_RECONNECTS_TOTAL, semconv.SPANS_DROPPED_TOTAL, semconv.BUS_PENDING, semconv.INBOX_STIMULI)
+    bus = BusCounts(num_reconnects=2, pending={"a": 3, "b": 4})
+    metrics.ticked(0.01, 7, bus)
+    bus.num_reconnects = 3
+    metrics.ticked(-0.01, 6, bus)
+    totals = (semconv.BUS_RECONNECTS_TOTAL, semconv.BUS_PENDING, semconv.INBOX_STIMULI)
     names = (*totals, f"{semconv.LOOP_LAG_SECONDS}_count")
-    assert [registry.get_sample_value(name, {"service": "placer"}) for name in names] == [3, 9, 7, 6, 2]
+    assert [registry.get_sample_value(name, {"service": "placer"}) for name in names] == [3, 7, 6, 2]
 
 
 def test_failed_starts_and_dead_engines_are_told_apart() -> None:

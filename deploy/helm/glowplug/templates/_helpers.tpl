@@ -254,7 +254,6 @@ ephemeral-storage: {{ add (include "glowplug.bytes" .size | int64) 16106127360 |
   "GLOWPLUG_LOG_JSON" "1"
   "GLOWPLUG_NATS_REPLICAS" (min 3 (int .Values.nats.replicas) | toString)
   "GLOWPLUG_STATE_DIR" "/var/lib/glowplug"
-  "OTEL_EXPORTER_OTLP_ENDPOINT" "http://console:8080"
   "MALLOC_ARENA_MAX" "2" -}}
 {{- toYaml (merge (deepCopy .Values.settings) $settings) -}}
 {{- end }}

@@ -143,7 +143,7 @@ BUS = [
 TRACES = [
     Panel(
         title="Spans",
-        about="Sent by services, and lost on the way.",
+        about="Sent by the console, and lost on the way.",
         asks=[
             (rate("glowplug_spans_exported_total", "service"), "{{service}} taken"),
             (rate("glowplug_spans_dropped_total", "service"), "{{service}} lost"),
@@ -151,13 +151,9 @@ TRACES = [
         unit="ops",
     ),
     Panel(
-        title="The console's ring of traces",
-        about="Bytes kept; at its bound the oldest trace leaves.",
-        asks=[
-            ("glowplug_traces_bytes", "bytes"),
-            (f"{rate('glowplug_traces_evicted_total')}", "traces leaving per second"),
-        ],
-        unit="bytes",
+        title="The console's traces",
+        about="Kept; at its bound the oldest leaves.",
+        asks=[("glowplug_traces_kept", "traces")],
     ),
     Panel(
         title="Open pages",

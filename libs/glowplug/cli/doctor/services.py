@@ -173,9 +173,9 @@ def _edge(facts: FleetFacts) -> Iterator[Finding]:
         return
     served = sum(s.metrics.get(semconv.REQUESTS_TOTAL, 0) for s in facts.services if s.service == "router")
     if not facts.num_traces and served:
-        do = "is OTEL_EXPORTER_OTLP_ENDPOINT the console's address, and GLOWPLUG_TRACE_RATIO above 0?"
+        do = "the console hears no reports of the routers; does the bus answer it? its log says"
         yield _F.warn("traces", f"{served:.0f} request(s) were served and the console has no trace", do)
     elif facts.num_traces:
-        yield _F.ok("traces", "the console receives them")
+        yield _F.ok("traces", "the console draws them")
     else:
         yield _F.skipped("traces", "no request yet, so no trace")

@@ -28,7 +28,7 @@ from glowplug.controllers.agent.transaction import Transaction
 from glowplug.controllers.effects import Tick
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Spell, SpellName
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
@@ -171,25 +171,36 @@ def _end(transaction: Transaction, holding: Holding, grace_s: float) -> None:
         transaction.keep(holding.enter(State.FALLING_ASLEEP, drain=drain))
     else:
         if drain is not None and holding.state is State.DRAINING:
-            _report(transaction, holding.instance, drain, now_s)
+            holding = _over(transaction, holding, drain, now_s)
         lifecycle.stop(transaction, holding, grace_s, State.STOPPING)
 
 
-def _report(
-    transaction: Transaction, instance: Instance, drain: Drain, drained_at: float, asleep_at: float = 0.0
-) -> None:
+def _over(
+    transaction: Transaction, holding: Holding, drain: Drain, drained_at: float, asleep_at: float = 0.0
+) -> Holding:
+    """Return the record with the drain, and the sleep after it, in its instance's life."""
     if not (drain.began_at and drained_at):
-        return  # begun by an agent of an earlier version
-    transaction.ask(
-        msg.ReportDrain(
-            instance=instance,
-            traceparent=drain.traceparent,
-            began_at=drain.began_at,
-            drained_at=drained_at,
-            asleep_at=asleep_at,
-            predicted_s=drain.predicted_s,
-        )
+        return holding  # begun by an agent of an earlier version
+    drained = Spell(
+        name=SpellName.DRAIN,
+        started_at=drain.began_at,
+        ended_at=drained_at,
+        reason=holding.instance.reason,
+        traceparent=drain.traceparent,
     )
+    spells = [drained]
+    if asleep_at:
+        spells.append(
+            replace(
+                drained,
+                name=SpellName.SLEEP,
+                started_at=drained_at,
+                ended_at=asleep_at,
+                predicted_s=drain.predicted_s,
+            )
+        )
+    transaction.ask(msg.ReportDrain(model_key=holding.instance.model_key, spells=tuple(spells)))
+    return holding.lived(*spells)
 
 
 # ends
@@ -211,7 +222,7 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     limit."""
     drain = holding.drain
     assert drain is not None
-    _report(transaction, holding.instance, drain, drain.drained_at, transaction.now_s)
+    holding = _over(transaction, holding, drain, drain.drained_at, transaction.now_s)
     was, leaves = holding.shares, drain.becomes == "swapped_out"
     weights = {gpu_id: of_gpu.get(GrantOwner.WEIGHTS, 0) for gpu_id, of_gpu in was.items()}
     kind = transaction.engines.get(holding.instance.engine)
@@ -252,7 +263,7 @@ def on_sleep_failed(transaction: Transaction, holding: Holding, report: msg.Slee
 def _give_up_sleep(transaction: Transaction, holding: Holding, why: str) -> None:
     """Stop an engine not asleep; its bytes stay granted until its process is gone."""
     assert holding.drain is not None
-    _report(transaction, holding.instance, holding.drain, holding.drain.drained_at)
+    holding = _over(transaction, holding, holding.drain, holding.drain.drained_at)
     stopping = lifecycle.stop(transaction, holding, 0.0, State.STOPPING)
     transaction.publish(stopping, reason=f"its engine could not be put to sleep and is stopped: {why}")
 

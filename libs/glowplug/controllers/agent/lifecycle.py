@@ -108,7 +108,7 @@ def become_ready(transaction: Transaction, holding: Holding, report: msg.EngineR
         start_kind=kind,
         reason=f"it is ready after {transaction.now_s - instance.created_at:.2f} s{sharing.said(transaction, holding)}",
     )
-    transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent, holding.found is StartKind.CACHED))
+    transaction.ask(msg.ReportStart(holding.instance, holding.found is StartKind.CACHED))
 
 
 def reported(instance: Instance, report: msg.EngineReady) -> dict[str, Any]:
@@ -179,8 +179,6 @@ def fail(transaction: Transaction, holding: Holding, code: str, reason: str) -> 
     if holding.state is State.SWAPPED_OUT:
         holding = transaction.ungrant(holding)  # a failed sleeper could not give way
     holding = transaction.publish(holding.enter(State.FAILED), code, reason=reason, tries_left=tries_left)
-    if was.is_coming:
-        transaction.ask(msg.ReportStart(holding.instance, holding.cause.traceparent))
     if holding.stop is None and (holding.shares or was.is_dormant):
         stop(transaction, holding, 0.0, State.FAILED)
 

@@ -10,7 +10,7 @@ from glowplug.controllers.agent.params import AgentParams as AgentParams
 from glowplug.controllers.agent.params import EngineKind as EngineKind
 from glowplug.controllers.agent.record import Holding
 from glowplug.domain.hardware import CachedWeights, Devices, Link
-from glowplug.domain.instance import EngineFigures, Instance, Phase, StageAddress
+from glowplug.domain.instance import EngineFigures, Instance, Phase, Spell, StageAddress
 from glowplug.domain.model import Model
 from glowplug.events.commands import StartInstance
 from glowplug.fleet.start_times import StartKind
@@ -361,34 +361,26 @@ class CountInFlight(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class ReportStart:
-    """Report spans and metrics of a start that ended READY or FAILED."""
+    """Measure a start that ended READY."""
 
     instance: Instance
-    traceparent: str
     is_cached: bool = False  # in host memory when it began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportDrain:
-    """Report spans and metrics of a drain."""
+    """Measure a drain, and its engine's falling asleep if it did."""
 
-    instance: Instance
-    traceparent: str
-    began_at: float
-    drained_at: float  # idle, or past its grace
-    asleep_at: float = 0.0  # 0: the engine stops
-    predicted_s: float = 0.0  # of the sleep; 0: none
+    model_key: str
+    spells: tuple[Spell, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConsolidation:
-    """Report spans and metrics of a consolidation."""
+    """Measure a consolidation."""
 
-    instance: Instance
-    traceparent: str
-    began_at: float
-    phases: tuple[Phase, ...] = ()
-    error: str = ""
+    model_key: str
+    spell: Spell
 
 
 @dataclass(frozen=True, slots=True)

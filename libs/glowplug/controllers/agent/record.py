@@ -10,7 +10,16 @@ from enum import StrEnum
 from typing import Any
 
 from glowplug.domain.hardware import GrantOwner
-from glowplug.domain.instance import EngineFigures, Instance, InstanceState, Phase, StageAddress, Worker
+from glowplug.domain.instance import (
+    MAX_SPELLS,
+    EngineFigures,
+    Instance,
+    InstanceState,
+    Phase,
+    Spell,
+    StageAddress,
+    Worker,
+)
 from glowplug.domain.model import Model
 from glowplug.events.commands import StartInstance
 from glowplug.events.envelope import Event
@@ -179,6 +188,11 @@ class Holding:
             for owner, part in parts.items():
                 of_gpu[owner] = of_gpu.get(owner, 0) + part
         return shares
+
+    def lived(self, *spells: Spell) -> "Holding":
+        """Return the record with these in its instance's life."""
+        kept = (*self.instance.spells, *spells)[-MAX_SPELLS:]
+        return replace(self, instance=replace(self.instance, spells=kept))
 
     def enter(self, state: State, **changes: Any) -> "Holding":
         """Return the record in `state`, without parts that may not exist there."""

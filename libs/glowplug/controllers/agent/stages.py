@@ -20,7 +20,7 @@ from glowplug.controllers.agent.record import Consolidation, ConsolidationState,
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.controllers.backoff import backoff_s
 from glowplug.domain.errors import ChecksumMismatch, OutOfMemory
-from glowplug.domain.instance import BEFORE_START, Instance, Phase
+from glowplug.domain.instance import BEFORE_START, Instance, Phase, Spell, SpellName
 from glowplug.events.commands import ConsolidateInstance, JoinStages
 from glowplug.policies.placement.shape import bytes_per_gpu
 
@@ -128,7 +128,9 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
         deadline_at = 0.0 if holding.command.stage else transaction.now_s + transaction.params.consolidate_deadline_s
         finishing = replace(under_way, state=FINISHING, deadline_at=deadline_at)
         transaction.ask(msg.FinishStages(holding.engine, deadline_at))
-    holding = transaction.publish(
+    became_whole = "it has become whole and runs all of the model"
+    holding = _over(transaction, holding, under_way, became_whole, report.phases)
+    transaction.publish(
         replace(holding, consolidation=finishing, pipeline=None),
         workers=whole.workers,
         num_stages=1,
@@ -139,9 +141,8 @@ def on_consolidated(transaction: Transaction, holding: Holding, report: msg.Engi
         kv_tokens=report.kv_tokens or whole.kv_tokens,
         url=report.url or whole.url,
         key_id=report.key_id if report.url else whole.key_id,
-        reason="it has become whole and runs all of the model",
+        reason=became_whole,
     )
-    _report(transaction, holding, under_way, report.phases)
 
 
 def on_stages_finished(transaction: Transaction, holding: Holding, report: msg.StagesFinished) -> None:
@@ -164,7 +165,7 @@ def on_not_consolidated(transaction: Transaction, holding: Holding, report: msg.
     if under_way is None or under_way.state is FINISHING:
         return
     if report.code == ChecksumMismatch.code:
-        _report(transaction, holding, under_way, error=report.reason)
+        holding = _over(transaction, holding, under_way, report.reason, error=report.reason)
         lifecycle.fail(transaction, holding, report.code, report.reason)
         return
     shares = holding.shares_on(transaction.node_id)
@@ -184,20 +185,28 @@ def _abandon(transaction: Transaction, holding: Holding, why: str) -> None:
     _failed(transaction, replace(holding, consolidation=abandoned), under_way, why)
 
 
-def _report(
-    transaction: Transaction, holding: Holding, ended: Consolidation, phases: tuple[Phase, ...] = (), error: str = ""
-) -> None:
+def _over(
+    transaction: Transaction,
+    holding: Holding,
+    ended: Consolidation,
+    reason: str,
+    phases: tuple[Phase, ...] = (),
+    error: str = "",
+) -> Holding:
+    """Return the record with the consolidation in its instance's life."""
     if not ended.began_at or ended.state is not RUNNING:
-        return  # reported already, or begun by an earlier agent version
-    transaction.ask(
-        msg.ReportConsolidation(
-            instance=holding.instance,
-            traceparent=ended.traceparent,
-            began_at=ended.began_at,
-            phases=phases,
-            error=error,
-        )
+        return holding  # told already, or begun by an earlier agent version
+    spell = Spell(
+        name=SpellName.CONSOLIDATE,
+        started_at=ended.began_at,
+        ended_at=transaction.now_s,
+        phases=phases,
+        reason=reason,
+        error=error,
+        traceparent=ended.traceparent,
     )
+    transaction.ask(msg.ReportConsolidation(model_key=holding.instance.model_key, spell=spell))
+    return holding.lived(spell)
 
 
 def _failed(transaction: Transaction, holding: Holding, ended: Consolidation, why: str) -> None:
@@ -208,8 +217,8 @@ def _failed(transaction: Transaction, holding: Holding, ended: Consolidation, wh
     pipeline = replace(pipeline, num_failed=pipeline.num_failed + 1, retry_at=retry_at)
     said = f"failed to consolidate, again in {pause_s:g} s at the earliest: {why}"
     reason = _stays(holding, said)
-    holding = transaction.publish(replace(holding, pipeline=pipeline), consolidating=False, reason=reason)
-    _report(transaction, holding, ended, error=why)
+    holding = _over(transaction, replace(holding, pipeline=pipeline), ended, reason, error=why)
+    transaction.publish(holding, consolidating=False, reason=reason)
 
 
 def _stays(holding: Holding, why: str) -> str:

@@ -106,8 +106,8 @@ _ENDING = ENDED | {S.STOPPING}
 _MAY_READ = frozenset({S.STREAMING, S.LOADING})  # weights may be dropped during the load
 _BEGIN = (msg.LaunchEngine, msg.AwaitWeights)
 _LOAD = (msg.LoadEngine, msg.ActivateEngine)
-_FAIL = (msg.StopEngine, msg.ReportStart)
 _STOP = (msg.StopEngine,)
+_READY = (*_STOP, msg.ReportStart)
 _ENDS = (*_STOP, msg.UnloadAdapter)
 _END_DRAIN = (msg.SleepEngine, msg.StopEngine, msg.ReportDrain)
 _DRAINED = (msg.StopEngine, msg.ReportDrain)
@@ -133,22 +133,22 @@ _ROWS: tuple[_Row, ...] = (
         [S.UNCHECKED],
         on_weights,
         (S.READY, S.PREWARMED, S.ACTIVATING, S.STAGE_LOADED, S.JOINING, S.FAILED),
-        (msg.ActivateEngine, msg.ServeStages, *_FAIL),
+        (msg.ActivateEngine, msg.ServeStages, *_READY),
     ),
     (msg.EngineReady, [S.STREAMING], on_engine_ready, (STAYS, S.UNCHECKED), ()),
     (msg.EnginePrewarmed, [S.STREAMING], on_prewarmed, (STAYS, S.UNCHECKED), ()),
-    (msg.WeightsFailed, COMING, lifecycle.on_start_failed, (S.FAILED,), _FAIL),
-    (msg.EngineStartFailed, COMING - _MAY_READ, lifecycle.on_start_failed, (S.FAILED,), _FAIL),
-    (msg.EngineStartFailed, _MAY_READ, on_start_failed, (S.FAILED, S.RESTARTING), _FAIL),
+    (msg.WeightsFailed, COMING, lifecycle.on_start_failed, (S.FAILED,), _STOP),
+    (msg.EngineStartFailed, COMING - _MAY_READ, lifecycle.on_start_failed, (S.FAILED,), _STOP),
+    (msg.EngineStartFailed, _MAY_READ, on_start_failed, (S.FAILED, S.RESTARTING), _STOP),
     (
         msg.EngineReady,
         [S.LOADING],
         stages.on_ready,
         (STAYS, S.READY, S.STAGE_LOADED, S.JOINING, S.FAILED),
-        (*_FAIL, msg.ServeStages),
+        (*_READY, msg.ServeStages),
     ),
-    (msg.EngineReady, [S.JOINING, S.ACTIVATING], stages.on_ready, (S.READY, S.FAILED), _FAIL),
-    (msg.EnginePrewarmed, [S.LOADING], drains.on_prewarmed, (STAYS, S.PREWARMED, S.FAILED), _FAIL),
+    (msg.EngineReady, [S.JOINING, S.ACTIVATING], stages.on_ready, (S.READY, S.FAILED), _READY),
+    (msg.EnginePrewarmed, [S.LOADING], drains.on_prewarmed, (STAYS, S.PREWARMED, S.FAILED), _STOP),
     (JoinStages, [*FETCHING, S.RESTARTING, S.LOADING], stages.on_join, (STAYS,), ()),
     (JoinStages, [S.STAGE_LOADED], stages.on_join, (S.JOINING,), (msg.ServeStages,)),
     (ConsolidateInstance, [S.READY], stages.on_consolidate, (STAYS,), _CONSOLIDATE),
@@ -162,8 +162,8 @@ _ROWS: tuple[_Row, ...] = (
     (StopInstance, DORMANT, drains.on_stop, (STAYS, S.STOPPED), _STOP),
     ((msg.StopAsked, msg.NodeStopping), _BEGUN, drains.on_stop_asked, (S.STOPPING, S.STOPPED), _STOP),
     ((msg.StopAsked, msg.NodeStopping), _SERVING, drains.on_stop_asked, (S.DRAINING, S.STOPPING), _DRAINED),
-    (msg.HostLeaves, _BEGUN, drains.on_host_leaves, (S.STOPPING, S.FAILED), _FAIL),
-    (msg.HostLeaves, _SERVING, drains.on_host_leaves, (S.DRAINING, S.STOPPING, S.FAILED), (*_DRAINED, *_FAIL)),
+    (msg.HostLeaves, _BEGUN, drains.on_host_leaves, (S.STOPPING, S.FAILED), _STOP),
+    (msg.HostLeaves, _SERVING, drains.on_host_leaves, (S.DRAINING, S.STOPPING, S.FAILED), _DRAINED),
     ((msg.StopAsked, msg.NodeStopping), [S.FALLING_ASLEEP], drains.on_stop_asked, (S.STOPPING,), _STOP),
     ((msg.StopAsked, msg.NodeStopping), DORMANT, drains.on_stop_asked, (S.STOPPED,), _STOP),
     (ResumeInstance, [S.DRAINING], drains.on_resume, (STAYS, S.READY), (msg.LimitKv,)),
@@ -180,18 +180,18 @@ _ROWS: tuple[_Row, ...] = (
     (msg.EngineGone, [S.RESTARTING], lifecycle.on_gone, (STAYS, S.STARTING), _BEGIN),
     (msg.EngineGone, [S.STOPPING], lifecycle.on_gone, (STAYS, S.STOPPED), ()),
     (msg.EngineGone, ENDED, lifecycle.on_gone, (STAYS,), ()),
-    ((msg.EngineExited, msg.EngineOverLimit), _LIVE, lifecycle.on_exited, (S.FAILED,), _FAIL),
+    ((msg.EngineExited, msg.EngineOverLimit), _LIVE, lifecycle.on_exited, (S.FAILED,), _STOP),
     (msg.HealthSeen, _LIVE - COMING, lifecycle.on_health, (STAYS, S.FAILED), _STOP),
     (msg.GivesWay, [*FETCHING, S.RESTARTING, S.LOADING, *DORMANT], lifecycle.on_give_way, (S.STOPPED,), _STOP),
     (msg.TakenOver, [*FETCHING, S.LOADING, *DORMANT], starts.on_taken_over, (S.STOPPED,), ()),
     (msg.RunsElsewhere, {*State} - {S.LOST}, lifecycle.on_lost, (S.LOST,), _STOP),
-    (msg.Recalled, _BEGUN, starts.on_recalled, (S.RESTARTING, S.FAILED), _FAIL),
+    (msg.Recalled, _BEGUN, starts.on_recalled, (S.RESTARTING, S.FAILED), _STOP),
     (msg.Recalled, _SERVING, starts.on_recalled, (STAYS, S.FAILED), (*_CONSOLIDATE, *_STOP)),
     (msg.Recalled, [S.FALLING_ASLEEP], starts.on_recalled, (STAYS, S.FAILED), (msg.SleepEngine, *_STOP)),
     (msg.Recalled, DORMANT, starts.on_recalled, (STAYS, S.STOPPED, S.FAILED), _STOP),
     (msg.Recalled, [S.STOPPING], starts.on_recalled, (STAYS, S.FAILED), _STOP),
     (msg.Recalled, ENDED, starts.on_recalled, (STAYS,), _STOP),
-    (Tick, COMING, lifecycle.on_start_tick, (STAYS, S.FAILED), _FAIL),
+    (Tick, COMING, lifecycle.on_start_tick, (STAYS, S.FAILED), _STOP),
     (Tick, [S.READY], drains.on_ready_tick, (STAYS,), _TICK_SERVING),
     (
         Tick,

@@ -679,7 +679,8 @@ class PrefetcherController:
         elif end.code == NoSpace.code and (freed := self._squeeze(job, now_s)):
             effects = freed
         elif end.code and end.code != msg.CANCELLED:
-            effects = self._refuse(end.digest, job.wants, end.code, end.message, keep=end.num_bytes > 0)
+            tried = {"seconds": end.seconds, "source": end.source}
+            effects = self._refuse(end.digest, job.wants, end.code, end.message, keep=end.num_bytes > 0, **tried)
         else:
             effects = self._after_part(job, end)
         return [*effects, *self._settle_waiting(now_s), *self._start_next(now_s)]
@@ -694,7 +695,7 @@ class PrefetcherController:
 
     def _answer(self, job: FetchJob, end: msg.FetchEnded) -> list[Effect]:
         effects: list[Effect] = []
-        came = {"num_bytes": end.num_bytes, "seconds": end.seconds, "source": end.source}
+        came = {"num_bytes": end.num_bytes, **_came(end)}
         for want in one_per_model(job.wants):
             model_key = want.command.model_key
             self.cache.entries[job.digest].model_keys.add(model_key)
@@ -720,15 +721,17 @@ class PrefetcherController:
         part = want.command
         self.holds.part_came(part.instance_id)
         num_bytes = (part.last_byte or end.num_bytes) - part.first_byte
-        came = {"instance_id": part.instance_id, "num_bytes": num_bytes, "seconds": end.seconds, "source": end.source}
-        return self._fact(facts.WeightsPartFetched, end.digest, want, **came)
+        came = {"instance_id": part.instance_id, "num_bytes": num_bytes}
+        return self._fact(facts.WeightsPartFetched, end.digest, want, **came, **_came(end))
 
-    def _refuse(self, digest: str, wants: list[msg.Want], code: str, message: str, *, keep: bool) -> list[Effect]:
+    def _refuse(
+        self, digest: str, wants: list[msg.Want], code: str, message: str, *, keep: bool, **tried: Any
+    ) -> list[Effect]:
         waiting = tuple(dict.fromkeys(w.command.instance_id for w in wants if w.command.instance_id))
         self._failed |= dict.fromkeys(waiting)
         while len(self._failed) > EVENTS_REMEMBERED:
             del self._failed[next(iter(self._failed))]
-        why = {"code": code, "message": message}
+        why = {"code": code, "message": message, **tried}
         failures = [self._fact(facts.WeightsFetchFailed, digest, want, **why) for want in one_per_model(wants)]
         return [msg.MarkFailed(digest, code, message, waiting, keep), *failures]
 
@@ -796,6 +799,11 @@ class PrefetcherController:
 
     def _fact(self, cls: type[Any], digest: str, want: msg.Want, **fields: Any) -> Publish:
         return Publish(cls(node_id=self.node_id, model_key=want.command.model_key, digest=digest, **fields), want.cause)
+
+
+def _came(end: msg.FetchEnded) -> dict[str, Any]:
+    how = {"resumed_bytes": end.resumed_bytes, "num_retries": end.num_retries}
+    return {"seconds": end.seconds, "source": end.source, **how}
 
 
 def one_per_model(wants: Iterable[msg.Want]) -> Iterator[msg.Want]:

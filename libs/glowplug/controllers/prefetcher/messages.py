@@ -65,6 +65,8 @@ class FetchEnded:
     message: str = ""
     seconds: float = 0.0
     source: str = ""
+    resumed_bytes: int = 0
+    num_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

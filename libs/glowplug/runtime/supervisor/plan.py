@@ -110,7 +110,6 @@ def service_environment(
         "GLOWPLUG_MODELS_DIR": str(models_dir),
         "GLOWPLUG_ACCESS_DIR": str(access_dir),
         "GLOWPLUG_SHM_DIR": str(shm_dir),
-        "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp_endpoint or plan.url(CONSOLE),
     }
     env.setdefault("GLOWPLUG_FILES_URL", (settings.state_dir.resolve() / "files").as_uri())
     env.setdefault("GLOWPLUG_HOST_CACHE_BYTES", str(HOST_CACHE_BYTES))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from glowplug.domain.bounds import Bounds, Positive
-from glowplug.domain.reading import ADVANCED, Setting
+from glowplug.domain.reading import ADVANCED
 from glowplug.runtime.settings import ServiceSettings, Settings
 
 LOG_MAX_BYTES = 10 << 20  # of one process; one older file is kept
@@ -44,7 +44,6 @@ class FleetSettings(Settings):
     start_timeout_s: Annotated[float, ADVANCED] = 60.0  # until a silent first start is killed; 0: never
     hang_misses: Annotated[int, ADVANCED] = 8  # probes missed before a kill, 2 s apart; 0: never
     min_free_bytes: Annotated[int, ADVANCED] = 200 * 1024 * 1024  # needed in the state directory
-    otlp_endpoint: Annotated[str, Setting(name="OTEL_EXPORTER_OTLP_ENDPOINT")] = ""  # empty: the console
 
     def __post_init__(self) -> None:
         super().__post_init__()

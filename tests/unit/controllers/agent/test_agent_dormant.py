@@ -80,7 +80,10 @@ def test_a_drain_is_reported_under_the_trace_of_what_asked_for_it(becomes: str, 
     assert not (asleep_at and of(msg.ReportDrain, effects)), "it is reported once its engine is asleep"
     effects += agent.handle(msg.EngineAsleep("i-1"), 22.0)
     (seen,) = of(msg.ReportDrain, effects)
-    assert (seen.traceparent, seen.began_at, seen.drained_at, seen.asleep_at) == ("tp", 20.0, 21.0, asleep_at)
+    spells = [("drain", 20.0, 21.0, "tp"), *([("sleep", 21.0, asleep_at, "tp")] if asleep_at else [])]
+    assert [(s.name, s.started_at, s.ended_at, s.traceparent) for s in seen.spells] == spells
+    agent.handle(msg.EngineGone("i-1"), 23.0)
+    assert agent.instance().spells == seen.spells, "its row tells them, too"
 
 
 def test_a_start_that_grew_says_so_and_carries_what_was_expected_of_it() -> None:

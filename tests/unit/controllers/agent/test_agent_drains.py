@@ -54,15 +54,15 @@ def test_an_engine_that_refuses_is_asked_to_sleep_at_once() -> None:
     effects = agent.handle(stop(becomes="swapped_out"), 20.0)
     assert of(msg.SleepEngine, effects) == [msg.SleepEngine("i-1", "swapped_out", if_idle=True)]
     assert facts(effects) == ["instance.draining"] and agent.used() == 240
-    report = of(msg.ReportDrain, agent.handle(msg.EngineAsleep("i-1"), 20.02))
-    assert agent.used() == 0 and (report[0].drained_at, report[0].asleep_at) == (20.0, 20.02)
+    (report,) = of(msg.ReportDrain, agent.handle(msg.EngineAsleep("i-1"), 20.02))
+    assert agent.used() == 0 and [(s.started_at, s.ended_at) for s in report.spells] == [(20.0, 20.0), (20.0, 20.02)]
 
 
 def test_the_report_of_a_sleep_carries_what_its_command_expected() -> None:
     agent = make(abilities=ALL, refuses=True).serving()
     agent.handle(stop(becomes="swapped_out", predicted_s=0.03), 20.0)
     (report,) = of(msg.ReportDrain, agent.handle(msg.EngineAsleep("i-1"), 20.02))
-    assert report.predicted_s == 0.03
+    assert [spell.predicted_s for spell in report.spells] == [0.0, 0.03]
 
 
 def test_an_engine_that_refuses_and_is_busy_drains_for_its_grace() -> None:

@@ -309,7 +309,7 @@ def test_a_stage_whose_weights_prove_to_be_wrong_serves_no_more() -> None:
     agent = consolidating()
     effects = agent.handle(msg.ConsolidationFailed("i-1", "sha256 is a, expected b", "weights_corrupt"), 21.0)
     assert code(effects) == "weights_corrupt" and of(msg.StopEngine, effects)
-    assert of(msg.ReportConsolidation, effects)[0].error == "sha256 is a, expected b"
+    assert of(msg.ReportConsolidation, effects)[0].spell.error == "sha256 is a, expected b"
     agent.handle(msg.EngineGone("i-1"), 22.0)
     assert agent.used() == 0
 
@@ -433,11 +433,13 @@ def test_a_consolidation_is_reported_once_however_it_ends() -> None:
     agent = consolidating()
     phases = (Phase(name=PhaseName.FETCH, started_at=20.0, ended_at=25.0),)
     (report,) = of(msg.ReportConsolidation, agent.handle(msg.EngineConsolidated("i-1", 900, phases=phases), 26.0))
-    assert (report.began_at, report.phases, report.error, report.instance.is_whole) == (20.0, phases, "", True)
+    spell = report.spell
+    assert (spell.started_at, spell.ended_at, spell.phases, spell.error) == (20.0, 26.0, phases, "")
+    assert agent.instance().is_whole and agent.instance().spells == (spell,)
     agent = consolidating()
     (report,) = of(msg.ReportConsolidation, agent.handle(msg.ConsolidationFailed("i-1", "no memory"), 21.0))
-    assert report.error == "no memory" and not report.instance.is_whole
+    assert report.spell.error == "no memory" and agent.instance().spells == (report.spell,)
     agent, now_s = consolidating(), 20.0 + PARAMS.consolidate_deadline_s
     (report,) = of(msg.ReportConsolidation, agent.handle(Tick(), now_s))
-    assert "not whole after" in report.error
+    assert "not whole after" in report.spell.error
     assert not of(msg.ReportConsolidation, agent.handle(msg.ConsolidationFailed("i-1", "given up"), now_s + 1.0))

@@ -76,11 +76,11 @@ def test_the_router_and_agents_alone_get_the_engines_secret(tmp_path: Path, monk
 
 def test_stray_settings_of_one_process_are_not_shared_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOWPLUG_SERVICE_ID", "stray")
-    monkeypatch.setenv("GLOWPLUG_LOG_PROMPTS", "1")
+    monkeypatch.setenv("GLOWPLUG_RESYNC_S", "1")
     made = make(tmp_path)
     predictor = next(s for s in services(made) if s.service == "predictor")
     assert predictor.env["GLOWPLUG_SERVICE_ID"] == "predictor-1"
-    assert predictor.env["GLOWPLUG_LOG_PROMPTS"] == "1"
+    assert predictor.env["GLOWPLUG_RESYNC_S"] == "1"
     assert "GLOWPLUG_NODE_ID" not in predictor.env
 
 
@@ -120,9 +120,9 @@ def test_only_the_edge_listens_beyond_loopback(tmp_path: Path) -> None:
     assert set(hosts.values()) == {"0.0.0.0", "127.0.0.1"}
 
 
-def test_traces_go_to_the_console_unless_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_go_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert environment(make(tmp_path))["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://127.0.0.1:8001"
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in environment(make(tmp_path))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://elsewhere:4318")
     assert environment(make(tmp_path))["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://elsewhere:4318"
 
