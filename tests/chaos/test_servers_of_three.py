@@ -73,7 +73,8 @@ def test_a_server_of_three_dies_and_nothing_is_lost(fleet: HaFleet, clusters: Cl
         fleet.roles(service)
     wait_until("the model is there that was deployed before the death", lambda: last in names(fleet))
     for name in (*COLD, last):
-        assert fleet.chat(name).status_code == 200, "what is cold starts on the servers that are left"
+        answer = fleet.chat(name)
+        assert answer.status_code == 200, f"{name} starts on the servers that are left: {answer.text}"
     victim.start()
     wait_until("two replicas follow the master again", lambda: clusters.num_replicas() == 2, START_S)
     wait_until("everything is ready", fleet.ready, START_S)
