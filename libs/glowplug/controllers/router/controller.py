@@ -13,7 +13,8 @@ The first rule that applies answers a request:
  3. The model is cold and its operator has drained it: 503.
  4. A start of the model has just failed because no tried node could get the weights or no GPU could hold them, and no
     other instance runs or starts: 503 with that reason.
- 5. The model is cold, and the bus stores nothing, or the model refuses to hold: 503, and no start is asked for.
+ 5. The model is cold, and the bus has stored nothing for `bus_grace_s`, or the model refuses to hold: 503, and no
+    start is asked for.
  6. The queue is full, or too long for the model's max_wait_s: 429. Otherwise hold, and publish request.waiting. In a
     full queue of several tenants, refuse one of the tenant with the most of the queue, by its weight.
 A stream that lost its instance is dispatched again, or held before all later requests, for at most `continue_within_s`,
@@ -267,7 +268,7 @@ class Refusals:
         base = self._fleet.models.get(model.base) if model.base else None
         if model.suspended or (base is not None and base.suspended):
             return suspended(model if model.suspended or base is None else base)
-        known = self._failures.refusal(model.key, now_s) or self._bus.refusal(model)
+        known = self._failures.refusal(model.key, now_s) or self._bus.refusal(model, now_s)
         if base is not None and not self._fleet.ready(base.key) and not self._fleet.coming(base.key):
             known = known or self._failures.refusal(base.key, now_s)
         return known if known is not None and not self._fleet.coming(model.key) else None
@@ -749,7 +750,7 @@ class RouterController:
             effects += self._pump(key, now_s)
             age(queue, model, now_s)
             effects += self._expire(model, queue, now_s)
-            if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._bus.overdue(model, now_s)):
+            if not (self.fleet.ready(key) or self.fleet.coming(key)) and (e := self._bus.refusal(model, now_s)):
                 effects += self._empty(queue, e)
             effects += self._refuse_late(model, queue, self.overload.late(model, queue, now_s), now_s)
             effects += self._say_waiting(model, queue, now_s)

@@ -74,7 +74,7 @@ class Failures:
 
 
 class BusWatch:
-    """Refusal of cold requests while the bus stores no events. `grace_s`: wait of held requests for the bus."""
+    """Refusal of cold requests once the bus has stored no events for `grace_s`: an election of its servers ends before."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -86,14 +86,11 @@ class BusWatch:
         self._reason = stimulus.reason
         return []
 
-    def refusal(self, model: Model) -> GlowplugError | None:
-        if not self._reason:
+    def refusal(self, model: Model, now_s: float) -> GlowplugError | None:
+        if not self._reason or now_s - self._since < self._grace_s:
             return None
         text = f"The model `{model.name}` is not running and cannot be started now: {self._reason}."
         return coded(NoCapacity(text, retry_after_s=self._grace_s), "control_plane_unavailable")
-
-    def overdue(self, model: Model, now_s: float) -> GlowplugError | None:
-        return self.refusal(model) if now_s - self._since >= self._grace_s else None
 
 
 def coded(error: GlowplugError, code: str) -> GlowplugError:

@@ -23,7 +23,7 @@ class RouterParams(Bounded):
     move_within_s: Annotated[float, ADVANCED] = 5.0  # longest move of a stream off a draining instance; 0: none moves
     quarantine_s: float = 1.0
     failure_memory_s: float = 5.0  # a hopeless failure rejects new requests this long
-    bus_grace_s: Annotated[float, ADVANCED] = 5.0  # held requests wait this long for a bus that stores nothing
+    bus_grace_s: Annotated[float, ADVANCED] = 15.0  # wait for a bus that stores nothing; its elections take up to 9 s
     default_start_s: float = 5.0
     late_ratio: Annotated[float, SETTING] = 1.2  # estimated wait over the time left that is answered 429; 0: never
     balancer: BalancerParams = field(default_factory=BalancerParams)

@@ -330,11 +330,13 @@ def test_what_was_missed_once_and_came_back_has_its_whole_grace_again() -> None:
 FULL = "the bus answers and stores no events (a full disk does this)"
 
 
-def test_while_the_bus_stores_nothing_cold_requests_are_refused_at_once_with_the_reason() -> None:
-    run = Run()
+def test_a_bus_that_has_stored_nothing_for_its_grace_refuses_cold_requests_with_the_reason() -> None:
+    run = Run(bus_grace_s=5.0)
     run.handle(msg.BusRefuses(FULL))
+    assert isinstance(run.arrive()[0], msg.Hold), "its servers may be electing"
+    assert rejected(run.handle(Tick(), 5.0)) == [(1, 503, "control_plane_unavailable")]
     effects = run.arrive()
-    assert rejected(effects) == [(1, 503, "control_plane_unavailable")]
+    assert rejected(effects) == [(2, 503, "control_plane_unavailable")]
     [reject] = [e for e in effects if isinstance(e, msg.Reject)]
     assert FULL in reject.error.message and reject.error.retry_after_s > 0
     run.handle(msg.BusRefuses(""))
