@@ -74,7 +74,7 @@ class Failures:
 
 
 class BusWatch:
-    """Refusal of cold requests once the bus has stored no events for `grace_s`: an election of its servers ends before."""
+    """Refusal of cold requests once the bus has stored no events for `grace_s`, longer than its servers elect."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
