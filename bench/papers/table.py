@@ -28,7 +28,7 @@ cannot be, or is a price. A system has the same policies in all rows (`libs/glow
 
 `make bench-papers` writes this page from `bench/papers/results`, where each row's file has its whole set-up, every case
 and table, the machine and its load. `python -m bench.papers --only ROW --seeds N` runs a row again; traces come from
-`GLOWPLUG_DATA` ([configuration](../configuration.md)).
+`GLOWPLUG_DATA` ([configuration](../configuration.py)).
 """
 CHANGED = ", older code"
 
