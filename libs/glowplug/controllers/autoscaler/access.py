@@ -1,7 +1,8 @@
 """Tenants and keys, as one autoscaler declares them.
 
 Rows come from REST (`source` "") or files, and change only there. As with models, a lost row is written again and a
-removed one stays removed. A revoked key keeps its row for `FORGET_S`, lest it seem not yet arrived.
+removed one stays removed. A key that is over keeps its row for `FORGET_S`, lest it seem not yet arrived, and a file's
+for good, lest the file declare it anew.
 """
 
 from collections.abc import Callable, Mapping
