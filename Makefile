@@ -131,8 +131,9 @@ dashboards: $(DEV_STAMP) ## write the Grafana dashboards and the rules of a clus
 screenshots: $(DEV_STAMP) ## take the pictures of the README from an emulated fleet (needs Debian's chromium)
 	@$(BIN)/python -m docs.screenshots.take
 
-docs: $(DEV_STAMP) ## write the pages that are drawn from code to build/docs: settings, events, metrics, states of an instance
+docs: $(DEV_STAMP) ## write the pages that are drawn from code to build/docs: settings, events, metrics, capabilities of engines, states of an instance
 	@mkdir -p build/docs
+	@$(BIN)/python docs/capabilities.py >build/docs/capabilities.md
 	@$(BIN)/python docs/configuration.py >build/docs/configuration.md
 	@$(BIN)/python docs/instance_states.py >build/docs/instance-states.md
 	@$(BIN)/python -m glowplug.events.document >build/docs/events.md

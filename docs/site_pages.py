@@ -18,6 +18,7 @@ BESIDE = {  # a page beside docs/ -> its name on the site
     "CHANGELOG.md": "changelog.md",
 }
 DRAWN = {  # a file that draws a page -> the page's name, in build/docs and on the site
+    "docs/capabilities.py": "capabilities.md",
     "docs/configuration.py": "configuration.md",
     "docs/instance_states.py": "instance-states.md",
     "libs/glowplug/events/document.py": "events.md",
