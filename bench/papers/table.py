@@ -26,7 +26,7 @@ and S2 draw nothing; other rows with fewer than ten seeds have not been run for 
 cannot be, or is a price. A system has the same policies in all rows (`libs/glowplug/policies/systems.py`).
 
 `make bench-papers` writes this page from `bench/papers/results`, where each row's file has its whole set-up, every case
-and table, the machine and its load, and what a row inside its band owes to readings that the paper leaves open
+and table, the machine and its load, and the readings on which a row inside its band depends
 (`deviation`). `python -m bench.papers --only ROW --seeds N` runs a row again; traces come from `GLOWPLUG_DATA`
 ([configuration](../configuration.py)).
 """
