@@ -26,7 +26,7 @@ TYPED := libs/glowplug libs/glowplug_vllm libs/glowplug_lab
 # A fleet is a dozen Pythons, and the tests start hundreds: each reads what the first one compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down status demo test test-system test-long steady weight test-times check lint format types proto sim bench bench-papers figures figures-page figures-check vllm-env clients-env mutants k8s-tools k8s-write k8s-render k8s-check images sbom env compose-up compose-down screenshots site clean dashboards
+.PHONY: help install up down status demo test test-system test-long steady weight test-times check lint format types proto sim bench bench-papers figures figures-page figures-check vllm-env clients-env mutants k8s-tools k8s-write k8s-render k8s-check images sbom env compose-up compose-down screenshots docs site clean dashboards
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,8 +81,8 @@ steady: $(DEV_STAMP) ## run the tests that are likeliest to fail by chance many 
 weight: $(DEV_STAMP) ## lines, prose and settings of the tree beside what tests/weight.txt holds (ARGS=--write raises it)
 	@$(BIN)/python -m tests.weight $(ARGS)
 
-test-times: $(DEV_STAMP) ## write docs/test_times.md from the last runs of both lanes
-	@$(BIN)/python -m tests.times $(RESULTS)/fast.xml $(RESULTS)/system.xml >docs/test_times.md
+test-times: $(DEV_STAMP) ## print where the minutes of the last runs of both lanes went
+	@$(BIN)/python -m tests.times $(RESULTS)/fast.xml $(RESULTS)/system.xml
 
 check: $(DEV_STAMP) lint types ## what must hold before a commit: format, lint, types, import layers, house, unit, golden
 	@$(PYTEST) -m "not fleet and not vllm and not llamacpp" $(wildcard tests/house tests/unit tests/golden)
@@ -131,7 +131,15 @@ dashboards: $(DEV_STAMP) ## write the Grafana dashboards and the rules of a clus
 screenshots: $(DEV_STAMP) ## take the pictures of the README from an emulated fleet (needs Debian's chromium)
 	@$(BIN)/python -m docs.screenshots.take
 
-site: ## write the docs as a site to build/site, from packages in .venv-docs alone (look: python -m http.server -d build/site)
+docs: $(DEV_STAMP) ## write the pages that are drawn from code to build/docs: settings, events, metrics, capabilities of engines, states of an instance
+	@mkdir -p build/docs
+	@$(BIN)/python docs/capabilities.py >build/docs/capabilities.md
+	@$(BIN)/python docs/configuration.py >build/docs/configuration.md
+	@$(BIN)/python docs/instance_states.py >build/docs/instance-states.md
+	@$(BIN)/python -m glowplug.events.document >build/docs/events.md
+	@$(BIN)/python -m glowplug.telemetry.document >build/docs/metrics.md
+
+site: docs ## write all pages as a site to build/site, by packages in .venv-docs (look: python -m http.server -d build/site)
 	@test -x .venv-docs/bin/mkdocs || { python3 -m venv .venv-docs && \
 		.venv-docs/bin/pip install -q --upgrade pip && .venv-docs/bin/pip install -q --group docs; }
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet

@@ -1,5 +1,4 @@
-"""Writes the table of what each engine can do into docs/capabilities.md, from what the drivers declare:
-`python docs/capabilities.py`."""
+"""Print each capability by engine, drawn from the drivers: `python docs/capabilities.py`, or `make docs`."""
 
 import re
 from dataclasses import fields
@@ -12,9 +11,18 @@ from glowplug.engines.drivers import Declaration, declaration, driver
 from glowplug.engines.port import Ability, EngineCapabilities, EngineSettings
 from glowplug_lab.simulator.setup import ABILITIES
 
-PAGE = Path(__file__).with_suffix(".md")
-LIBS = PAGE.parents[1] / "libs"
-_BETWEEN = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end of capabilities -->)", re.DOTALL)
+LIBS = Path(__file__).parents[1] / "libs"
+INTRO = """\
+# What each engine can do
+
+Printed by `python docs/capabilities.py` from what the drivers declare. "Real" means that a test or a benchmark has run
+it; "host", that this is so on host memory, and that the code for GPUs exists and has not run on one; "host only", that
+there is no such code.
+
+Keys, tenants, limits, roles, usage (exact where the answer has `usage` or llama.cpp's `timings`, else estimated and
+marked so), batches, charts and backups work with every engine.
+
+"""
 START = {  # the engines of the table, in its order
     "llamacpp": "default",
     "vllm": "`make vllm-env`, then `make up ENGINE=vllm`",
@@ -58,7 +66,7 @@ CAN = {
     Ability.STAGES: "starts in pipeline stages (HydraServe)",
 }
 REMAPS = "switches models by remapping pages of GPU memory (WarmServe section 4.2)"
-REMAPPING = re.compile(r"^(from|import) glowplug\.memory\.(switch|slots|pool)\b", re.MULTILINE)
+REMAPPING = re.compile(r"^(from|import) glowplug_lab\.gpu_slots\b", re.MULTILINE)
 DECLARED = {("command", Ability.PREWARM), ("command", Ability.SWAP)}  # by the node's file, of each server
 
 
@@ -100,7 +108,7 @@ def _can(engine: Declaration, ability: Ability) -> str:
 
 
 def _remaps(engine: str) -> bool:
-    """Whether anything of an engine's takes its memory from the pool that remaps (`libs/glowplug/memory`)."""
+    """Whether anything of an engine's takes its memory from the pool that remaps (`libs/glowplug_lab/gpu_slots`)."""
     files = [*LIBS.glob(f"glowplug/engines/{engine}*.py"), *LIBS.glob(f"glowplug/engines/{engine}_host/*.py")]
     files += LIBS.glob(f"glowplug_{engine}/**/*.py")
     return any(REMAPPING.search(file.read_text("utf-8")) for file in files)
@@ -142,10 +150,10 @@ def _row(meaning: str, cells: list[str], simulated: str) -> str:
     return f"| {meaning} | {' | '.join(cells)} | {simulated} |"
 
 
-def written(page: str) -> str:
-    """The page with the table of now between its marks."""
-    return _BETWEEN.sub(lambda found: f"{found[1]}{table()}{found[2]}", page)
+def document() -> str:
+    """The whole page."""
+    return INTRO + table()
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")
+    print(document(), end="")

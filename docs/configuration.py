@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings: `python docs/configuration.py > docs/configuration.md`."""
+"""Print the page of settings, drawn from the settings' classes: `python docs/configuration.py`, or `make docs`."""
 
 import importlib
 import math
@@ -16,18 +16,18 @@ LOCAL = "The local fleet (`glowplug up`)"
 INTRO = """\
 # Configuration
 
-Written by `python docs/configuration.py > docs/configuration.md`; change the settings, not this file.
+Printed by `python docs/configuration.py`.
 
 Every setting is an environment variable, in seconds and bytes. `glowplug up` hands its environment on to every process and
 adds addresses, ports, tokens and secrets, and an embedded NATS and Valkey, where they are empty;
 a service started by hand (`python -m glowplug.services.<name>`) reads the same variables.
-[Files](howto/models.md) configure the models; what each policy does: [policies](policies.md). The default stands in
+[Files](howto/models.md) configure the models; [policies](policies.md) explains each policy. The default is in
 parentheses, unless it is empty. A value out of bounds ends the service at its start with one line that names the variable.
 """
 ADVANCED = """\
 ## Advanced
 
-Few fleets need another value than the default. Defaults and meanings stand in `services/<name>/settings.py` and
+Few fleets need another value than the default. Defaults and meanings are in `services/<name>/settings.py`,
 `libs/glowplug/controllers/<name>/params.py`, `libs/glowplug/runtime/settings.py` (every service) and
 `libs/glowplug/runtime/supervisor/settings.py` (the local fleet).
 """

@@ -1,4 +1,4 @@
-"""Writes docs/instance-states.md from the agent's table: `python docs/instance_states.py > docs/instance-states.md`."""
+"""Print the states of an instance, drawn from the agent's table: `python docs/instance_states.py`, or `make docs`."""
 
 from collections.abc import Iterable
 
@@ -9,8 +9,8 @@ from glowplug.controllers.agent.transaction import Transition
 INTRO = """\
 # The states of an instance on its node
 
-Written by `python docs/instance_states.py > docs/instance-states.md`; change the tables
-(`libs/glowplug/controllers/agent/record.py`, `libs/glowplug/controllers/agent/table.py`), not this file.
+Printed by `python docs/instance_states.py` from `libs/glowplug/controllers/agent/record.py` and
+`libs/glowplug/controllers/agent/table.py`.
 
 The fleet sees the public state of an instance, in parentheses; people read *asleep* for `swapped_out`. The two files
 also say which stimulus (a command, the outcome of an effect, or time) leads where. A stimulus without a transition is

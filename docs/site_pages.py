@@ -1,7 +1,8 @@
 """What `make site` changes on the pages of the site: a hook of mkdocs (mkdocs.yml).
 
 The pages are written for a repository: they link to its other files, and their fences carry marks for tests/howto. On
-the site the four pages beside docs/ are pages too, and a link to any other file is the text alone.
+the site the four pages beside docs/ are pages too, and those that `make docs` draws from code, to which the repository
+links as to the file that draws them. A link to any other file is the text alone.
 """
 
 import posixpath
@@ -16,16 +17,23 @@ BESIDE = {  # a page beside docs/ -> its name on the site
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+DRAWN = {  # a file that draws a page -> the page's name, in build/docs and on the site
+    "docs/capabilities.py": "capabilities.md",
+    "docs/configuration.py": "configuration.md",
+    "docs/instance_states.py": "instance-states.md",
+    "libs/glowplug/events/document.py": "events.md",
+    "libs/glowplug/telemetry/document.py": "metrics.md",
+}
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\]\([^)]*\))*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^\s*```")
 _BLOCK = re.compile(r"^(?:[-*] |\d+\. |\|)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages beside docs/."""
+    """Add the pages beside docs/ and the drawn ones."""
     from mkdocs.structure.files import File  # only where the site is built
 
-    for name, on_site in BESIDE.items():
+    for name, on_site in [*BESIDE.items(), *((f"build/docs/{page}", page) for page in DRAWN.values())]:
         files.append(File.generated(config, on_site, content=(ROOT / name).read_text(encoding="utf-8")))
     return files
 
@@ -60,13 +68,13 @@ def _goes_on(before: str, line: str) -> bool:
 
 
 def _link(found: "re.Match[str]", source: str, page: str) -> str:
-    """One link or picture of a page that lies at `source` in the repository."""
+    """One link or picture of a page at `source` in the repository."""
     text = _LINK.sub(lambda m: _link(m, source, page), found[2])
     path, _, anchor = found[3].partition("#")
     if re.match(r"[a-z]+:", found[3]) or not path:
         return f"{found[1]}[{text}]({found[3]})"
     target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-    on_site = BESIDE.get(target, target.removeprefix("docs/") if target.startswith("docs/") else "")
+    on_site = (BESIDE | DRAWN).get(target, target.removeprefix("docs/") if target.startswith("docs/") else "")
     if not on_site or not (ROOT / target).is_file():
         folder = f"{target}/README.md"
         if not (ROOT / folder).is_file() or not folder.startswith("docs/"):

@@ -73,7 +73,7 @@ SPREAD = frozenset(
     }
 )
 
-# The longest tests (docs/test_times.md) start first, so that none runs alone at the end.
+# The longest tests (`make test-times`) start first, so that none runs alone at the end.
 FIRST: tuple[str, ...] = (
     "tests/compose/test_lane.py",
     "tests/compose/test_images.py",

@@ -1,4 +1,4 @@
-"""Times of the tests: `python -m tests.times LANE.xml ...` prints a page from pytest's reports."""
+"""Times of the tests: `python -m tests.times LANE.xml ...` prints them from pytest's reports."""
 
 import sys
 import xml.etree.ElementTree as ET
@@ -11,7 +11,7 @@ from tests import lanes
 NUM_SLOWEST = 5
 HEAD = """# Where the minutes go
 
-Written by `make test-times` from the last `make test` and `make test-system`. Seconds of a test include its fixtures;
+From the last `make test` and `make test-system`. Seconds of a test include its fixtures;
 several files run at a time, so that they add up to more than the lane took. Other machines will differ.
 """
 

@@ -9,7 +9,6 @@ English."""
 import argparse
 import ast
 import functools
-import importlib.util
 import io
 import math
 import re
@@ -18,6 +17,7 @@ import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from docs import configuration
 from tests.house.tree import ROOT, files, nodes, text
 
 LABORATORY = "libs/glowplug_lab"
@@ -89,11 +89,7 @@ def table() -> dict[str, dict[str, float]]:
 
 
 def settings() -> int:
-    spec = importlib.util.spec_from_file_location("configuration", ROOT / "docs/configuration.py")
-    assert spec and spec.loader
-    page = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(page)
-    return sum(len(page.own(cls)) for cls in page.classes().values())
+    return sum(len(configuration.own(cls)) for cls in configuration.classes().values())
 
 
 def render(rows: dict[str, dict[str, float]]) -> str:

@@ -15,10 +15,9 @@ PAGE = "results.md"
 HEAD = """# The papers' figures, reproduced
 
 Five papers, {num} rows: {verdicts}. **Every figure is simulated** (or computed from published traces by the same
-policies), except row P4, which is measured. Beside ours stands what the paper printed on its own hardware. Bands are of
-ratios: only these compare.
+policies), except row P4, which is measured. The paper's figure is from its own hardware, so bands are of ratios.
 
-- **inside**: the ratio lies in the band. **outside**: it does not; the row says why, with the run that shows the cause.
+- **inside**: the ratio is in the band. **outside**: it is not; the row says why, with the run that shows the cause.
 - **calibrated**: the compared figures were put in, or constants were fitted to them. The row shows that the fleet adds
   nothing to them, and nothing about the paper.
 
@@ -27,8 +26,9 @@ and S2 draw nothing; other rows with fewer than ten seeds have not been run for 
 cannot be, or is a price. A system has the same policies in all rows (`libs/glowplug/policies/systems.py`).
 
 `make bench-papers` writes this page from `bench/papers/results`, where each row's file has its whole set-up, every case
-and table, the machine and its load. `python -m bench.papers --only ROW --seeds N` runs a row again; traces come from
-`GLOWPLUG_DATA` ([configuration](../configuration.md)).
+and table, the machine and its load, and the readings on which a row inside its band depends
+(`deviation`). `python -m bench.papers --only ROW --seeds N` runs a row again; traces come from `GLOWPLUG_DATA`
+([configuration](../configuration.py)).
 """
 CHANGED = ", older code"
 
@@ -57,13 +57,10 @@ def show(results: Sequence[Result], changed: Collection[str] = ()) -> str:
     return "\n".join([*lines, "", *_made(results, changed)])
 
 
-def _section(result: Result, said: Mapping[str, str]) -> list[str]:
-    """`said`: notes of earlier rows, and where they stand."""
+def _section(result: Result) -> list[str]:
     lines = [f"## {result.row}", "", _first_sentence(result.setup), ""]
-    if result.deviation:
-        earlier = said.get(result.deviation)
-        note = f"As [{earlier}](#{earlier.lower()})." if earlier else result.deviation
-        lines += [f"**{'Deviation' if result.verdict == OUTSIDE else 'Note'}.** {note}", ""]
+    if result.deviation and result.verdict == OUTSIDE:
+        lines += [f"**Deviation.** {result.deviation}", ""]
     for name in result.plots:
         lines += [f"![{result.row}: {name}]({_picture(result, name)})", ""]
     return lines
@@ -82,10 +79,8 @@ def page(results: Sequence[Result], changed: Collection[str] = ()) -> str:
     count = Counter(one.verdict for one in results)
     verdicts = ", ".join(f"{count[word]} {word}" for word in (INSIDE, CALIBRATED, OUTSIDE) if count[word])
     lines = [HEAD.format(num=len(results), verdicts=verdicts), show(results, changed), ""]
-    said: dict[str, str] = {}
     for one in results:
-        lines += _section(one, said)
-        said.setdefault(one.deviation, one.row)
+        lines += _section(one)
     return "\n".join(lines).rstrip() + "\n"
 
 

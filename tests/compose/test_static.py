@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs import configuration
 from glowplug.runtime.model_files import load
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.privileges import variable as password_of
@@ -168,7 +169,7 @@ def test_every_variable_of_the_file_is_in_the_example() -> None:
 
 def test_every_variable_of_a_service_is_documented() -> None:
     """Ours and AWS's variables; the CLI's addresses belong to the page's `<SERVICE>` row."""
-    page = set(NAMES.findall(root_file("docs/configuration.md")))
+    page = set(NAMES.findall(configuration.document()))
     addresses = {f"GLOWPLUG_{name.upper()}_URL" for name in (*OURS, "data")}
     for name, stated in services().items():
         if filled(stated["image"]).startswith("glowplug/"):

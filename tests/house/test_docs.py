@@ -1,15 +1,18 @@
-"""Docs are current: generated pages match, links resolve, variables exist."""
+"""Docs are current: drawn pages name everything, links resolve, variables exist."""
 
 import ast
-import importlib.util
 import re
 import tomllib
-from types import ModuleType
+import typing
 from typing import Any
 
 import pytest
 import yaml
 
+from docs import capabilities, configuration, instance_states, site_pages
+from glowplug.controllers.agent.record import State
+from glowplug.engines import drivers
+from glowplug.events import commands, facts
 from glowplug.events import document as events_document
 from glowplug.runtime.supervisor.samples import sample_files
 from glowplug.telemetry import document as metrics_document
@@ -23,23 +26,14 @@ VARIABLE = re.compile(r"\bGLOWPLUG_[A-Z0-9_]*[A-Z0-9]\b")
 NO_VARIABLES = {"GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS", "GLOWPLUG_USAGE", "GLOWPLUG_POLICY", "GLOWPLUG_FAIR_TURN_S"}
 
 
-def _of_docs(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CONFIGURATION = _of_docs("configuration")
-
-
-def test_the_table_of_capabilities_is_what_the_drivers_declare() -> None:
-    capabilities = _of_docs("capabilities")
-    page = text("docs/capabilities.md")
-    assert capabilities.table() in page, capabilities.__doc__
-    assert capabilities.written(page) == page
+DRAWN = {
+    "capabilities.md": capabilities.document(),
+    "configuration.md": configuration.document(),
+    "instance-states.md": instance_states.document(),
+    "events.md": events_document.document(),
+    "metrics.md": metrics_document.document(),
+}
+SETTINGS = set(VARIABLE.findall(DRAWN["configuration.md"]))
 
 
 def test_every_row_of_the_state_page_has_a_page_and_a_test() -> None:
@@ -64,22 +58,42 @@ def test_the_architecture_pairs_each_service_with_the_policies_that_its_settings
         assert set(re.findall(r"`(\w+)`", rows[service])) == chosen, service
 
 
+def _module(path: str) -> str:
+    return path.removeprefix("libs/").removesuffix(".py").replace("/", ".")
+
+
+def test_make_docs_writes_each_drawn_page_and_no_page_is_committed() -> None:
+    recipe = text("Makefile").partition("\ndocs: ")[2].partition("\n\n")[0]
+    written = re.findall(r"python (\S+\.py|-m \S+) >build/docs/(\S+)", recipe)
+    asked = {
+        path if path.startswith("docs/") else f"-m {path[5:-3].replace('/', '.')}": path for path in site_pages.DRAWN
+    }
+    assert {asked[command]: page for command, page in written} == site_pages.DRAWN
+    assert set(DRAWN) == set(site_pages.DRAWN.values())
+    assert [page for page in DRAWN if (ROOT / "docs" / page).exists()] == []
+
+
 @pytest.mark.parametrize(
-    ("page", "generator"),
+    ("page", "names"),
     [
-        ("docs/events.md", events_document),
-        ("docs/metrics.md", metrics_document),
-        ("docs/instance-states.md", _of_docs("instance_states")),
-        ("docs/configuration.md", CONFIGURATION),
+        ("capabilities.md", [*drivers.installed()]),
+        ("configuration.md", [one.env for cls in configuration.classes().values() for one in cls.variables()]),
+        ("instance-states.md", [state.value for state in State]),
+        ("metrics.md", [one.value for one in metrics_document.names() if one.section.startswith("Metrics:")]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_generated_page_is_current(page: str, generator: ModuleType) -> None:
-    assert text(page) == generator.document(), generator.__doc__
+def test_a_drawn_page_names_everything(page: str, names: list[str]) -> None:
+    assert names and [name for name in names if f"`{name}`" not in DRAWN[page]] == []
+
+
+def test_the_page_of_events_names_every_type() -> None:
+    types = {cls.TYPE for cls in (*typing.get_args(facts.Fact), *typing.get_args(commands.Command))}
+    assert set(re.findall(r"^- \*\*(\S+)\*\* `", DRAWN["events.md"], re.MULTILINE)) == types
 
 
 def test_no_settings_class_is_left_out() -> None:
-    written = {cls.__name__ for cls in CONFIGURATION.classes().values()}
+    written = {cls.__name__ for cls in configuration.classes().values()}
     defined = {
         node.name
         for f in python("libs/glowplug", "services")
@@ -97,7 +111,8 @@ def test_the_citation_and_the_chart_are_of_this_version() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    links = [(p, target) for p in PAGES for target in LINK.findall(re.sub(r"(?s)```.*?```", "", text(p)))]
+    said = {page: text(page) for page in PAGES} | {f"docs/{page}": drawn for page, drawn in DRAWN.items()}
+    links = [(p, target) for p in said for target in LINK.findall(re.sub(r"(?s)```.*?```", "", said[p]))]
     for page, target in links:
         if re.match(r"[a-z]+:", target):
             continue
@@ -114,7 +129,8 @@ def test_every_page_is_reached_from_another() -> None:
         for target in LINK.findall(text(page)):
             path = (ROOT / page).parent / target.partition("#")[0]
             linked |= {path.resolve()} if "://" not in target and path.exists() else set()
-    assert [p for p in PAGES if p != "README.md" and (ROOT / p).resolve() not in linked] == []
+    pages = [page for page in [*PAGES, *site_pages.DRAWN] if page != "README.md"]
+    assert [page for page in pages if (ROOT / page).resolve() not in linked] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
@@ -123,13 +139,12 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
             return [entry]
         return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages(part)]
 
-    beside = _of_docs("site_pages").BESIDE
-    on_site = [beside.get(page, page.removeprefix("docs/")) for page in PAGES]
-    assert sorted(pages(yaml.safe_load(text("mkdocs.yml"))["nav"])) == sorted(on_site)
+    on_site = [site_pages.BESIDE.get(page, page.removeprefix("docs/")) for page in PAGES]
+    assert sorted(pages(yaml.safe_load(text("mkdocs.yml"))["nav"])) == sorted([*on_site, *DRAWN])
 
 
 def test_a_page_of_the_site_has_no_link_that_leaves_it_and_no_mark_of_the_runner() -> None:
-    for_site = _of_docs("site_pages").for_site
+    for_site = site_pages.for_site
     said = "Read\n- [a](../bench/budget.py), [b](../ARCHITECTURE.md#packages), [c](adr)\n\n```sh needs=gpu\n[d](e)\n```"
     assert for_site(said, "gpu.md") == (
         "Read\n\n- a, [b](architecture.md#packages), [c](adr/README.md)\n\n```sh\n[d](e)\n```"
@@ -137,6 +152,7 @@ def test_a_page_of_the_site_has_no_link_that_leaves_it_and_no_mark_of_the_runner
     assert for_site("[![F](docs/screenshots/fleet.png)](docs/console.md)", "first-minute.md") == (
         "[![F](screenshots/fleet.png)](console.md)"
     )
+    assert for_site("[e](../../libs/glowplug/events/document.py)", "extend/event.md") == "[e](../events.md)"
 
 
 def anchors(page: str) -> set[str]:
@@ -145,7 +161,6 @@ def anchors(page: str) -> set[str]:
 
 
 def test_variables_in_code_and_docs_are_the_ones_on_the_page() -> None:
-    page = set(VARIABLE.findall(text("docs/configuration.md")))
     urls = {f"GLOWPLUG_{s}_URL" for s in ("ROUTER", "AUTOSCALER", "PLACER", "PREDICTOR", "CONSOLE", "DATA")}
     folders = ("libs", "services", "tests", "bench", "deploy", "docs", "scenarios")
     used = {
@@ -154,7 +169,7 @@ def test_variables_in_code_and_docs_are_the_ones_on_the_page() -> None:
         if not f.startswith("tests/house/") and f.rpartition(".")[2] not in ("png", "svg", "ico", "woff2", "npz")
         for name in VARIABLE.findall(text(f))
     }
-    assert {(f, name) for f, name in used if name not in page | urls | NO_VARIABLES} == set()
+    assert {(f, name) for f, name in used if name not in SETTINGS | urls | NO_VARIABLES} == set()
 
 
 def test_every_verb_of_the_makefile_is_explained() -> None:

@@ -54,7 +54,7 @@ def test_an_example_adds_files_and_changes_others_place_by_place() -> None:
 def test_an_example_is_run_in_a_tree_of_its_own() -> None:
     new = ("libs/glowplug/domain/later.py", "python", '"""Later."""\n\nLATER = 1')
     seen = "python -c 'from glowplug.domain.later import LATER; print(LATER)'"
-    assert run_example(example(new, commands=f"{seen}\necho >>docs/events.md")) == 1
+    assert run_example(example(new, commands=f"{seen}\necho >>deploy/k8s/base/nats-users.conf")) == 1
     with pytest.raises(PageFailed, match=r"what no block names.*README\.md"):
         run_example(example(new, commands="echo >>README.md"))
     many = [(f"docs/{n}.md", "md", "new") for n in range(5)]

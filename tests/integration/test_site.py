@@ -14,6 +14,7 @@ MKDOCS = ROOT / ".venv-docs/bin/mkdocs"
 @pytest.mark.long
 @pytest.mark.skipif(not MKDOCS.exists(), reason="no .venv-docs: make site")
 def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    subprocess.run(["make", "--silent", "docs"], cwd=ROOT, check=True)
     done = subprocess.run(
         [MKDOCS, "build", "--quiet", "--site-dir", tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from docs import configuration
 from glowplug.runtime.model_files import ModelFile
 from tests.k8s.api_server import api_server
 from tests.k8s.rendering import (
@@ -301,7 +302,7 @@ def test_what_the_page_shows_makes_a_fleet(tmp_path: Path, varied: list[Manifest
     (text,) = named(manifests, "ConfigMap", "models")["data"].values()
     assert ModelFile.model_validate(yaml.safe_load(text)).name == "qwen2.5-7b"
     assert agent_and_prefetcher(manifests, "node-h100")[0]["resources"]["limits"]["nvidia.com/gpu"] == 8
-    settings = (ROOT / "docs/configuration.md").read_text()
+    settings = configuration.document()
     given = {name for of in (manifests, varied) for _, c in all_containers(of) for name in environment(of, c)}
     services = {f"GLOWPLUG_{name}_URL" for name in ("ROUTER", "AUTOSCALER", "PLACER", "PREDICTOR")}
     assert {n for n in given - services if n.startswith("GLOWPLUG_") and f"`{n}`" not in settings} == set()

@@ -5,10 +5,11 @@ from typing import Any
 
 import yaml
 
+from docs import configuration
 from glowplug import __version__
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.privileges import variable as password_of
-from glowplug.telemetry.document import kind as kind_of
+from glowplug.telemetry import document as metrics
 from tests.k8s.rendering import (
     ROOT,
     WORKLOADS,
@@ -61,7 +62,7 @@ def port_names(workload: Manifest) -> dict[str, int]:
 
 
 def test_every_variable_is_a_setting(target: str) -> None:
-    page = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", (ROOT / "docs/configuration.md").read_text()))
+    page = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", configuration.document()))
     page |= {f"GLOWPLUG_{s}_URL" for s in ("ROUTER", "AUTOSCALER", "PLACER", "PREDICTOR")}
     manifests = render(target)
     given = {(where, name) for where, c in all_containers(manifests) for name in environment(manifests, c)}
@@ -130,13 +131,12 @@ def test_budgets_and_scalers_have_something_to_hold(manifests: list[Manifest]) -
 
 
 def test_the_router_is_scaled_on_metrics_it_has(manifests: list[Manifest]) -> None:
-    page = (ROOT / "docs/metrics.md").read_text()
-    section = page.partition("## Requests (router)")[2].partition("\n## ")[0]
-    metrics = named(manifests, "HorizontalPodAutoscaler", "router")["spec"]["metrics"]
-    assert {m["type"] for m in metrics} == {"Pods"}
-    for metric in metrics:
+    section = metrics.document().partition("## Requests (router)")[2].partition("\n## ")[0]
+    scaled_on = named(manifests, "HorizontalPodAutoscaler", "router")["spec"]["metrics"]
+    assert {m["type"] for m in scaled_on} == {"Pods"}
+    for metric in scaled_on:
         name = metric["pods"]["metric"]["name"]
-        assert f"`{name}`" in section and kind_of(name) == "gauge"
+        assert f"`{name}`" in section and metrics.kind(name) == "gauge"
 
 
 def test_images_are_pinned(target: str) -> None:

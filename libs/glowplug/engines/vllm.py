@@ -1,6 +1,6 @@
 """vLLM as an engine: its OpenAI server in its own environment, started as a fork of a parked process.
 
-Parked, a start to the first token takes 2-4 s for SmolLM2 on two cores instead of 50 s (docs/engines/vllm.md).
+A parked start takes a twentieth of a plain one to the first token (docs/figures.md).
 `engine_args` are flags of `vllm serve` (`dtype: float32`, `max-num-batched-tokens: 2048`), and our own: `parked` (false
 starts a fresh interpreter) and `num_threads` (CPU).
 """

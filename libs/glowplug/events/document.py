@@ -1,4 +1,4 @@
-"""Write docs/events.md from the type pages: `python -m glowplug.events.document > docs/events.md`."""
+"""Print the page of events, drawn from the type pages: `python -m glowplug.events.document`, or `make docs`."""
 
 import ast
 import dataclasses

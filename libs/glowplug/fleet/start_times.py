@@ -128,8 +128,7 @@ PRIORS: Mapping[str, Prior] = {
         launch_s=0.12, load_s=0.3, load_bytes_per_s=1e9, warmup_s=0.03, fetch_s=0.25, look_s=0.02, rest_s=0.05,
         prefill_s=0.25, tail_s=0.02,
     ),
-    # Parked, on two cores (docs/engines/vllm.md: 1.8 to 3.7 s to the first token). A plain start takes ten times as
-    # long: the first one corrects this.
+    # Parked, on two cores. A plain start takes twenty times as long (docs/figures.md): the first one corrects this.
     "vllm": Prior(
         launch_s=0.3, load_s=1.5, load_bytes_per_s=2e9, warmup_s=0.5, fetch_s=0.25, look_s=0.02, rest_s=0.05,
         prefill_s=0.1, tail_s=0.6,

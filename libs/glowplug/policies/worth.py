@@ -45,7 +45,7 @@ PRICE: Final = 0.0035  # seconds of waiting that a second of an otherwise unwant
 BAND: Final = 2.563  # standard deviations between the quantiles of 10 and 90 %
 UNSURE: Final = 0.25  # standard deviation over mean without quantiles
 NEVER_S: Final = math.inf
-FACTORS: Final = {Priority.INTERACTIVE: 4.0, Priority.STANDARD: 1.0, Priority.BATCH: 0.25}  # as in fairness/port.py
+FACTORS: Final = {Priority.INTERACTIVE: 4.0, Priority.STANDARD: 1.0, Priority.BATCH: 0.25}
 PATIENCE_S: Final = 300.0  # until waiting batch counts as standard
 BATCH_ALONE_S: Final = 60.0  # of batch alone, until expected requests count as batch
 

@@ -1,4 +1,4 @@
-"""Write docs/metrics.md from semconv.py: `python -m glowplug.telemetry.document > docs/metrics.md`."""
+"""Print the page of metrics, drawn from semconv.py: `python -m glowplug.telemetry.document`, or `make docs`."""
 
 import re
 from dataclasses import dataclass

@@ -102,7 +102,7 @@ def python(version: tuple[int, int, int]) -> Iterator[Finding]:
 def setting(wrong: str) -> Iterator[Finding]:
     """`wrong`: the first bad GLOWPLUG_* variable of `up`, and why."""
     if wrong:
-        yield _M.fail("settings", wrong, "correct the variable, or unset it: docs/configuration.md")
+        yield _M.fail("settings", wrong, "correct the variable, or unset it")
     else:
         yield _M.ok("settings", "the GLOWPLUG_* variables of `glowplug up` are in range")
 

@@ -21,7 +21,7 @@ It promises
 
 It never decides on placement, touches a clock, a process or a socket, or takes an engine's silence for an answer.
 
-A new state needs a line in `State` and `RULES` (record.py), and rows in table.py (docs/instance-states.md is drawn from
+A new state needs a line in `State` and `RULES` (record.py), and rows in table.py (docs/instance_states.py prints
 it); a new action a function `on_...` named by its row; a new effect a class in EFFECTS, with executors in
 services/agent/executor.py and the simulator's node.
 """

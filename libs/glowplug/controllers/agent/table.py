@@ -2,7 +2,7 @@
 
 An entry of TABLE is a Transition (action, next states, allowed effects) or Ignored (late or repeated). A missing entry
 is a bug of the sender: InvalidTransition, with nothing changed. Consolidation runs beside READY and DRAINING, with its
-own table. docs/instance-states.md is drawn from this file.
+own table. docs/instance_states.py prints it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,7 @@
 """Tenants and keys, as one autoscaler declares them.
 
 Rows come from REST (`source` "") or files, and change only there. As with models, a lost row is written again and a
-removed one stays removed. A revoked key keeps its row for `FORGET_S`, lest it seem not yet arrived.
+removed one stays removed. An ended key keeps its row for `FORGET_S`, a file's for good, lest it seem not yet arrived.
 """
 
 from collections.abc import Callable, Mapping

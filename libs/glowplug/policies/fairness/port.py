@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple, Protocol
 
 from glowplug.domain.access import Priority
 from glowplug.domain.bounds import Bounded, Bounds, Count, Positive
+from glowplug.policies.worth import FACTORS
 
 
 class Claim(NamedTuple):
@@ -31,9 +32,9 @@ class FairnessParams(Bounded):
 
     input_weight: Positive = 1.0  # of a prompt token: w_p of VTC
     output_weight: Positive = 2.0  # of an answer token: w_q
-    interactive: Positive = 4.0  # factor of the class
-    standard: Positive = 1.0
-    batch: Positive = 0.25
+    interactive: Positive = FACTORS[Priority.INTERACTIVE]  # factor of the class
+    standard: Positive = FACTORS[Priority.STANDARD]
+    batch: Positive = FACTORS[Priority.BATCH]
     patience_s: Positive = 30.0  # after which batch counts as standard
     active_s: Positive = 60.0  # after a tenant's last arrival
     reserve: float = 0.25  # most slots left free by a tenant above its share

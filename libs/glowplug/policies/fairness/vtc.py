@@ -32,10 +32,10 @@ Departures.
   tenant runs nothing. So it does for all requests where most asked to give way could not. Otherwise the discipline is
   work-conserving.
 
-Classes. Interactive, standard and batch multiply the weight (4, 1, 1/4). Batch also gives way: it is not dispatched
-while a more urgent request of any tenant waits, and a running one gives its slot to that. With more urgent arrivals
-within `active_s`, none is sent while prompts are unread at every instance, and of 2 `least_slots` or more batch leaves
-one free; where it cannot give way, k by the rate of all more urgent requests, at most `batch_reserve` of S.
+Classes multiply the weight (worth.py). Batch also gives way: it is not dispatched while a more urgent request of any
+tenant waits, and a running one gives its slot to that. With more urgent arrivals within `active_s`, none is sent while
+prompts are unread at every instance, and of 2 `least_slots` or more batch leaves one free; where it cannot give way, k
+by the rate of all more urgent requests, at most `batch_reserve` of S.
 
 Bound. A batch request that has waited `patience_s` without another dispatch of batch in its tenant counts as standard,
 goes first in its tenant and does not give way as batch. From then on no other tenant v is served more than weight_v x
