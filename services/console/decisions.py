@@ -4,6 +4,7 @@ Pure. Bounded by `max_decisions`; the latest `INSTANCES_KEPT` instances stay, al
 
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Final
 
@@ -42,8 +43,12 @@ class DecisionLog:
         """Apply an event of a decision, an instance or a model; ignore others."""
         data = event.data
         if isinstance(data, DecisionMade):
-            self._events.put(data.decision.decision_id, event.event_id)
-            self.put(data.decision)
+            record = data.decision
+            self._events.put(record.decision_id, event.event_id)
+            record = replace(record, traceparent=record.traceparent or event.traceparent)
+            if record.decision_id in self._records:
+                self._records[record.decision_id] = record  # the store's may lack the trace
+            self.put(record)
         elif isinstance(data, InstanceChange):
             self.put_instance(data.instance)
         elif isinstance(data, ModelDeployed):

@@ -4,7 +4,6 @@ Those of requests alone have a ring of their own, so that many warm requests dis
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -90,11 +89,14 @@ class Stories:
                     self._by_request.put(fact.request_id, told.trace_id)
                     self._touch(told, traceparent)
                 return True
-            case DecisionMade(decision=record) if traceparent := record.traceparent or event.traceparent:
-                self._traceparents.put(record.decision_id, traceparent)
-                told = self._start(trace_of(traceparent))
-                told.decisions.put(record.decision_id, replace(record, traceparent=traceparent))
-                self._touch(told, traceparent)
+            case DecisionMade(decision=made):
+                record = self._decisions.get(made.decision_id)
+                if record is None or not record.traceparent:
+                    return False
+                self._traceparents.put(record.decision_id, record.traceparent)
+                told = self._start(trace_of(record.traceparent))
+                told.decisions.put(record.decision_id, record)
+                self._touch(told, record.traceparent)
                 return True
             case WeightsFetched() | WeightsPartFetched() | WeightsFetchFailed() as fact if event.traceparent:
                 if fact.source != CACHE:

@@ -105,7 +105,7 @@ export function subjectOf(row) {
 
 /** Its kind with what was chosen where that says more: "scale · unload". */
 export function kindOf(row) {
-  const verb = ["scale", "drain", "expire"].includes(row.kind) && row.chosen && row.chosen !== row.kind ? ` · ${row.chosen}` : "";
+  const verb = ["scale", "drain", "expire"].includes(row.kind) && row.chosen && row.chosen !== row.kind ? ` · ${row.chosen.replaceAll("_", " ")}` : "";
   return `${row.kind}${verb}`;
 }
 

@@ -94,7 +94,8 @@ export class Waterfall {
     const inside = end > LABEL_ROOM && !toLeft;
     const label = { style: toLeft ? { right: `calc(${100 * (1 - row.offset_s / this.span)}% + 6px)` } : { left: inside ? `calc(${this.left(row.offset_s)} + 6px)` : `calc(${100 * end}% + 6px)` } };
     const hue = { "--h": String(serviceHue(row.service)), "--depth": String(Math.min(row.depth, 16)) };
-    const words = `${row.name}, ${plainService(row.service)}, ${seconds(row.duration_s)}, starts at ${seconds(row.offset_s)}${row.error ? ", error" : ""}`;
+    const takes = row.duration_s ? seconds(row.duration_s) : `at ${seconds(row.offset_s)}`; // a decision is a moment
+    const words = `${row.name}, ${plainService(row.service)}, ${row.duration_s ? `${takes}, starts at ${seconds(row.offset_s)}` : takes}${row.error ? ", error" : ""}`;
     return h(
       "div",
       {
@@ -106,7 +107,7 @@ export class Waterfall {
         "aria-level": String(row.depth + 1),
         "aria-expanded": row.num_children ? String(!this.closed.has(row.span_id)) : null,
         "aria-label": words,
-        title: `${row.name} · ${plainService(row.service)} · ${seconds(row.duration_s)}`,
+        title: `${row.name} · ${plainService(row.service)} · ${takes}`,
         style: hue,
       },
       h(
@@ -125,7 +126,7 @@ export class Waterfall {
         { class: "when", role: "gridcell" },
         h("i", { class: "span-bar", style: { left: this.left(row.offset_s), width: this.left(row.duration_s) } }),
         row.events.slice(0, 32).map((point) => h("i", { class: "point", title: point.name, style: { left: this.left(Math.min(Math.max(point.offset_s, 0), this.span)) } })),
-        h("span", { class: inside ? "label inside" : "label", ...label }, seconds(row.duration_s)),
+        h("span", { class: inside ? "label inside" : "label", ...label }, takes),
       ),
     );
   }
@@ -193,11 +194,12 @@ function ownName(row) {
 }
 
 function details(row) {
+  const predicted_s = row.attributes["glowplug.predicted_seconds"] ?? 0;
   const facts = [
     ["Service", plainService(row.service)],
     ["Starts at", seconds(row.offset_s)],
-    ["Takes", seconds(row.duration_s)],
-    row.attributes["glowplug.predicted_seconds"] > 0 ? ["Predicted", `${seconds(row.attributes["glowplug.predicted_seconds"])}: ${verdict({ duration_s: row.duration_s, predicted_s: row.attributes["glowplug.predicted_seconds"] })}`] : null,
+    row.duration_s ? ["Takes", seconds(row.duration_s)] : null,
+    predicted_s > 0 ? ["Predicted", `${seconds(predicted_s)}: ${verdict({ ...row, predicted_s })}`] : null,
     ["Kind", row.kind],
     ["Process", row.process],
     ["Span", h("code", null, row.span_id)],

@@ -245,6 +245,24 @@ def test_the_stages_of_a_pipeline_and_their_fetches_lie_below_its_placement_and_
     assert {rows[name].parent_id for name in ("weights.fetch", "agent.start")} == {rows["placer.place"].span_id}
     assert rows["agent.start"] == before["agent.start"]
     assert rows["agent.start"].attributes["glowplug.pipeline"] == "i-1"
+    drained = replace(spell, name=SpellName.DRAIN, started_at=AT + 5, reason="i-1 serves alone")
+    left = replace(later, state=InstanceState.STOPPED, spells=(drained,), revision=9)
+    kept.take(fleet.told(InstanceStopped(instance=left), AT + 5, SEED))
+    assert kept.rows()["agent.drain"].parent_id == rows["agent.consolidate"].span_id
+    found = kept.decisions.get("d-8")
+    assert found is not None and found.traceparent == fleet.traceparent(SEED), "the trace's list of decisions has it"
+
+
+def test_a_fetch_of_whole_weights_names_the_start_on_its_node() -> None:
+    came = WeightsFetched(node_id="node-1", model_key="m", digest="d", num_bytes=9, seconds=0.5, source="http")
+    ready = fleet.told(InstanceReady(instance=started(decision_id="d-7")), AT + 2, SEED)
+    place = fleet.a_decision(7, "place", made_at=AT, instance_id="i-1", model_key="m")
+    placed = fleet.told(DecisionMade(decision=place), AT, SEED)
+    elsewhere = replace(came, node_id="node-2")
+    told = Kept(placed, ready, fleet.told(came, AT + 1, SEED))
+    assert told.rows()["weights.fetch"].attributes["glowplug.instance_id"] == "i-1"
+    other = Kept(placed, ready, fleet.told(elsewhere, AT + 1, SEED))
+    assert "glowplug.instance_id" not in other.rows()["weights.fetch"].attributes
 
 
 def test_a_fetch_is_told_unless_the_weights_were_there() -> None:
