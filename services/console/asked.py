@@ -75,12 +75,12 @@ def routes(upstream: Upstream, clock: Callable[[], float]) -> APIRouter:
 
     @router.get("/forecasts", tags=["forecasts"])
     async def forecasts(model: str = Query(min_length=1, max_length=200)) -> Response:
-        """Windows of one model as they came, oldest first, and what was expected of them and of those to come."""
+        """Windows of one model, oldest first, and the forecasts of past and coming ones."""
         return json_response(await forecasts_of(upstream, model, clock()))
 
     @router.get("/gpus/{gpu_id:path}/worth", tags=["fleet"], responses={404: {"description": "no such GPU"}})
     async def worth(gpu_id: Annotated[str, Path(min_length=1, max_length=256)]) -> Response:
-        """What each holder of a GPU's memory is worth there now, those that go first before the others."""
+        """The worth of each holder of a GPU's memory; the first to leave come first."""
         return json_response(await prices_of(upstream, gpu_id, clock()))
 
     return router

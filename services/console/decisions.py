@@ -170,7 +170,7 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
     async def latest(
         wanted: Annotated[DecisionSearch, Depends()], limit: int = Query(200, ge=1, le=MAX_LINES)
     ) -> Response:
-        """What was decided, newest first; filters are exact, `q` looks anywhere, `instance` finds victims too."""
+        """Decisions, newest first; filters are exact, `q` looks anywhere, `instance` finds victims too."""
         found = list(decisions.newest(wanted))
         return json_response(
             DecisionList(
@@ -183,7 +183,7 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
 
     @router.get("/decisions/{decision_id}")
     async def one(decision_id: str) -> Response:
-        """One decision: rule, inputs, rivals, the events that led to it, what came of it, and what belongs to it."""
+        """One decision: rule, inputs, rivals, causes, outcome, and related decisions."""
         record = decisions.get(decision_id)
         if record is None:
             raise NotFound(f"the console has no decision {decision_id[:64]}: it keeps the newest")

@@ -150,7 +150,7 @@ class Oidc:
         query = urlencode(given | {"client_id": self._settings.oidc_client_id})
         return f"{end}{'&' if '?' in end else '?'}{query}"
 
-    # -- what is checked -----------------------------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------------------
 
     def role_of(self, claims: Mapping[str, Any]) -> Role:
         found: Any = claims.get(self._settings.oidc_role_claim)  # a name may contain dots: https://a.example/r

@@ -375,10 +375,10 @@ def _above(told: Told, instance: Instance, spell: Spell) -> str:
     asked = (r for r in told.decisions.values() if instance.instance_id in named_in(r) and r.made_at <= spell.ended_at)
     if latest := max(asked, key=lambda r: r.made_at, default=None):
         return span_id_of(latest.decision_id)
-    whole = told.lives.get(instance.part_of)
-    for grown in reversed(whole.spells) if whole is not None else ():
-        if grown.name is SpellName.CONSOLIDATE and not grown.error:
-            return _spell_id(whole, grown)
+    if whole := told.lives.get(instance.part_of):
+        for grown in whole.spells:
+            if grown.name is SpellName.CONSOLIDATE and not grown.error:
+                return _spell_id(whole, grown)
     return _root(told, spell.traceparent)
 
 

@@ -212,7 +212,7 @@ def _check_members(path: Path, stated: Mapping[str, _Member], members: Mapping[s
         raise BadArchive(f"{path} was changed: its manifest does not name {unknown[0]}")
     for name, raw in members.items():
         if hashlib.sha256(raw).hexdigest() != stated[name].sha256:
-            raise BadArchive(f"{path} is corrupt: {name} is not what its manifest says")
+            raise BadArchive(f"{path} is corrupt: {name} does not match its manifest")
 
 
 def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> Backup:
@@ -389,8 +389,8 @@ def backup(
 
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite what differs from the backup.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the changes.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite rows that differ from the backup.")] = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """Restore the models, model files, pins, drains, tenants and keys of a backup. Where any of them differs in the

@@ -38,7 +38,7 @@ _NODE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 def node(
     node_id: Annotated[str, typer.Argument(metavar="NODE", help="Its name in the fleet: a-z, 0-9 and dashes.")],
     env_file: Annotated[
-        Path | None, typer.Option(help="What `glowplug env node` printed where the fleet runs; mode 0600.")
+        Path | None, typer.Option(help="Output of `glowplug env node` where the fleet runs; mode 0600.")
     ] = None,
     advertise: Annotated[str, typer.Option(help="Name or address by which the fleet's other machines reach it.")] = "",
     port: Annotated[
@@ -87,11 +87,11 @@ def _own(node_id: str, folder: Path, advertise: str) -> dict[str, str]:
 
 def _unreachable(told: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for the bus and for the store, if no server of theirs accepts a connection."""
-    for what, name in (("the bus", "GLOWPLUG_NATS_URL"), ("the store", "GLOWPLUG_REDIS_URL")):
+    for server, name in (("the bus", "GLOWPLUG_NATS_URL"), ("the store", "GLOWPLUG_REDIS_URL")):
         tried = dict(_tried(told[name]))
         if tried and all(tried.values()):
             said = "; ".join(f"{where}: {error}" for where, error in tried.items())
-            yield f"{what} cannot be reached from here ({said}): is it up, and does a firewall let its port through?"
+            yield f"{server} cannot be reached from here ({said}): is it up, and does a firewall let its port through?"
 
 
 def _tried(url: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-// The phases of a start, drawn: what each took, and under it what was predicted.
+// The phases of a start, drawn: measured time, and under it the prediction.
 
 import { h } from "/page/dom.js";
 import { inLanes, seconds } from "/page/format.js";

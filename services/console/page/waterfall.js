@@ -1,7 +1,7 @@
 // The waterfall of one trace: a time axis, the cold start's phases, a tree of spans, and the details of one of them.
 // Keys: up and down walk, left and right close and open, Home and End jump.
 
-import { h, badge } from "/page/dom.js";
+import { badge, h, terms } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
 import { decisionAddress } from "/page/address.js";
 import { mark, seconds, ticks } from "/page/format.js";
@@ -52,7 +52,7 @@ export class Waterfall {
     this.marks.replaceChildren(...marks.map((at) => h("span", { style: { left: this.left(at) }, class: at / this.span > 0.95 ? "last" : null }, mark(at, this.span))));
   }
 
-  /** A line per phase: behind, outlined, what was predicted; before it what happened; the gap in words at its name. */
+  /** A line per phase: the prediction outlined behind the measured time, and the gap in words beside the name. */
   drawPhases() {
     this.phases.replaceChildren(...this.trace.phases.map((phase) => this.phaseLine(phase)));
   }
@@ -112,7 +112,7 @@ export class Waterfall {
       },
       h(
         "span",
-        { class: "what", role: "gridcell" },
+        { class: "about", role: "gridcell" },
         row.num_children ? h("span", { class: "fold", "aria-hidden": "true" }) : h("span", { class: "fold none", "aria-hidden": "true" }),
         h("i", { class: "swatch", "aria-hidden": "true" }),
         h("b", null, ownName(row)),
@@ -187,7 +187,7 @@ export class Waterfall {
   }
 }
 
-/** A span's name without its service's, which stands beside it anyway. */
+/** A span's name without its service's, which is shown beside it. */
 function ownName(row) {
   const prefix = `${plainService(row.service)}.`;
   return row.name.startsWith(prefix) ? row.name.slice(prefix.length) : row.name;
@@ -219,5 +219,5 @@ function details(row) {
 }
 
 function list(pairs) {
-  return h("dl", null, pairs.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value instanceof Node ? value : String(value)))));
+  return terms(null, pairs.map(([name, value]) => [name, value instanceof Node ? value : String(value)]));
 }

@@ -110,7 +110,7 @@ def tarred(**fields: Any) -> bytes:
         (PACKED[:200], "cut short"),
         (repacked({MANIFEST: None}), "no manifest"),
         (repacked({MODELS: None}), "models.jsonl is missing"),
-        (repacked({MODELS: b"{}\n"}), "models.jsonl is not what its manifest says"),
+        (repacked({MODELS: b"{}\n"}), "models.jsonl does not match its manifest"),
         (repacked({"extra": b""}), "does not name extra"),
         (repacked({"../up": b""}), "'../up'"),
         (stating(format="other"), "another format, 'other'"),

@@ -48,13 +48,10 @@ async def test_a_page_gets_the_fields_that_it_shows() -> None:
     whole = json.loads(msgspec.json.encode(view.snapshot(NOW)))
     for table, cls in {"models": Model, "instances": Instance, "nodes": Node, "decisions": DecisionRecord}.items():
         for sent, row in zip(fleet[table], whole[table], strict=True):
-            assert sent["value"] == {name: row["value"][name] for name in SHOWN[cls]}
-            assert sent["joined"].keys() == row["joined"].keys()
-    [start] = [row["joined"]["last_cold_start"] for row in fleet["models"] if row["value"]["key"] == "smol-poet"]
-    assert start["began_at"] and start["instance"].keys() >= {"workers", "phases"}
-    assert "url" not in start["instance"]
-    [failure] = [row["joined"]["failure"] for row in fleet["models"] if row["value"]["key"] == "broken"]
-    assert failure.keys() == {"instance_id", "changed_at", "reason"}
+            assert sent["value"] == {name: row["value"][name] for name in SHOWN[cls]} and sent["joined"]
+    joined = {row["value"]["key"]: row["joined"] for row in fleet["models"]}
+    assert "phases" in (instance := joined["smol-poet"]["last_cold_start"]["instance"]) and "url" not in instance
+    assert joined["broken"]["failure"].keys() == {"instance_id", "changed_at", "reason"}
 
 
 async def test_of_a_value_only_other_fields_are_sent() -> None:

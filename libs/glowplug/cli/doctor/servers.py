@@ -144,7 +144,7 @@ def check_bus(bus: BusFacts) -> Iterator[Finding]:
     elif bus.sync == "always":
         yield _F.ok("bus on disk", "synced on every write")
     else:
-        says = f"sync_interval is {bus.sync}: a power cut loses what was acknowledged since"
+        says = f"sync_interval is {bus.sync}: a power cut loses events acknowledged since"
         yield _F.warn("bus on disk", says, "set jetstream { sync_interval: always }")
     if bus.storing:
         do = "free space on its disk; then it must be started again, which `glowplug up` does by itself"
