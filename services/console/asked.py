@@ -100,7 +100,7 @@ async def forecasts_of(upstream: Upstream, model_key: str, now_s: float) -> Fore
     except GlowplugError as error:
         problem = str(error)
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"the predictor answered with something that is no forecast: {error}"
+        problem = f"the predictor answered with something that is not a forecast: {error}"
     return ForecastPage(now=now_s, model_key=model_key, problem=problem)
 
 
@@ -114,7 +114,7 @@ async def prices_of(upstream: Upstream, gpu_id: str, now_s: float) -> PricePage:
     except GlowplugError as error:
         problem, status = str(error), 0
     except msgspec.MsgspecError as error:
-        problem, status = f"the placer answered with something that is no price list: {error}", 0
+        problem, status = f"the placer answered with something that is not a price list: {error}", 0
     if status == 404:
         raise NotFound(f"no GPU {gpu_id!r}", param="gpu")
     return PricePage(now=now_s, gpu_id=gpu_id, problem=problem)

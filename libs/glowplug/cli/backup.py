@@ -139,7 +139,7 @@ def read(path: Path) -> Backup:
         raise BadArchive(f"{path}: {error}") from error
     except (*_NO_TAR, OSError) as error:
         said = str(error)[:SAID] or type(error).__name__
-        raise BadArchive(f"{path} is no backup of `glowplug backup`, or is cut short: {said}") from error
+        raise BadArchive(f"{path} is not a backup of `glowplug backup`, or is cut short: {said}") from error
     _check_members(path, manifest.members, members)
     return _decoded(path, manifest, members)
 
@@ -151,13 +151,13 @@ _NO_TAR = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError,
 def _packed(path: Path) -> bytes:
     try:
         if not path.is_file():
-            raise BadArchive(f"{path} is no file")
+            raise BadArchive(f"{path} is not a file")
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise CliError(f"cannot read {path}: {error.strerror}") from error
     if len(raw) > MAX_BYTES:
-        raise BadArchive(f"{path} has more than {MAX_BYTES >> 20} MiB: it is no backup of `glowplug backup`")
+        raise BadArchive(f"{path} has more than {MAX_BYTES >> 20} MiB: it is not a backup of `glowplug backup`")
     return raw
 
 
@@ -194,7 +194,7 @@ def _manifest(raw: bytes) -> _Manifest:
             raise _newer(manifest.format_version, manifest.made_by)
         return manifest
     except MalformedEvent as error:
-        says = f"it is no backup of `glowplug backup`: it has no manifest that can be read ({error})"
+        says = f"it is not a backup of `glowplug backup`: it has no readable manifest ({error})"
         raise BadArchive(says) from error
 
 
@@ -226,7 +226,7 @@ def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> B
         raise BadArchive(f"{path} holds rows this version cannot read: {error}") from error
     bad = [name for name in files if not name.isprintable() or not _FILE_NAME.fullmatch(name)]
     if bad:
-        raise BadArchive(f"{path}: {bad[0][:SAID]!r} is no name of a model file")
+        raise BadArchive(f"{path}: {bad[0][:SAID]!r} is not the name of a model file")
     return Backup(
         made_at=manifest.made_at,
         models={model.key: model for model in models},

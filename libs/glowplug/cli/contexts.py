@@ -128,7 +128,7 @@ def write(contexts: Contexts) -> None:
 def checked_name(name: str) -> str:
     """Raises CliError for a name that a shell would need quoted."""
     if not _NAME.fullmatch(name):
-        raise CliError(f"{name!r} is no name of a context: letters, digits, '.', '_' and '-', at most 63")
+        raise CliError(f"{name!r} is not a context name: letters, digits, '.', '_' and '-', at most 63")
     return name
 
 

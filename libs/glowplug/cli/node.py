@@ -50,7 +50,7 @@ def node(
     """Run one node of a fleet here: its agent and prefetcher, started again when they die. Settings of both come from
     the environment (GLOWPLUG_GPU_KIND, GLOWPLUG_GPU_BUDGETS ...). Ctrl-C or SIGTERM drains it."""
     if not _NODE_ID.fullmatch(node_id):
-        raise CliError(f"{node_id!r} is no name of a node: a-z, 0-9 and dashes, at most 64 characters", WRONG_USAGE)
+        raise CliError(f"{node_id!r} is not a node name: a-z, 0-9 and dashes, at most 64 characters", WRONG_USAGE)
     told = contexts.read_env(env_file, str(env_file)) if env_file else exports(connect(state_dir), "node")
     missing = [name for name in ("GLOWPLUG_NATS_URL", "GLOWPLUG_REDIS_URL") if not told.get(name)]
     if missing:
@@ -58,7 +58,7 @@ def node(
     try:
         unreachable = list(_unreachable(told))
     except ValueError as error:
-        raise CliError(f"the address of bus or store is none: {error}", WRONG_USAGE) from error
+        raise CliError(f"the address of the bus or the store is not valid: {error}", WRONG_USAGE) from error
     if unreachable:
         raise CliError("\n".join(unreachable))
     state = StateDir((folder or contexts.DEFAULT_STATE_DIR / "nodes" / node_id).absolute())

@@ -55,7 +55,7 @@ def fill_cache(source: HubSource, snapshot: HubSnapshot, report: Callable[[int],
         except (hub.errors.HTTPError, OSError, ValueError) as error:
             raise source.translated(error) from error
         if Path(came) != folder / file.name:
-            raise WeightsUnavailable(f"{source.address.uri}: it has changed while it came; pull it once more")
+            raise WeightsUnavailable(f"{source.address.uri}: it changed during the download; pull it again")
     return folder
 
 

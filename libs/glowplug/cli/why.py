@@ -214,7 +214,7 @@ def lines_of(run: Path, name: str) -> Iterator[Row]:
     path = run / name
     try:
         if not (run / "setup.json").is_file():
-            raise CliError(f"--run: {run}: is no folder of a run", WRONG_USAGE)
+            raise CliError(f"--run: {run}: is not the folder of a run", WRONG_USAGE)
         with path.open(encoding="utf-8") as file:
             yield from map(json.loads, file)
     except (OSError, ValueError) as error:

@@ -134,7 +134,7 @@ function causes(page, record) {
   const request = first?.kind === "request.waiting" ? first.entity_id : record.request_id;
   const lines = page.chain.map((row) => h("li", null, eventLine(row)));
   if (request) lines.push(h("li", null, h("a", { href: `#/request/${encodeURIComponent(request)}` }, "a request that waits"), h("small", { class: "id" }, request)));
-  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is kept no more"));
+  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is no longer kept"));
   if (!lines.length) return empty(record.policy === "operator" ? "A person asked for it." : "Time: the rule looks at the fleet again and again.");
   return h("ol", { class: "causes" }, lines);
 }
@@ -145,7 +145,7 @@ function outcome(page) {
   for (const victim of page.victims) {
     found.push(h("p", { class: "victim" }, badge("victim", "warn"), " ", h("code", null, victim.instance_id), ` is ${stateWord(victim.state)}`, victim.reason ? h("small", null, ` ${victim.reason}`) : null));
   }
-  return found.length ? found : [empty("Nothing is known of it (yet).")];
+  return found.length ? found : [empty("Nothing is known about it yet.")];
 }
 
 function outcomeOf(start) {

@@ -73,6 +73,6 @@ function causes(page) {
   const first = (page.chain.at(-1) ?? page.row).seen;
   const lines = page.chain.map((row) => h("li", null, eventLine(row)));
   if (first.kind === "request.waiting") lines.push(h("li", null, h("a", { href: `#/request/${encodeURIComponent(first.entity_id)}` }, "a request that waits"), h("small", { class: "id" }, first.entity_id)));
-  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is kept no more"));
+  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is no longer kept"));
   return lines.length ? h("ol", { class: "causes" }, lines) : empty("Nothing else: time passed, a person asked, or it speaks for itself.");
 }

@@ -172,7 +172,7 @@ class LogsView {
     requestAnimationFrame(() => (this.isPlacing = false));
     const silent = this.sources.filter((source) => source.problem);
     const parts = [`${count(this.lines.length, "line")} of ${count(this.sources.length, "log")}`];
-    if (this.numLost) parts.push(`${this.numLost} were gone before they could be read`);
+    if (this.numLost) parts.push(`${this.numLost} were lost before they could be read`);
     if (silent.length) parts.push(`not read: ${silent.slice(0, 3).map((source) => `${source.name} (${source.problem})`).join(", ")}${silent.length > 3 ? ` and ${silent.length - 3} more` : ""}`);
     say(this.tally, parts.join("; "));
   }

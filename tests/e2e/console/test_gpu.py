@@ -67,7 +67,7 @@ async def test_prices_follow_what_the_placer_says_and_stay_with_their_time_when_
     owner.prices[GPU] = {"gpu_id": GPU}
     at.clock.forward(2.0)
     problem = page.locator(".gpu-view [role=status]")
-    await expect(problem).to_contain_text("no price list", timeout=ASKED_AGAIN_S * 1000)
+    await expect(problem).to_contain_text("not a price list", timeout=ASKED_AGAIN_S * 1000)
     await expect(problem).to_contain_text("Stale: these are the prices of ")
     await expect(page.locator(".prices-panel tbody tr")).to_have_count(2)
 

@@ -295,7 +295,7 @@ class Kubectl:
         try:
             return tuple(json.loads(text)["items"]), ""
         except (ValueError, LookupError, TypeError):
-            return (), "kubectl answered with something that is no list"
+            return (), "kubectl answered with something that is not a list"
 
     def ask(self, *words: str) -> tuple[str, str]:
         """Return (output, "") or ("", last line of stderr)."""
