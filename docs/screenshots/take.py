@@ -116,11 +116,12 @@ async def photograph(fleet: Fleet) -> None:
         await page.wait_for_timeout(700)
         await take(page, "fleet")
         await waking
-        await page.set_viewport_size(WINDOW)
 
+        await page.set_viewport_size({**WINDOW, "height": 960})  # all of its rows
         await page.goto(f"{console}/#/request/{cold}")
         await until(page, "document.querySelectorAll('[role=treegrid] [role=row]').length > 8")
         await take(page, "trace")
+        await page.set_viewport_size(WINDOW)
 
         await page.goto(f"{console}/#/decisions/kind=place")
         await page.locator("main a", has_text="place").first.click()

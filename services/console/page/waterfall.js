@@ -210,12 +210,17 @@ function details(row) {
   const decision = row.attributes["glowplug.decision_id"];
   if (decision) parts.push(h("p", { class: "decided-note" }, row.attributes["glowplug.reason"] ?? "", " ", h("a", { href: decisionAddress(decision) }, "why")));
   const attributes = Object.entries(row.attributes);
-  if (attributes.length) parts.push(h("h3", null, "Attributes"), list(attributes));
+  if (attributes.length) parts.push(h("h3", null, "Attributes"), list(attributes.map(([name, value]) => [parted(name), value])));
   if (row.events.length) {
     parts.push(h("h3", null, "Events"));
     for (const point of row.events) parts.push(list([[`+${seconds(point.offset_s)}`, h("b", null, point.name)], ...Object.entries(point.attributes)]));
   }
   return parts;
+}
+
+/** A long name may break after a dot or an underscore. */
+function parted(name) {
+  return h("span", null, name.split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]));
 }
 
 function list(pairs) {
