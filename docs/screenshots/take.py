@@ -14,14 +14,14 @@ from pathlib import Path
 
 import httpx
 from PIL import Image
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, ViewportSize, expect
 
 from tests import browser as chromium
 from tests.browser import new_page, until
 from tests.fleet_runner import Fleet
 
 HERE = Path(__file__).parent
-WINDOW = {"width": 1360, "height": 800}
+WINDOW: ViewportSize = {"width": 1360, "height": 800}
 LARGEST_BYTES = 150_000
 NODES = 4
 GIB_OF = {  # weights and KV cache of each model

@@ -6,7 +6,7 @@ import { whyNot } from "/page/session.js";
 import { isDrained } from "/page/values.js";
 
 // `word` is on the button, `done` in the note. `ask` is the question before it, if it ends or keeps away work.
-export const MODEL_VERBS = {
+const MODEL_VERBS = {
   load: { word: "Load", done: "is told to load" },
   unload: {
     word: "Unload",
@@ -21,7 +21,7 @@ export const MODEL_VERBS = {
   pin: { word: "Pin", done: "is pinned: never evicted, always at least one instance" },
   unpin: { word: "Unpin", done: "is no longer pinned" },
 };
-export const NODE_VERBS = {
+const NODE_VERBS = {
   drain: {
     word: "Drain",
     done: "is told to drain",

@@ -1,10 +1,10 @@
 // One chat completion, streamed through the console: its head, comments and events. No DOM here.
 
-export const CHAT = "/playground/v1/chat/completions";
+const CHAT = "/playground/v1/chat/completions";
 const TIMING = /([a-z_]+);dur=([0-9.]+)/gi;
 
 /** A failure, as the router says it. `status` is 0 without an answer. */
-export class ChatFailed extends Error {
+class ChatFailed extends Error {
   constructor(message, { status = 0, code = "", retryAfter = "" } = {}) {
     super(message);
     Object.assign(this, { status, code, retryAfter });

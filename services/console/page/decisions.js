@@ -101,7 +101,7 @@ export function decisionLines(rows, more = null) {
   return h("ol", { class: "related" }, rows.map((row) => h("li", null, line(row))), more);
 }
 
-export function decisionRow(row) {
+function decisionRow(row) {
   if (row.nothing) return emptyRow(COLUMNS, row.nothing);
   return h(
     "tr",

@@ -1,18 +1,10 @@
 // Elements without a framework. Data reaches the page as text nodes and properties only, never as markup.
 
-const SVG = "http://www.w3.org/2000/svg";
 const shown = new WeakMap(); // parent -> key -> the element shown there
 
 /** One element. `attrs`: class, style (an object of CSS properties), on* listeners, everything else an attribute. */
 export function h(tag, attrs, ...children) {
-  return fill(document.createElement(tag), attrs, children);
-}
-
-export function svg(tag, attrs, ...children) {
-  return fill(document.createElementNS(SVG, tag), attrs, children);
-}
-
-function fill(element, attrs, children) {
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attrs ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "style") for (const [key, part] of Object.entries(value)) element.style.setProperty(key, part);

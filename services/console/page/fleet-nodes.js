@@ -260,7 +260,7 @@ function linkLine(link) {
 }
 
 /** One fetch: the bar grows in place. */
-export class FetchLine {
+class FetchLine {
   constructor({ report }, colour, node = "") {
     this.fill = h("i", { style: { "--h": String(Math.max(colour(report.model_key), 0)) } });
     this.words = h("small");

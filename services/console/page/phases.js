@@ -31,7 +31,7 @@ export function phaseBars(phases, whole) {
   return h("span", { class: "phases tall", role: "img", "aria-label": phaseWords(phases) }, bars);
 }
 
-export function phaseWords(phases) {
+function phaseWords(phases) {
   return phases.map((phase) => `${phase.name} ${seconds(phase.duration_s)}${predicted(phase)}`).join(", ");
 }
 
