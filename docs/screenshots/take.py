@@ -14,14 +14,14 @@ from pathlib import Path
 
 import httpx
 from PIL import Image
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, ViewportSize, expect
 
 from tests import browser as chromium
 from tests.browser import new_page, until
 from tests.fleet_runner import Fleet
 
 HERE = Path(__file__).parent
-WINDOW = {"width": 1360, "height": 800}
+WINDOW: ViewportSize = {"width": 1360, "height": 800}
 LARGEST_BYTES = 150_000
 NODES = 4
 GIB_OF = {  # weights and KV cache of each model
@@ -116,11 +116,12 @@ async def photograph(fleet: Fleet) -> None:
         await page.wait_for_timeout(700)
         await take(page, "fleet")
         await waking
-        await page.set_viewport_size(WINDOW)
 
+        await page.set_viewport_size({**WINDOW, "height": 960})  # all of its rows
         await page.goto(f"{console}/#/request/{cold}")
         await until(page, "document.querySelectorAll('[role=treegrid] [role=row]').length > 8")
         await take(page, "trace")
+        await page.set_viewport_size(WINDOW)
 
         await page.goto(f"{console}/#/decisions/kind=place")
         await page.locator("main a", has_text="place").first.click()

@@ -23,7 +23,6 @@ from glowplug.services.console import (
     history_api,
     log_view,
     login,
-    oidc_api,
     passing,
     trace_api,
     usage_api,
@@ -38,8 +37,7 @@ from glowplug.services.console.oidc import Oidc
 from glowplug.services.console.request_log import RequestLog
 from glowplug.services.console.settings import ConsoleSettings
 from glowplug.services.console.span_export import SpanExport, to_endpoint
-from glowplug.services.console.stories import Stories
-from glowplug.services.console.story_disk import StoryDisk
+from glowplug.services.console.stories import Stories, StoryDisk
 from glowplug.services.console.stream import Hub
 from glowplug.services.console.upstream import Addresses, Upstream
 from glowplug.services.console.usage_api import UsageReader
@@ -146,7 +144,7 @@ def build_app(console: Console) -> FastAPI:
     cookie = login.cookie_name(settings.port)
     app.include_router(login.routes(console.access, cookie, console.oidc))
     if console.oidc is not None:
-        app.include_router(oidc_api.routes(console.access, cookie, console.oidc))
+        app.include_router(login.oidc_routes(console.access, cookie, console.oidc))
     _page(app)
     if console.access.is_asked:  # innermost: a refusal gets its request id from outside
         app.user_middleware.append(Middleware(login.Locked, access=console.access, cookie=cookie))

@@ -75,12 +75,12 @@ def routes(upstream: Upstream, clock: Callable[[], float]) -> APIRouter:
 
     @router.get("/forecasts", tags=["forecasts"])
     async def forecasts(model: str = Query(min_length=1, max_length=200)) -> Response:
-        """Windows of one model as they came, oldest first, and what was expected of them and of those to come."""
+        """Windows of one model, oldest first, and the forecasts of past and coming ones."""
         return json_response(await forecasts_of(upstream, model, clock()))
 
     @router.get("/gpus/{gpu_id:path}/worth", tags=["fleet"], responses={404: {"description": "no such GPU"}})
     async def worth(gpu_id: Annotated[str, Path(min_length=1, max_length=256)]) -> Response:
-        """What each holder of a GPU's memory is worth there now, those that go first before the others."""
+        """The worth of each holder of a GPU's memory; the first to leave come first."""
         return json_response(await prices_of(upstream, gpu_id, clock()))
 
     return router
@@ -100,7 +100,7 @@ async def forecasts_of(upstream: Upstream, model_key: str, now_s: float) -> Fore
     except GlowplugError as error:
         problem = str(error)
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"the predictor answered with something that is no forecast: {error}"
+        problem = f"the predictor answered with something that is not a forecast: {error}"
     return ForecastPage(now=now_s, model_key=model_key, problem=problem)
 
 
@@ -114,7 +114,7 @@ async def prices_of(upstream: Upstream, gpu_id: str, now_s: float) -> PricePage:
     except GlowplugError as error:
         problem, status = str(error), 0
     except msgspec.MsgspecError as error:
-        problem, status = f"the placer answered with something that is no price list: {error}", 0
+        problem, status = f"the placer answered with something that is not a price list: {error}", 0
     if status == 404:
         raise NotFound(f"no GPU {gpu_id!r}", param="gpu")
     return PricePage(now=now_s, gpu_id=gpu_id, problem=problem)

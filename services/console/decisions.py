@@ -4,6 +4,7 @@ Pure. Bounded by `max_decisions`; the latest `INSTANCES_KEPT` instances stay, al
 
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Final
 
@@ -42,8 +43,12 @@ class DecisionLog:
         """Apply an event of a decision, an instance or a model; ignore others."""
         data = event.data
         if isinstance(data, DecisionMade):
-            self._events.put(data.decision.decision_id, event.event_id)
-            self.put(data.decision)
+            record = data.decision
+            self._events.put(record.decision_id, event.event_id)
+            record = replace(record, traceparent=record.traceparent or event.traceparent)
+            if record.decision_id in self._records:
+                self._records[record.decision_id] = record  # the store's may lack the trace
+            self.put(record)
         elif isinstance(data, InstanceChange):
             self.put_instance(data.instance)
         elif isinstance(data, ModelDeployed):
@@ -165,7 +170,7 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
     async def latest(
         wanted: Annotated[DecisionSearch, Depends()], limit: int = Query(200, ge=1, le=MAX_LINES)
     ) -> Response:
-        """What was decided, newest first; filters are exact, `q` looks anywhere, `instance` finds victims too."""
+        """Decisions, newest first; filters are exact, `q` looks anywhere, `instance` finds victims too."""
         found = list(decisions.newest(wanted))
         return json_response(
             DecisionList(
@@ -178,7 +183,7 @@ def routes(decisions: DecisionLog, events: EventLog) -> APIRouter:
 
     @router.get("/decisions/{decision_id}")
     async def one(decision_id: str) -> Response:
-        """One decision: rule, inputs, rivals, the events that led to it, what came of it, and what belongs to it."""
+        """One decision: rule, inputs, rivals, causes, outcome, and related decisions."""
         record = decisions.get(decision_id)
         if record is None:
             raise NotFound(f"the console has no decision {decision_id[:64]}: it keeps the newest")

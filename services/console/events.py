@@ -215,7 +215,7 @@ def routes(log: EventLog, *, max_watchers: int) -> APIRouter:
 
     @router.get("/events", response_class=StreamingResponse)
     async def stream(wanted: Wanted) -> Response:
-        """Server-sent events: `events` with the latest that match, then `more` as they come, with what was left out."""
+        """Server-sent events: `events` with the latest that match, then `more` as they come and the number skipped."""
         if len(log.watchers) >= max_watchers:
             raise Contended("too many open views of events", retry_after_s=5.0)
         return streamed(_until_gone(log, wanted))
@@ -227,7 +227,7 @@ def routes(log: EventLog, *, max_watchers: int) -> APIRouter:
 
     @router.get("/events/{event_id}")
     async def one(event_id: str) -> Response:
-        """One event with its payload, the chain of its causes and what it caused."""
+        """One event with its payload, the chain of its causes and its effects."""
         entry = log.get(event_id)
         if entry is None:
             raise NotFound(f"the console has no event {event_id[:64]}: it keeps the latest since it started")

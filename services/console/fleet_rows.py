@@ -1,9 +1,11 @@
 """The page's rows of the fleet: a domain value as it is, beside it the facts that the page needs joined with it. Times
-are epoch seconds."""
+are epoch seconds.
 
-from collections.abc import Collection
+The stream sends of each value the fields in SHOWN; `/api/v1/fleet` has them all."""
+
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
@@ -98,6 +100,46 @@ ModelRow = FleetRow[Model, ModelStatus]
 InstanceRow = FleetRow[Instance, InstanceStatus]
 NodeRow = FleetRow[Node, NodeStatus]
 DecisionRow = FleetRow[DecisionRecord, DecisionMarks]
+
+
+SHOWN: Final[Mapping[type, tuple[str, ...]]] = {
+    cls: tuple(names.split())
+    for cls, names in {
+        Model: "key name engine weights_bytes kv_bytes max_instances keep_alive_s pinned suspended",
+        Instance: "instance_id model_key engine state workers max_concurrency created_at ready_at decision_id reason "
+        "emulated",
+        Node: "node_id engines gpus links cached on_disk host_cache_bytes draining",
+        DecisionRecord: "decision_id kind policy service made_at model_key instance_id node_id gpu_id chosen reason",
+    }.items()
+}
+_STARTED: Final = ("instance_id", "state", "workers", "ready_at", "phases", "reason", "emulated")
+_FAILED: Final = ("instance_id", "changed_at", "reason")
+
+
+def shown(row: FleetRow[Any, Any]) -> dict[str, Any]:
+    return {"value": _picked(row.value, SHOWN[type(row.value)]), "joined": _facts(row.joined)}
+
+
+def changes(old: FleetRow[Any, Any], new: FleetRow[Any, Any]) -> dict[str, dict[str, Any]]:
+    """Return the shown fields that have other values."""
+    value = {f: v for f in SHOWN[type(new.value)] if (v := getattr(new.value, f)) != getattr(old.value, f)}
+    names = type(new.joined).__dataclass_fields__
+    joined = _facts(new.joined, [f for f in names if getattr(new.joined, f) != getattr(old.joined, f)])
+    return {name: fields for name, fields in (("value", value), ("joined", joined)) if fields}
+
+
+def _facts(joined: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
+    facts = _picked(joined, type(joined).__dataclass_fields__ if names is None else names)
+    for name, fact in facts.items():
+        if isinstance(fact, TimedStart):
+            facts[name] = {**_facts(fact), "instance": _picked(fact.instance, _STARTED)}
+        elif isinstance(fact, Instance):
+            facts[name] = _picked(fact, _FAILED)
+    return facts
+
+
+def _picked(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def timed_start(instance: Instance, fetch: WatchedFetch | None = None) -> TimedStart:

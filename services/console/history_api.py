@@ -81,7 +81,7 @@ async def read_page(
     except httpx.HTTPError as error:
         problem = f"Prometheus does not answer at {url}: {type(error).__name__}"
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-        problem = f"Prometheus answered with something that is no range of values: {error}"
+        problem = f"Prometheus answered with something that is not a range of values: {error}"
     return HistoryPage(
         now=now_s,
         span=span,

@@ -34,7 +34,7 @@ class HistoryDisk:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            log.warning("%s is no database, and becomes %s.broken: %s", path, path.name, error)
+            log.warning("%s is not a database, and is renamed to %s.broken: %s", path, path.name, error)
             path.replace(path.with_name(f"{path.name}.broken"))
             self._connection = _opened(path)
 

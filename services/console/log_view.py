@@ -177,7 +177,7 @@ class LogReader:
             except GlowplugError as error:
                 return error
             except msgspec.MsgspecError as error:
-                return GlowplugError(f"{source.name} answered with something that is no log: {error}")
+                return GlowplugError(f"{source.name} answered with something that is not a log: {error}")
 
     def _read_own(self, after: str, asked: LogQuery, token: str) -> _Answer | GlowplugError:
         if not self._may_read_own(token):

@@ -10,13 +10,15 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
@@ -26,7 +28,7 @@ from glowplug.domain.access import Role
 from glowplug.domain.errors import BadRequest, Contended, GlowplugError, NoCapacity, RoleRequired, Unauthorized
 from glowplug.runtime.key_reader import KeyReader
 from glowplug.runtime.rest import ACTOR_HEADER, MAX_ACTOR_CHARS, refused
-from glowplug.services.console.oidc import Oidc
+from glowplug.services.console.oidc import ATTEMPT_S, LoginFailed, Oidc
 from glowplug.services.console.records import Newest
 from glowplug.services.console.roles import WHO, Who, check_role, least_role
 from glowplug.services.console.upstream import read_body
@@ -40,6 +42,10 @@ MAX_ADDRESSES: Final = 4096
 KEY_HEADER: Final = "x-glowplug-console-key"
 PASSED_ON: Final = "/api/v1/"
 MAX_LOGIN_BYTES: Final = 4096
+START: Final = "/login/oidc"
+BACK: Final = "/login/oidc/callback"
+_VIEW: Final = re.compile(r"#/[\x21-\x7e]{0,500}")
+_NOT_KEPT: Final = {"Cache-Control": "no-store"}
 
 
 class KeyRequired(Unauthorized):
@@ -348,3 +354,52 @@ def own_url(request: Request, path: str) -> str:
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return client[0] if client else ""
+
+
+def oidc_routes(access: ConsoleAccess, cookie: str, oidc: Oidc) -> APIRouter:
+    """Return the two steps of an OpenID Connect login: to the issuer, and back with a code. After a failure the login
+    page says why; the log says more."""
+    router = APIRouter(tags=["login"])
+    under_way = f"{cookie}-login"
+
+    @router.get(START, response_class=RedirectResponse, status_code=303)
+    async def begin(request: Request, view: str = Query("", max_length=512)) -> RedirectResponse:
+        """Go to the issuer; `view` is shown after the login."""
+        try:
+            url, attempt = await oidc.begin(own_url(request, BACK), view if _VIEW.fullmatch(view) else "")
+        except LoginFailed as error:
+            return failed(error)
+        answer = RedirectResponse(url, 303, _NOT_KEPT)
+        answer.set_cookie(
+            under_way, attempt, int(ATTEMPT_S), path=START, httponly=True, samesite="lax", secure=is_https(request)
+        )
+        return answer
+
+    @router.get(BACK, response_class=RedirectResponse, status_code=303)
+    async def back(
+        request: Request,
+        code: str = Query("", max_length=4096),
+        state: str = Query("", max_length=256),
+        error: str = Query("", max_length=100),
+    ) -> RedirectResponse:
+        """Come back from the issuer with a code, and open a session."""
+        try:
+            attempt = oidc.attempt(request.cookies.get(under_way, ""), state)
+            if error or not code:
+                raise LoginFailed("refused", f"the issuer answered {error!r}")
+            person = await oidc.finish(attempt, code, own_url(request, BACK))
+        except LoginFailed as why:
+            return failed(why)
+        # From a page of the issuer the browser does not send the new cookie along: the login page goes on.
+        answer = RedirectResponse(f"/login{attempt.view}", 303, _NOT_KEPT)
+        open_session(answer, request, access, cookie, Who(name=person.name, role=person.role), person.id_token)
+        answer.delete_cookie(under_way, path=START, httponly=True, samesite="lax")
+        return answer
+
+    def failed(error: LoginFailed) -> RedirectResponse:
+        log.warning("a login by OpenID Connect failed: %s", error.message)
+        answer = RedirectResponse(f"/login?failed={quote(error.code)}", 303, _NOT_KEPT)
+        answer.delete_cookie(under_way, path=START, httponly=True, samesite="lax")
+        return answer
+
+    return router

@@ -1,4 +1,4 @@
-"""What the console counts."""
+"""Metrics of the console."""
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 

@@ -150,7 +150,7 @@ class Oidc:
         query = urlencode(given | {"client_id": self._settings.oidc_client_id})
         return f"{end}{'&' if '?' in end else '?'}{query}"
 
-    # -- what is checked -----------------------------------------------------------------------------------------
+    # -- checks -----------------------------------------------------------------------------------------
 
     def role_of(self, claims: Mapping[str, Any]) -> Role:
         found: Any = claims.get(self._settings.oidc_role_claim)  # a name may contain dots: https://a.example/r
@@ -229,7 +229,7 @@ class Oidc:
         try:
             found = msgspec.json.decode(await self._get(url), type=_Issuer)
         except msgspec.MsgspecError as error:
-            raise LoginFailed("unreachable", f"{url} is no OpenID configuration: {error}") from error
+            raise LoginFailed("unreachable", f"{url} is not an OpenID configuration: {error}") from error
         if found.issuer != wanted:
             raise LoginFailed("unreachable", f"{url} is of the issuer {found.issuer[:200]!r}, not {wanted!r}")
         for endpoint in (found.authorization_endpoint, found.token_endpoint, found.jwks_uri):

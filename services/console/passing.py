@@ -77,7 +77,7 @@ def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
 
     @router.post("/nodes/{node_id}/{verb}", response_class=Response, responses=_SAID, status_code=202)
     async def on_node(request: Request, node_id: Id, verb: NodeVerb) -> Response:
-        """drain (place nothing there, drain what runs there) or undrain: asked of the placer."""
+        """Ask the placer to drain a node (place nothing there, drain its instances) or to undrain it."""
         return await pass_to(request, "placer", f"/v1/nodes/{quote(node_id, safe='')}/{verb}")
 
     _model_files(router, pass_to)
@@ -106,7 +106,7 @@ def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
 
     @router.patch("/keys/{key_id}", response_class=Response, responses=_SAID)
     async def change_key(request: Request, key_id: Id) -> Response:
-        """Change what a key may do, or when it ends."""
+        """Change the rights or the end of a key."""
         return await pass_to(request, "autoscaler", f"/v1/keys/{quote(key_id, safe='')}", with_body=True)
 
     @router.delete("/keys/{key_id}", response_class=Response, responses=_SAID)
@@ -125,7 +125,7 @@ def action_routes(upstream: Upstream, timeout_s: float) -> APIRouter:
 def _model_files(router: APIRouter, pass_to: Callable[..., Awaitable[Response]]) -> None:
     @router.get("/model_files", response_class=Response, responses=_SAID)
     async def model_form(request: Request) -> Response:
-        """What a form for model files is made of: asked of the autoscaler."""
+        """The fields of a form for model files: asked of the autoscaler."""
         return await pass_to(request, "autoscaler", "/v1/model_files")
 
     @router.post("/model_files", response_class=Response, responses=_SAID)

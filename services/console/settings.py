@@ -20,7 +20,7 @@ class ConsoleSettings(ServiceSettings):
     oidc_issuer: str = ""  # where people log in by OpenID Connect: https://id.example; empty: nowhere
     oidc_client_id: str = ""  # of the console at the issuer
     oidc_client_secret: str = ""  # likewise; empty: a public client
-    oidc_scope: str = "openid profile email"  # what is asked for at a login; some issuers send groups for `groups`
+    oidc_scope: str = "openid profile email"  # of a login; some issuers send groups for `groups`
     oidc_role_claim: str = "groups"  # of the ID token; dots lead into objects: realm_access.roles
     oidc_viewers: str = ""  # values of that claim, with commas: who may read; `*`: everybody who can log in
     oidc_operators: str = ""  # who may change models and nodes, too

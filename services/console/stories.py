@@ -1,10 +1,16 @@
 """The stories that the console keeps, by trace id.
 
-Those of requests alone have a ring of their own, so that many warm requests displace no start."""
+Those of requests alone have a ring of their own, so that many warm requests displace no start. The events of sampled
+ones are on disk, so that they outlive their console."""
 
+import asyncio
 import heapq
+import logging
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +18,7 @@ import msgspec
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.events import Event
+from glowplug.events.envelope import MalformedEvent, decode, encode
 from glowplug.events.facts import (
     DecisionMade,
     InstanceChange,
@@ -26,9 +33,13 @@ from glowplug.services.console.story import Row, Told, has_started, story, trace
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import is_sampled
 
+log = logging.getLogger(__name__)
 MAX_REQUEST_IDS: Final = 8
 CHANGES_TOLD: Final = 64  # per beat, the newest
 CACHE: Final = "cache"  # source of weights that were in host memory
+MAX_BYTES: Final = 16 << 20  # of one file
+MAX_PENDING: Final = 10_000
+WRITE_EVERY_S: Final = 0.5
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +101,14 @@ class Stories:
                     self._by_request.put(fact.request_id, told.trace_id)
                     self._touch(told, traceparent)
                 return True
-            case DecisionMade(decision=record) if traceparent := record.traceparent or event.traceparent:
-                self._traceparents.put(record.decision_id, traceparent)
-                told = self._start(trace_of(traceparent))
-                told.decisions.put(record.decision_id, replace(record, traceparent=traceparent))
-                self._touch(told, traceparent)
+            case DecisionMade(decision=made):
+                record = self._decisions.get(made.decision_id)
+                if record is None or not record.traceparent:
+                    return False
+                self._traceparents.put(record.decision_id, record.traceparent)
+                told = self._start(trace_of(record.traceparent))
+                told.decisions.put(record.decision_id, record)
+                self._touch(told, record.traceparent)
                 return True
             case WeightsFetched() | WeightsPartFetched() | WeightsFetchFailed() as fact if event.traceparent:
                 if fact.source != CACHE:
@@ -198,3 +212,65 @@ def summary_of(told: Told, rows: list[Row]) -> TraceSummary | None:
         is_emulated=any(row.attributes.get(semconv.ATTR_EMULATED) is True for row in rows),
         revision=told.revision,
     )
+
+
+class StoryDisk:
+    """A file with an event of JSON per line. At `max_bytes` it replaces `<name>.1`, and a new one begins. `read` and
+    `write` block. A disk that refuses costs only the copy, and is tried again."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._older = path, path.with_name(f"{path.name}.1")
+        self._max_bytes = max_bytes
+        self._pending: deque[bytes] = deque(maxlen=MAX_PENDING)
+        self._has_failed = False
+
+    def read(self) -> Iterator[Event]:
+        """Yield the events, oldest first. A line cut short by a kill, or written by a newer version, is left out."""
+        for path in (self._older, self._path):
+            try:
+                lines = path.read_bytes().splitlines() if path.exists() else []
+            except OSError as error:
+                self._failed(error)
+                continue
+            for line in lines:
+                try:
+                    yield decode(line)
+                except MalformedEvent:
+                    continue
+
+    def keep(self, event: Event) -> None:
+        if isinstance(event.data, RouterRequestsFinished):
+            ends = [end for end in event.data.traced() if is_sampled(end[1])]
+            if not ends:
+                return
+            requests, traceparents = zip(*ends, strict=True)
+            event = replace(event, data=replace(event.data, requests=requests, traceparents=traceparents))
+        elif event.traceparent and not is_sampled(event.traceparent):
+            return
+        self._pending.append(encode(event))
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            if self._pending:
+                await asyncio.to_thread(self.write)
+
+    def write(self) -> None:
+        lines = [self._pending.popleft() for _ in range(len(self._pending))]
+        if not lines:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+                file.write(b"\n" + b"\n".join(lines) + b"\n")  # behind the remains of a failed write
+                num_bytes = file.tell()
+            if num_bytes >= self._max_bytes:
+                self._path.replace(self._older)
+            self._has_failed = False
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        if not self._has_failed:
+            log.warning("the console cannot use %s and keeps traces in memory only: %s", self._path, error)
+        self._has_failed = True

@@ -328,7 +328,9 @@ def _start(told: Told, instance: Instance) -> Iterator[Row]:
 def _phase(
     instance: Instance, phase: Phase, parent_id: str, service: str, name: str, about: Attributes, *, stage: bool = True
 ) -> Row:
-    more: Attributes = {semconv.ATTR_PREDICTED_SECONDS: phase.predicted_s}
+    more: Attributes = {}
+    if phase.predicted_s:
+        more[semconv.ATTR_PREDICTED_SECONDS] = phase.predicted_s
     if stage:
         more[semconv.ATTR_PHASE] = phase.name.value
     return Row(
@@ -346,10 +348,7 @@ def _phase(
 
 def _spell(told: Told, instance: Instance, spell: Spell) -> Iterator[Row]:
     about = _about(instance)
-    asked = (r for r in told.decisions.values() if instance.instance_id in named_in(r) and r.made_at <= spell.ended_at)
-    latest = max(asked, key=lambda r: r.made_at, default=None)
-    above = span_id_of(latest.decision_id) if latest is not None else _root(told, spell.traceparent)
-    own = span_id_of(instance.instance_id, spell.name, spell.started_at)
+    own, above = _spell_id(instance, spell), _above(told, instance, spell)
     service, name = _SPELLS[spell.name]
     more: Attributes = {semconv.ATTR_REASON: spell.reason}
     if spell.predicted_s:
@@ -369,6 +368,22 @@ def _spell(told: Told, instance: Instance, spell: Spell) -> Iterator[Row]:
         is_fetch = phase.name is PhaseName.FETCH
         service, name = (AGENT, "agent.await_rest") if is_fetch else (ENGINE, "engine.consolidate")
         yield _phase(instance, phase, own, service, name, about, stage=False)
+
+
+def _above(told: Told, instance: Instance, spell: Spell) -> str:
+    """Return the latest decision about it; else the consolidation that left a later stage over; else the request."""
+    asked = (r for r in told.decisions.values() if instance.instance_id in named_in(r) and r.made_at <= spell.ended_at)
+    if latest := max(asked, key=lambda r: r.made_at, default=None):
+        return span_id_of(latest.decision_id)
+    if whole := told.lives.get(instance.part_of):
+        for grown in whole.spells:
+            if grown.name is SpellName.CONSOLIDATE and not grown.error:
+                return _spell_id(whole, grown)
+    return _root(told, spell.traceparent)
+
+
+def _spell_id(instance: Instance, spell: Spell) -> str:
+    return span_id_of(instance.instance_id, spell.name, spell.started_at)
 
 
 def _process(instance: Instance, service: str) -> str:
@@ -395,7 +410,7 @@ def _about(instance: Instance) -> Attributes:
 def _fetch(told: Told, event: Event) -> Row:
     fact = event.data
     is_failure = isinstance(fact, WeightsFetchFailed)
-    instance_id = getattr(fact, "instance_id", "")
+    instance_id = getattr(fact, "instance_id", "") or _started_on(told, fact.node_id, fact.model_key)
     placed = (r for r in told.decisions.values() if r.kind == "place" and r.model_key == fact.model_key)
     above = next((r.decision_id for r in placed if not instance_id or _is_of(instance_id, r.instance_id)), "")
     about: Attributes = {
@@ -423,6 +438,12 @@ def _fetch(told: Told, event: Event) -> Row:
         error=f"{fact.code}: {fact.message}" if is_failure else "",
         attributes=about,
     )
+
+
+def _started_on(told: Told, node_id: str, model_key: str) -> str:
+    """Return the instance that whole weights were fetched for, which the fact does not name."""
+    there = (one for one in told.starts.values() if (one.node_id, one.model_key) == (node_id, model_key))
+    return next((one.instance_id for one in there), "")
 
 
 def _is_of(instance_id: str, whole_id: str) -> bool:

@@ -5,7 +5,7 @@ A slow page loses its oldest messages and gets their number; it then asks for th
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
-from glowplug.services.console.fleet_rows import FleetRow
+from glowplug.services.console.fleet_rows import FleetRow, changes, shown
 from glowplug.services.console.fleet_view import DECISIONS_SHOWN, RowTable, ShownFleet
 from glowplug.services.console.records import HEARTBEAT_S, Mailbox, message
 from glowplug.services.console.stories import TraceSummary
@@ -41,7 +41,7 @@ class Differ:
                 patch.setdefault("removed", {})[name] = removed
         latest = view.decisions.latest(DECISIONS_SHOWN)
         if fresh := [record for record in latest if record.decision_id not in self._decisions]:
-            patch["decisions"] = list(map(view.decisions.row, fresh))
+            patch["decisions"] = [shown(view.decisions.row(record)) for record in fresh]
             self._decisions = frozenset(record.decision_id for record in latest)
         if view.sources != self._sources:
             patch["sources"] = self._sources = dict(view.sources)
@@ -56,17 +56,10 @@ def _compared(table: RowTable[FleetRow[Any, Any]], key: str) -> tuple[list[Any],
             if old is not None:
                 removed.append(id_)
         elif old is None:
-            new.append(row)
-        else:
-            parts = {"value": _other(old.value, row.value), "joined": _other(old.joined, row.joined)}
-            if parts := {name: fields for name, fields in parts.items() if fields}:
-                changed.append({key: id_, **parts})
+            new.append(shown(row))
+        elif parts := changes(old, row):
+            changed.append({key: id_, **parts})
     return new, changed, removed
-
-
-def _other(old: Any, new: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that have other values."""
-    return {f: value for f in new.__dataclass_fields__ if (value := getattr(new, f)) != getattr(old, f)}
 
 
 class OpenPage(Mailbox[bytes]):
@@ -95,7 +88,9 @@ class Hub:
             raise TooManyClients
         self._flush_fleet(view, now_s)  # brings the others to the new page's first state
         client = OpenPage(self._queue_limit)
-        client.put(message("fleet", view.snapshot(now_s)))
+        fleet = view.snapshot(now_s)
+        tables = {name: list(map(shown, getattr(fleet, name))) for name in (*_TABLES, "decisions")}
+        client.put(message("fleet", {"now": fleet.now, "sources": fleet.sources, **tables}))
         self.clients.add(client)
         return client
 

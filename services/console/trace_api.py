@@ -126,40 +126,17 @@ class PhaseBar(msgspec.Struct, frozen=True):
     predicted_s: float
 
 
-class Waterfall(msgspec.Struct, frozen=True):
-    """`start_at`: epoch seconds."""
-
-    trace_id: str
-    name: str
-    service: str
-    model: str
-    request_ids: tuple[str, ...]
-    start_at: float
-    duration_s: float
-    num_errors: int
-    is_emulated: bool
-    revision: int
-    services: list[str]
+class Waterfall(TraceSummary, frozen=True, kw_only=True):
     phases: list[PhaseBar]
     stages: list[Stage]
     rows: list[DrawnRow]
 
 
 def waterfall(summary: TraceSummary, rows: Sequence[Row]) -> Waterfall:
-    """Return rows depth first, siblings by start."""
+    """Return rows depth first, siblings by start; services in the order of the rows."""
     drawn = [_drawn(row, depth, num_children, summary.start_at) for row, depth, num_children in tree(rows)]
     return Waterfall(
-        trace_id=summary.trace_id,
-        name=summary.name,
-        service=summary.service,
-        model=summary.model,
-        request_ids=summary.request_ids,
-        start_at=summary.start_at,
-        duration_s=summary.duration_s,
-        num_errors=summary.num_errors,
-        is_emulated=summary.is_emulated,
-        revision=summary.revision,
-        services=list(dict.fromkeys(row.service for row in drawn)),
+        **msgspec.structs.asdict(summary) | {"services": tuple(dict.fromkeys(row.service for row in drawn))},
         phases=[_phase(row) for row in sorted(drawn, key=_by_stage) if row.phase],
         stages=stages(rows),
         rows=drawn,

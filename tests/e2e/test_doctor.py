@@ -150,7 +150,7 @@ def test_corrupt_and_missing_weights_are_named(fleet: Fleet, tmp_path: Path) -> 
     try:
         until(fleet, "ok", lambda seen: seen.get("weights", "").startswith("1 local"))
         weights.write_bytes(b"v" * 4096)
-        assert "is not what its sha256 says" in named(looked(fleet), "fail")["weights of pinned"]
+        assert "does not match its sha256" in named(looked(fleet), "fail")["weights of pinned"]
         weights.unlink()
         assert str(weights) in named(looked(fleet), "fail")["weights of pinned"]
     finally:

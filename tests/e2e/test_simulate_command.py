@@ -328,7 +328,7 @@ def test_tap_and_why_read_a_run(folder: Path) -> None:
         "'x' is not a request, model, instance, GPU or node of this run"
         in here(folder, "glowplug why x --run a", code=1).stderr
     )
-    assert "is no folder of a run" in here(folder, "glowplug why x --run none", code=2).stderr
+    assert "is not the folder of a run" in here(folder, "glowplug why x --run none", code=2).stderr
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.MISSING)

@@ -111,7 +111,7 @@ def test_a_fleet_starts_and_serves_beside_what_nobody_can_read(
         named = "\n".join(facts.unreadable)
         for table in TABLES:
             assert f"{table}/bytes cannot be read" in named and f"{table}/\\xff\\xfe cannot be read" in named
-        assert "decisions is no log" in named
+        assert "decisions is not a log" in named
         assert facts.models.keys() == {"tiny"} and facts.nodes.keys() == {"node-1"}
         rest = fleet.processes["console-1"].url + "/api/v1/fleet"
         shown: dict[str, Any] = json.loads(httpx.get(rest, timeout=30).content)

@@ -30,8 +30,8 @@ keys = typer.Typer(
 )
 
 
-def _limit(option: str, what: str) -> typer.models.OptionInfo:
-    info: typer.models.OptionInfo = typer.Option(option, min=0, metavar="N", help=f"{what}; 0: no limit.")
+def _limit(option: str, about: str) -> typer.models.OptionInfo:
+    info: typer.models.OptionInfo = typer.Option(option, min=0, metavar="N", help=f"{about}; 0: no limit.")
     return info
 
 
@@ -76,7 +76,7 @@ def put_tenant(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create or change a tenant. What no option names stays as it is."""
+    """Create or change a tenant. Anything that no option names stays."""
     limits = _given(
         requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, tokens_per_day=tokens_per_day,
         tokens_per_month=tokens_per_month, concurrent=concurrent, queued=queued,
@@ -140,7 +140,7 @@ def _limits_text(limits: Mapping[str, int]) -> str:
 @keys.command("create")
 def create_key(
     tenant: TenantOption,
-    name: Annotated[str, typer.Option("--name", help="What people call the key.")],
+    name: Annotated[str, typer.Option("--name", help="Name of the key for people.")],
     models: Annotated[
         str,
         typer.Option(
@@ -152,7 +152,7 @@ def create_key(
         typer.Option(
             "--surfaces",
             metavar="NAMES",
-            help="What it opens: data (requests to models), read, operate, admin; with commas.",
+            help="Surfaces it opens: data (requests to models), read, operate, admin; with commas.",
         ),
     ] = Surface.DATA.value,
     expires: Annotated[
@@ -168,7 +168,7 @@ def create_key(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a key and print it. The fleet keeps a digest alone, so nobody can see the key again."""
+    """Create a key and print it. The fleet keeps only a digest, so the key cannot be shown again."""
     limits = _given(
         requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, tokens_per_day=tokens_per_day,
         tokens_per_month=tokens_per_month, concurrent=concurrent, queued=queued,
@@ -201,11 +201,11 @@ def _opens(row: Row) -> str:
     return f"{listed(row['surfaces'])} at {listed(row['models'])}{until}"
 
 
-def _show_new(row: Row, as_json: bool, what: str) -> None:
+def _show_new(row: Row, as_json: bool, note: str) -> None:
     if as_json:
         say_json(row)
         return
-    say(what, err=True)
+    say(note, err=True)
     say("the key is shown this once", err=True)
     say(row["key"])
 
@@ -213,7 +213,7 @@ def _show_new(row: Row, as_json: bool, what: str) -> None:
 @keys.command("set")
 def set_key(
     key: KeyArgument,
-    name: Annotated[str, typer.Option("--name", help="What people call the key.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the key for people.")] = "",
     models: Annotated[
         str, typer.Option("--models", metavar="NAMES", help="Names, aliases or patterns of models, with commas.")
     ] = "",
@@ -230,7 +230,7 @@ def set_key(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change what a key may do or when it ends. What no option names stays as it is."""
+    """Change the rights or the end of a key. Anything that no option names stays."""
     limits = _given(
         requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, tokens_per_day=tokens_per_day,
         tokens_per_month=tokens_per_month, concurrent=concurrent, queued=queued,
@@ -264,7 +264,7 @@ def list_keys(
 
 @keys.command("show")
 def show_key(key: KeyArgument, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
-    """Show what one key opens, its limits and when it ends."""
+    """Show the models, the limits and the end of one key."""
     row = _key(connect(state_dir), "GET", key)
     if as_json:
         say_json(row)
@@ -294,7 +294,7 @@ def rotate_key(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a key that opens what an old one does, and print it; the old key ends after the overlap."""
+    """Create a key with the rights of an old one, and print it; the old key ends after the overlap."""
     row = _key(connect(state_dir), "POST", key, "/rotate", json={"overlap": overlap})
     _show_new(row, as_json, f"{row['prefix']} takes the place of {prefix_of(id_of(key))}, which ends in {overlap}")
 

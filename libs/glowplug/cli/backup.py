@@ -139,7 +139,7 @@ def read(path: Path) -> Backup:
         raise BadArchive(f"{path}: {error}") from error
     except (*_NO_TAR, OSError) as error:
         said = str(error)[:SAID] or type(error).__name__
-        raise BadArchive(f"{path} is no backup of `glowplug backup`, or is cut short: {said}") from error
+        raise BadArchive(f"{path} is not a backup of `glowplug backup`, or is cut short: {said}") from error
     _check_members(path, manifest.members, members)
     return _decoded(path, manifest, members)
 
@@ -151,13 +151,13 @@ _NO_TAR = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError,
 def _packed(path: Path) -> bytes:
     try:
         if not path.is_file():
-            raise BadArchive(f"{path} is no file")
+            raise BadArchive(f"{path} is not a file")
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise CliError(f"cannot read {path}: {error.strerror}") from error
     if len(raw) > MAX_BYTES:
-        raise BadArchive(f"{path} has more than {MAX_BYTES >> 20} MiB: it is no backup of `glowplug backup`")
+        raise BadArchive(f"{path} has more than {MAX_BYTES >> 20} MiB: it is not a backup of `glowplug backup`")
     return raw
 
 
@@ -194,7 +194,7 @@ def _manifest(raw: bytes) -> _Manifest:
             raise _newer(manifest.format_version, manifest.made_by)
         return manifest
     except MalformedEvent as error:
-        says = f"it is no backup of `glowplug backup`: it has no manifest that can be read ({error})"
+        says = f"it is not a backup of `glowplug backup`: it has no readable manifest ({error})"
         raise BadArchive(says) from error
 
 
@@ -212,7 +212,7 @@ def _check_members(path: Path, stated: Mapping[str, _Member], members: Mapping[s
         raise BadArchive(f"{path} was changed: its manifest does not name {unknown[0]}")
     for name, raw in members.items():
         if hashlib.sha256(raw).hexdigest() != stated[name].sha256:
-            raise BadArchive(f"{path} is corrupt: {name} is not what its manifest says")
+            raise BadArchive(f"{path} is corrupt: {name} does not match its manifest")
 
 
 def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> Backup:
@@ -226,7 +226,7 @@ def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> B
         raise BadArchive(f"{path} holds rows this version cannot read: {error}") from error
     bad = [name for name in files if not name.isprintable() or not _FILE_NAME.fullmatch(name)]
     if bad:
-        raise BadArchive(f"{path}: {bad[0][:SAID]!r} is no name of a model file")
+        raise BadArchive(f"{path}: {bad[0][:SAID]!r} is not the name of a model file")
     return Backup(
         made_at=manifest.made_at,
         models={model.key: model for model in models},
@@ -389,8 +389,8 @@ def backup(
 
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite what differs from the backup.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the changes.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite rows that differ from the backup.")] = False,
     state_dir: StateDirOption = None,
 ) -> None:
     """Restore the models, model files, pins, drains, tenants and keys of a backup. Where any of them differs in the

@@ -45,7 +45,7 @@ def create_batch(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a file and have its requests answered. The id of the batch stands alone on stdout."""
+    """Send a file and have its requests answered. Prints the id of the batch alone to stdout."""
     notes = dict(_note(text) for text in metadata or ())
     fleet = connect(state_dir)
     sent = _upload(fleet, file)

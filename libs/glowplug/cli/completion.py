@@ -18,45 +18,26 @@ CALL_S: Final = 0.1  # at most three calls per word
 Names = Callable[[FleetClient], Iterable[str]]
 
 
-def _models(fleet: FleetClient) -> Iterable[str]:
-    return (row["name"] for row in fleet.models())
-
-
-def _nodes(fleet: FleetClient) -> Iterable[str]:
-    return (row["node_id"] for row in fleet.nodes())
-
-
-def _gpus(fleet: FleetClient) -> Iterable[str]:
-    return (gpu["gpu_id"] for node in fleet.nodes() for gpu in node["gpus"])
-
-
-def _instances(fleet: FleetClient) -> Iterable[str]:
-    return (row["instance_id"] for row in fleet.instances())
-
-
-def _processes(fleet: FleetClient) -> Iterable[str]:
-    return (process["name"] for process in fleet.document.get("processes", []))
-
-
-def _tenants(fleet: FleetClient) -> Iterable[str]:
-    return (row["name"] for row in fleet.rows("autoscaler", "/v1/tenants"))
-
-
-def _keys(fleet: FleetClient) -> Iterable[str]:
-    return (row["prefix"] for row in fleet.rows("autoscaler", "/v1/keys") if row["state"] == "active")
-
-
+NAMES: Final[dict[str, Names]] = {
+    "model": lambda fleet: (row["name"] for row in fleet.models()),
+    "node": lambda fleet: (row["node_id"] for row in fleet.nodes()),
+    "gpu": lambda fleet: (gpu["gpu_id"] for node in fleet.nodes() for gpu in node["gpus"]),
+    "instance": lambda fleet: (row["instance_id"] for row in fleet.instances()),
+    "process": lambda fleet: (process["name"] for process in fleet.document.get("processes", [])),
+    "tenant": lambda fleet: (row["name"] for row in fleet.rows("autoscaler", "/v1/tenants")),
+    "key": lambda fleet: (row["prefix"] for row in fleet.rows("autoscaler", "/v1/keys") if row["state"] == "active"),
+}
 _OF_A_MODEL: Final = (
     "undeploy", "pull", "load", "unload", "wake", "sleep", "pin", "unpin", "drain", "forecast", "run", "chat",
 )  # fmt: skip
-WORDS: Final[dict[str, tuple[Names, ...]]] = {
-    **dict.fromkeys(_OF_A_MODEL, (_models,)),
-    **dict.fromkeys(("cordon", "uncordon"), (_nodes,)),
+WORDS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(_OF_A_MODEL, ("model",)),
+    **dict.fromkeys(("cordon", "uncordon"), ("node",)),
     **dict.fromkeys(("ps", "requests", "tap"), ()),
-    "logs": (_processes, _models, _instances),
-    "why": (_models, _gpus, _instances),
+    "logs": ("process", "model", "instance"),
+    "why": ("model", "gpu", "instance"),
 }
-_OPTIONS: Final[dict[str, tuple[Names, ...]]] = {"--model": (_models,), "-m": (_models,), "--node": (_nodes,)}
+_OPTIONS: Final = {"--model": ("model",), "-m": ("model",), "--node": ("node",)}
 
 
 def stand_in(verb: str) -> Callable[..., None]:
@@ -73,12 +54,12 @@ def stand_in(verb: str) -> Callable[..., None]:
     return command
 
 
-def _found(folder: Path | None, kinds: Iterable[Names], incomplete: str) -> list[str]:
+def _found(folder: Path | None, kinds: Iterable[str], incomplete: str) -> list[str]:
     found: set[str] = set()
     try:
         fleet = replace(connect(folder), timeout_s=CALL_S)
-        for names in kinds:
-            found.update(names(fleet))
+        for kind in kinds:
+            found.update(NAMES[kind](fleet))
     except (CliError, LookupError, TypeError, AttributeError):
         return []
     return [in_line(name) for name in sorted(found) if name.startswith(incomplete)]
@@ -86,12 +67,12 @@ def _found(folder: Path | None, kinds: Iterable[Names], incomplete: str) -> list
 
 def tenants(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of tenants."""
-    return _found(ctx.params.get("state_dir"), (_tenants,), incomplete)
+    return _found(ctx.params.get("state_dir"), ("tenant",), incomplete)
 
 
 def key_ids(ctx: typer.Context, incomplete: str) -> list[str]:
     """The prefixes of keys that are not over."""
-    return _found(ctx.params.get("state_dir"), (_keys,), incomplete)
+    return _found(ctx.params.get("state_dir"), ("key",), incomplete)
 
 
 def contexts(incomplete: str) -> list[str]:

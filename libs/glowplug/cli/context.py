@@ -16,8 +16,8 @@ context = typer.Typer(rich_markup_mode=None)
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.contexts)]
 
 
-def _url(service: str, what: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(f"--{service}", metavar="URL", help=what)
+def _url(service: str, about: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(f"--{service}", metavar="URL", help=about)
     return option
 
 
@@ -65,7 +65,7 @@ def rm(name: NameArgument) -> None:
 @context.command()
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    autoscaler: Annotated[str, _url("autoscaler", "Models: what is deployed, load, sleep, pin.")] = "",
+    autoscaler: Annotated[str, _url("autoscaler", "Models: list, load, sleep, pin.")] = "",
     placer: Annotated[str, _url("placer", "Nodes, instances and decisions.")] = "",
     router: Annotated[str, _url("router", "Requests, by its admin port.")] = "",
     predictor: Annotated[str, _url("predictor", "Forecasts.")] = "",

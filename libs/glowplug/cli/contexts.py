@@ -52,8 +52,8 @@ class Context:
         return {name.removeprefix("GLOWPLUG_").lower(): value for name, value in told.items()}
 
 
-def read_env(path: Path, what: str) -> dict[str, str]:
-    """Read lines of `glowplug env`; `what` names the file in errors. Raises CliError, also if others can read it."""
+def read_env(path: Path, name: str) -> dict[str, str]:
+    """Read lines of `glowplug env`; `name`: of the file in errors. Raises CliError, also if others can read it."""
     try:
         if path.stat().st_mode & OTHERS:
             raise CliError(f"others can read {path}, which holds tokens: chmod 600 {path}")
@@ -61,9 +61,9 @@ def read_env(path: Path, what: str) -> dict[str, str]:
         pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
         return {name.strip(): "".join(shlex.split(value)) for name, _, value in pairs}
     except OSError as error:
-        raise CliError(f"cannot read {what}: {error.strerror}") from error
+        raise CliError(f"cannot read {name}: {error.strerror}") from error
     except ValueError as error:
-        raise CliError(f"{what} has a line that is not NAME=VALUE: {error}") from error
+        raise CliError(f"{name} has a line that is not NAME=VALUE: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def write(contexts: Contexts) -> None:
 def checked_name(name: str) -> str:
     """Raises CliError for a name that a shell would need quoted."""
     if not _NAME.fullmatch(name):
-        raise CliError(f"{name!r} is no name of a context: letters, digits, '.', '_' and '-', at most 63")
+        raise CliError(f"{name!r} is not a context name: letters, digits, '.', '_' and '-', at most 63")
     return name
 
 

@@ -29,7 +29,7 @@ def forecast(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the latest windows of a model beside what was forecast for them, and the forecast of those to come."""
+    """Show the latest windows of a model beside their forecasts, and the forecasts of the next ones."""
     if metric not in METRICS:
         raise CliError(f"there is no metric {metric!r} (there are: {', '.join(METRICS)})")
     fleet = connect(state_dir)

@@ -4,18 +4,19 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glowplug.cli import fleet_logs
 from glowplug.cli.client import FleetClient, Row, connect, segment
 from glowplug.cli.options import JsonOption, StateDirOption
 from glowplug.cli.terminal import CliError, say
 
 POLL_S = 0.3
 GONE = ("stopped", "failed")
+SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
 Line = tuple[str, str]
 
 
@@ -40,11 +41,11 @@ def logs(
     """Show the last log lines of the fleet, a service or an engine; --json prints one object per line."""
     fleet = connect(state_dir)
     path = _service_log(fleet, name)
-    if not name or (path is None and fleet_logs.is_process(name)):
+    if not name or (path is None and is_process(name)):
         asked = {"service": name, "level": level, "words": contains or [], "ids": about or [], "limit": lines}
         with contextlib.suppress(KeyboardInterrupt):
-            for row in fleet_logs.lines_of(fleet, asked, follow):
-                say(json.dumps(row) if as_json else fleet_logs.shown(row))
+            for row in lines_of(fleet, asked, follow):
+                say(json.dumps(row) if as_json else shown(row))
         return
     if level or contains or about:
         raise CliError("--level, --contains and --id search the logs of the whole fleet: leave the name out")
@@ -55,6 +56,30 @@ def logs(
                 say(json.dumps({"source": source, "line": line}))
             else:
                 say(line if path else f"{source} | {line}")
+
+
+def is_process(name: str) -> bool:
+    return any(name == one or name.startswith(f"{one}-") for one in SERVICES)
+
+
+def lines_of(fleet: FleetClient, asked: Row, follow: bool) -> Iterator[Row]:
+    """Yield lines of the console's API, oldest first; with `follow` for ever. Raises CliError."""
+    cursors: Row = {}
+    while True:
+        page = fleet.through_console("POST", "/api/v1/logs", json={**asked, "cursors": cursors})
+        yield from page["lines"]
+        cursors = page["cursors"]
+        if not follow:
+            return
+        time.sleep(1)
+
+
+def shown(line: Row) -> str:
+    at = datetime.fromtimestamp(line["at"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    fields = [f"{name}={value}" for name, value in line["fields"].items() if name != "exception"]
+    whole = " ".join((at, f"[{line['level']:<7}]", f"{line['source']} |", line["text"], *fields))
+    failure = line["fields"].get("exception", "")
+    return f"{whole}\n{failure}" if failure else whole
 
 
 def _service_log(fleet: FleetClient, name: str) -> Path | None:
@@ -91,16 +116,16 @@ def _of_file(path: Path, lines: int, follow: bool) -> Iterator[Line]:
 
 def _of_engines(fleet: FleetClient, name: str, lines: int, follow: bool) -> Iterator[Line]:
     """Raises CliError for an unknown model or instance."""
-    shown: dict[str, list[str]] = {}
+    printed: dict[str, list[str]] = {}
     found = _instances_of(fleet, name)
     if not found:
         raise CliError(f"{name!r} is neither a service of this fleet nor a model whose engine runs or ran lately")
     while True:
         for row in found if follow else found[:1]:
-            known = shown.get(row["instance_id"], [])
+            known = printed.get(row["instance_id"], [])
             fresh = _fresh(known, _log_lines(fleet, row, lines))
             yield from ((row["instance_id"], line) for line in fresh)
-            shown[row["instance_id"]] = (known + fresh)[-lines * 4 :]
+            printed[row["instance_id"]] = (known + fresh)[-lines * 4 :]
         if not follow:
             return
         time.sleep(1)

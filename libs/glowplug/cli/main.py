@@ -37,19 +37,19 @@ _VERBS: dict[str, str] = {
     "verbs.drain": "Drain a model's instances; start none until `glowplug load`.",
     "views.models": "List the deployed models and their states.",
     "views.ps": "List the running instances, and how long each took to start.",
-    "views.nodes": "List the nodes, their GPUs and what holds their memory.",
+    "views.nodes": "List the nodes, their GPUs and the holders of their memory.",
     "views.top": "Watch the fleet until Ctrl-C.",
     "requests.requests": "List requests: held, running, recently ended, refused.",
-    "usage.usage": "Sum up what tenants, keys and models used.",
+    "usage.usage": "Sum up the usage of tenants, keys and models.",
     "batches.batches": "Have a file of requests answered later, on idle capacity.",
     "logs.logs": "Show the last log lines of the fleet, a service or an engine.",
     "tap.tap": "Watch the facts and commands on the bus.",
     "why.why": "Explain the decisions about a request, model, GPU or node.",
     "forecast.forecast": "Compare the forecasts for a model with its requests.",
-    "doctor.command.doctor": "Check this machine and the fleet, and say what to fix.",
+    "doctor.command.doctor": "Check this machine and the fleet, and name the repairs.",
     "tap.record": "Write all facts, commands and telemetry to a file.",
     "backup.backup": "Save models, pins, drains, tenants and keys in one file.",
-    "backup.restore": "Restore what a backup holds.",
+    "backup.restore": "Restore a backup.",
     "operate.cordon": "Drain a node; nothing is placed there until `uncordon`.",
     "operate.uncordon": "Place instances on a node again.",
     "access.tenants": "Create, list and remove tenants: who may use the fleet.",
@@ -127,7 +127,7 @@ def listing() -> typer.Typer:
 
 
 def _nothing() -> None:
-    """Stands for a verb in the listing."""
+    """A verb in the listing."""
 
 
 def _asked_for(arguments: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ _NODE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 def node(
     node_id: Annotated[str, typer.Argument(metavar="NODE", help="Its name in the fleet: a-z, 0-9 and dashes.")],
     env_file: Annotated[
-        Path | None, typer.Option(help="What `glowplug env node` printed where the fleet runs; mode 0600.")
+        Path | None, typer.Option(help="Output of `glowplug env node` where the fleet runs; mode 0600.")
     ] = None,
     advertise: Annotated[str, typer.Option(help="Name or address by which the fleet's other machines reach it.")] = "",
     port: Annotated[
@@ -50,7 +50,7 @@ def node(
     """Run one node of a fleet here: its agent and prefetcher, started again when they die. Settings of both come from
     the environment (GLOWPLUG_GPU_KIND, GLOWPLUG_GPU_BUDGETS ...). Ctrl-C or SIGTERM drains it."""
     if not _NODE_ID.fullmatch(node_id):
-        raise CliError(f"{node_id!r} is no name of a node: a-z, 0-9 and dashes, at most 64 characters", WRONG_USAGE)
+        raise CliError(f"{node_id!r} is not a node name: a-z, 0-9 and dashes, at most 64 characters", WRONG_USAGE)
     told = contexts.read_env(env_file, str(env_file)) if env_file else exports(connect(state_dir), "node")
     missing = [name for name in ("GLOWPLUG_NATS_URL", "GLOWPLUG_REDIS_URL") if not told.get(name)]
     if missing:
@@ -58,7 +58,7 @@ def node(
     try:
         unreachable = list(_unreachable(told))
     except ValueError as error:
-        raise CliError(f"the address of bus or store is none: {error}", WRONG_USAGE) from error
+        raise CliError(f"the address of the bus or the store is not valid: {error}", WRONG_USAGE) from error
     if unreachable:
         raise CliError("\n".join(unreachable))
     state = StateDir((folder or contexts.DEFAULT_STATE_DIR / "nodes" / node_id).absolute())
@@ -87,11 +87,11 @@ def _own(node_id: str, folder: Path, advertise: str) -> dict[str, str]:
 
 def _unreachable(told: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for the bus and for the store, if no server of theirs accepts a connection."""
-    for what, name in (("the bus", "GLOWPLUG_NATS_URL"), ("the store", "GLOWPLUG_REDIS_URL")):
+    for server, name in (("the bus", "GLOWPLUG_NATS_URL"), ("the store", "GLOWPLUG_REDIS_URL")):
         tried = dict(_tried(told[name]))
         if tried and all(tried.values()):
             said = "; ".join(f"{where}: {error}" for where, error in tried.items())
-            yield f"{what} cannot be reached from here ({said}): is it up, and does a firewall let its port through?"
+            yield f"{server} cannot be reached from here ({said}): is it up, and does a firewall let its port through?"
 
 
 def _tried(url: str) -> Iterator[tuple[str, str]]:

@@ -55,7 +55,7 @@ def fill_cache(source: HubSource, snapshot: HubSnapshot, report: Callable[[int],
         except (hub.errors.HTTPError, OSError, ValueError) as error:
             raise source.translated(error) from error
         if Path(came) != folder / file.name:
-            raise WeightsUnavailable(f"{source.address.uri}: it has changed while it came; pull it once more")
+            raise WeightsUnavailable(f"{source.address.uri}: it changed during the download; pull it again")
     return folder
 
 
@@ -110,7 +110,7 @@ class Wanted:
 
 
 def pull(
-    what: Annotated[
+    source: Annotated[
         str,
         typer.Argument(metavar="MODEL|FILE|ADDRESS", help="A deployed model, a model file, or an address of weights."),
     ],
@@ -131,11 +131,11 @@ def pull(
     except NoFleet as error:
         if node or not wait:
             raise
-        rows = [_without_fleet(wanted, as_json, error) for wanted in _wanted(what, None, error)]
+        rows = [_without_fleet(wanted, as_json, error) for wanted in _wanted(source, None, error)]
     else:
         rows = [
             _onto(fleet, row, wanted, as_json) if wait else _asked_of(fleet, row, wanted)
-            for wanted in _wanted(what, fleet, None)
+            for wanted in _wanted(source, fleet, None)
             for row in _nodes(fleet.nodes(), wanted, node or ())
         ]
     if not wait:
@@ -145,22 +145,23 @@ def pull(
     emit(as_json, rows, HEADERS, cells)
 
 
-def _wanted(what: str, fleet: FleetClient | None, none: NoFleet | None) -> list[Wanted]:
-    path = Path(what).expanduser()
+def _wanted(source: str, fleet: FleetClient | None, none: NoFleet | None) -> list[Wanted]:
+    path = Path(source).expanduser()
     try:
         if path.suffix in (".yaml", ".yml") and path.is_file():
             found = model_files.load(path, measure)
             return [Wanted(m.weights, m.key, m.engine) for m in found if m.weights.uri]
-        if scheme_of(what) == "sample" or is_read(scheme_of(what)) or path.is_file() or ("/" in what and path.exists()):
-            return [Wanted(model_files.weights_at(what, Path.cwd()))]
+        scheme = scheme_of(source)
+        if scheme == "sample" or is_read(scheme) or path.is_file() or ("/" in source and path.exists()):
+            return [Wanted(model_files.weights_at(source, Path.cwd()))]
     except InvalidModelFile as error:
-        raise CliError(f"{what}: {error.message}") from error
+        raise CliError(f"{source}: {error.message}") from error
     except OSError as error:
-        raise CliError(f"{what}: {error.strerror}") from error
+        raise CliError(f"{source}: {error.strerror}") from error
     if fleet is None:
         assert none is not None
-        raise CliError(f"{what} is neither a file nor an address, and {none}", none.exit_code)
-    model = fleet.get("autoscaler", f"/v1/models/{segment(what)}")
+        raise CliError(f"{source} is neither a file nor an address, and {none}", none.exit_code)
+    model = fleet.get("autoscaler", f"/v1/models/{segment(source)}")
     weights = msgspec.convert(model["weights"], WeightsRef)
     if not weights.uri:
         raise CliError(f"{model['name']} has no weights: engine {model['engine']} needs none")

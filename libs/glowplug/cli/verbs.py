@@ -1,6 +1,6 @@
 """Commands that move a model between its rungs: load, unload, wake, sleep, drain, pin and unpin.
 
-Each first asks the placer what it will cost (seconds, their source, bytes, who would have to leave), says so, and then
+Each first asks the placer for the cost (seconds, their source, bytes, who would have to leave), says so, and then
 asks the owner: the autoscaler for instances, the placer for weights in host memory. `--dry-run` ends after the cost;
 `--wait` ends when it is done, with the seconds that it took beside those predicted.
 """
@@ -22,7 +22,7 @@ from glowplug.domain.phrasing import doing, listed
 from glowplug.domain.units import show_bytes
 
 POLL_S: Final = 0.05
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show the cost.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Return when it is done, with the seconds it took.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.0, help="Longest time for --wait, in seconds.")]
 NodeOption = Annotated[str, typer.Option("--node", help="Only on this node.")]
@@ -111,7 +111,7 @@ def unload(
 def pin(
     model: ModelArgument,
     at: Annotated[
-        Rung, typer.Option("--at", help="What is kept: a ready instance, one asleep, or the weights in host memory.")
+        Rung, typer.Option("--at", help="Keep a ready instance, one asleep, or the weights in host memory.")
     ] = Rung.READY,
     dry_run: DryRunOption = False,
     wait: WaitOption = False,

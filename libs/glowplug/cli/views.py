@@ -25,7 +25,7 @@ Cells = tuple[object, ...]
 
 
 def models(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
-    """List the deployed models: ready, starting, asleep or cold, and what is wrong with a model if something is."""
+    """List the deployed models: ready, starting, asleep or cold, and the fault of a model that has one."""
     value = connect(state_dir).get("autoscaler", "/v1/models")
     emit(as_json, value, MODEL_HEADERS, [model_row(row) for row in value["data"]], "no model is deployed")
     if not as_json:
@@ -98,7 +98,7 @@ def reason(row: Row) -> str:
 
 
 def nodes(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
-    """List the nodes with their GPUs, what holds their memory, the weights in host memory, and cordoned nodes that
+    """List the nodes with their GPUs, the holders of their memory, the weights in host memory, and cordoned nodes that
     are away."""
     fleet = connect(state_dir)
     value = fleet.nodes()

@@ -28,7 +28,7 @@ def why(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain decisions: their inputs, the rule that decided, the rivals it had, and what caused them."""
+    """Explain decisions: their inputs, rule, rivals and causes."""
     undecided, prices = "", None
     if run is not None:
         request = next((row for row in lines_of(run, "requests.jsonl") if row["request_id"] == subject), None)
@@ -106,7 +106,7 @@ def price_list(prices: Row) -> str:
     free, total = show_bytes(prices["free_bytes"]), show_bytes(prices["total_bytes"])
     head = f"{prices['gpu_id']}: {free} of {total} are free"
     if not prices["holders"]:
-        return f"{head}, and nothing lies there\n"
+        return f"{head}, and nothing is there\n"
     rows = [
         (
             one["order"] or GOES.get(one.get("state", ""), "stays"),
@@ -214,7 +214,7 @@ def lines_of(run: Path, name: str) -> Iterator[Row]:
     path = run / name
     try:
         if not (run / "setup.json").is_file():
-            raise CliError(f"--run: {run}: is no folder of a run", WRONG_USAGE)
+            raise CliError(f"--run: {run}: is not the folder of a run", WRONG_USAGE)
         with path.open(encoding="utf-8") as file:
             yield from map(json.loads, file)
     except (OSError, ValueError) as error:

@@ -81,7 +81,7 @@ class ShellMetrics:
             buckets=(0.00001, 0.0001, 0.001, 0.01, 0.1, 1),
         )
         self.bus_connected = Gauge(semconv.BUS_CONNECTED, "1 when the bus answers", registry=registry)
-        self.bus_stores = Gauge(semconv.BUS_STORES, "1 while the bus stores what it is sent", registry=registry)
+        self.bus_stores = Gauge(semconv.BUS_STORES, "1 while the bus stores events", registry=registry)
         self.bus_stores.set(1)
         self.store_writable = Gauge(semconv.STORE_WRITABLE, "1 while the store takes writes", registry=registry)
         self.store_writable.set(1)

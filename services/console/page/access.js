@@ -1,7 +1,7 @@
 // Who may use the fleet: tenants with their limits, and their keys. Nothing here is kept by the console or in the live view: the
 // autoscaler is asked, when the page is opened and after each change. A new key is shown once.
 
-import { ask, confirmed, errorText, note, send, settle } from "/page/asking.js";
+import { ask, change, confirmed, errorText, send } from "/page/asking.js";
 import { commandLine } from "/page/copy.js";
 import { badge, empty, h, keyed, panel, say, table } from "/page/dom.js";
 import { count, day } from "/page/format.js";
@@ -175,20 +175,9 @@ class AccessView {
     await this.change(`Key ${row.name}`, "is revoked", "DELETE", `/api/v1/keys/${row.key_id}`);
   }
 
-  /** Ask the owner for a change, say what came of it, and read again. Returns the answer's JSON, or null. */
-  async change(what, done, method, path, body = null) {
-    const line = note("busy", `${what}…`);
-    let made = null;
-    try {
-      const answer = await send(path, method, body);
-      if (answer === null) settle(line, "warn", `${what}: not sent, no admin token was given`);
-      else if (answer.ok) {
-        made = answer.status === 204 ? {} : await answer.json();
-        settle(line, "good", `${what} ${done}`);
-      } else settle(line, "bad", `${what}: ${await errorText(answer)}`);
-    } catch {
-      settle(line, "bad", `${what}: no answer came; it may have been done`);
-    }
+  /** Change something, and read again. Returns the answer's JSON, or null. */
+  async change(title, done, method, path, body = null) {
+    const made = await change(title, `${title} ${done}`, path, method, body);
     await this.load();
     return made;
   }
@@ -242,7 +231,7 @@ function formOf(title, fields, word, end, read) {
   return [form];
 }
 
-/** Fields of all limits, and what they say: those above zero. */
+/** Fields of all limits; values above zero. */
 function limitFields(row) {
   const inputs = Object.keys(LIMITS).map((key) => [key, h("input", { id: `limit-${key}`, type: "number", min: "0", step: "1", placeholder: "no limit", value: row?.limits?.[key] ? String(row.limits[key]) : "" })]);
   return {
@@ -266,7 +255,7 @@ function tenantForm(row, end) {
   }));
 }
 
-/** `row`: the key that is changed, null for a new one. What is left empty of an old one's end stays as it is. */
+/** `row`: the key that is changed, null for a new one. An end left empty stays as it is. */
 function keyForm(tenants, row, end) {
   const tenant = choice("key-tenant", row ? [row.tenant] : tenants.map((one) => one.name), row?.tenant ?? tenants[0]?.name);
   tenant.disabled = Boolean(row);

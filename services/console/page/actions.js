@@ -1,12 +1,12 @@
-// What an operator does to models and nodes: the buttons, and the question before what cannot be taken back.
+// An operator's actions on models and nodes: the buttons, and the question before an action that ends work.
 
-import { confirmed, errorText, note, send, settle } from "/page/asking.js";
+import { change, confirmed } from "/page/asking.js";
 import { h } from "/page/dom.js";
 import { whyNot } from "/page/session.js";
 import { isDrained } from "/page/values.js";
 
-// `word` is on the button, `done` in the note. `ask` is the question before it, for what ends or keeps away work.
-export const MODEL_VERBS = {
+// `word` is on the button, `done` in the note. `ask` is the question before it, if it ends or keeps away work.
+const MODEL_VERBS = {
   load: { word: "Load", done: "is told to load" },
   unload: {
     word: "Unload",
@@ -21,11 +21,11 @@ export const MODEL_VERBS = {
   pin: { word: "Pin", done: "is pinned: never evicted, always at least one instance" },
   unpin: { word: "Unpin", done: "is no longer pinned" },
 };
-export const NODE_VERBS = {
+const NODE_VERBS = {
   drain: {
     word: "Drain",
     done: "is told to drain",
-    ask: (node) => `Drain ${node.node_id}? What runs there finishes and stops, and nothing more is placed there until it is undrained.`,
+    ask: (node) => `Drain ${node.node_id}? Its instances finish their requests and stop, and nothing is placed there until it is undrained.`,
   },
   undrain: { word: "Undrain", done: "takes instances again" },
 };
@@ -82,18 +82,8 @@ async function act(subject, name, verb, words, row) {
   if (underWay.has(subject)) return;
   if (words.ask && !(await confirmed(words.ask(row), words.word))) return;
   setBusy(subject, true);
-  const line = note("busy", `${words.word} ${name}…`);
-  try {
-    const answer = await send(`/api/v1/${subject.split("/").map(encodeURIComponent).join("/")}/${verb}`);
-    if (answer === null) settle(line, "warn", `${words.word} ${name}: not sent, no admin token was given`);
-    else if (answer.ok) settle(line, "good", `${name} ${words.done}`);
-    else settle(line, "bad", `${words.word} ${name}: ${await errorText(answer)}`);
-  } catch (error) {
-    const why = error.name === "TimeoutError" ? "no answer came; it may have been done, look at its state" : "the console cannot be reached";
-    settle(line, "bad", `${words.word} ${name}: ${why}`);
-  } finally {
-    setBusy(subject, false);
-  }
+  await change(`${words.word} ${name}`, `${name} ${words.done}`, `/api/v1/${subject.split("/").map(encodeURIComponent).join("/")}/${verb}`);
+  setBusy(subject, false);
 }
 
 function setBusy(subject, busy) {

@@ -1,4 +1,4 @@
-// What follows a view in the address says what is asked for: `#/events/plane=tel&model=smol`. So a view can be shared.
+// The address of a view holds its filters, so that it can be shared: `#/events/plane=tel&model=smol`.
 
 /** The parameters of the address, when it is that of `view`. */
 export function asked(view) {

@@ -1,5 +1,5 @@
-// What any view asks of a person, and of the fleet in a person's name: a dialog, the admin token, and the list of what was
-// asked and what came of it. The console only passes a request on; its owner decides.
+// Questions to a person, and requests to the fleet in a person's name: a dialog, the admin token, and the list of requests
+// with their outcomes. The console only passes a request on; its owner decides.
 
 import { h, say } from "/page/dom.js";
 import { clock } from "/page/format.js";
@@ -13,7 +13,7 @@ const PATIENCE_MS = 30_000;
 let asked = null; // the question for the token that is on the page
 
 const notes = h("ol", { class: "notes" });
-const shelf = h("aside", { "aria-label": "What was asked" }, notes);
+const shelf = h("aside", { "aria-label": "Requests to the fleet" }, notes);
 const spoken = h("p", { class: "hidden", role: "status", "aria-live": "polite" });
 const alarm = h("p", { class: "hidden", role: "alert" });
 document.body.append(shelf, spoken, alarm); // there before they speak, or they are not heard
@@ -38,7 +38,27 @@ export async function send(path, method = "POST", body = null) {
   return answer;
 }
 
-/** What an OpenAI-shaped error says, with its code and status. */
+/** Send a change, and show its outcome: `done` is a text, or gives one from the answer. Returns the answer's JSON, or null. */
+export async function change(title, done, path, method = "POST", body = null) {
+  const line = note("busy", `${title}…`);
+  try {
+    const answer = await send(path, method, body);
+    if (answer === null) settle(line, "warn", `${title}: not sent, no admin token was given`);
+    else if (!answer.ok) settle(line, "bad", `${title}: ${await errorText(answer)}`);
+    else {
+      const made = await answer.json().catch(() => ({})); // some have no body
+      const { text, warning } = typeof done === "string" ? { text: done } : done(made);
+      settle(line, warning ? "warn" : "good", warning ? `${text}; ${warning}` : text);
+      return made;
+    }
+  } catch (error) {
+    const why = error.name === "TimeoutError" ? "no answer came; it may have been done, look at its state" : "the console cannot be reached";
+    settle(line, "bad", `${title}: ${why}`);
+  }
+  return null;
+}
+
+/** The message of an OpenAI-shaped error, with its code and status. */
 export async function errorText(answer) {
   let error = {};
   try {
@@ -84,7 +104,7 @@ export function confirmed(question, word) {
   ]);
 }
 
-/** What the person answers. One question at a time: requests that need the token meanwhile wait for its answer. */
+/** The person's token, or null. One question at a time: requests that need the token meanwhile wait for its answer. */
 function tokenOf(complaint) {
   asked ??= askToken(complaint).finally(() => {
     asked = null;
@@ -113,10 +133,10 @@ function askToken(complaint) {
   });
 }
 
-// ---- what was asked, and what came of it
+// ---- requests and their outcomes
 
 /** A line of the list: "busy" until it is settled. */
-export function note(kind, text) {
+function note(kind, text) {
   const line = h("li", { class: `note-line ${kind}` });
   notes.prepend(line);
   while (notes.childElementCount > NOTES_KEPT) notes.lastElementChild.remove();
@@ -124,8 +144,8 @@ export function note(kind, text) {
   return line;
 }
 
-/** What ended well leaves by itself; what did not stays until it is dismissed. */
-export function settle(line, kind, text) {
+/** A success disappears by itself; a failure stays until it is dismissed. */
+function settle(line, kind, text) {
   if (!line.isConnected) notes.prepend(line);
   write(line, kind, text);
   if (kind === "good") setTimeout(() => line.remove(), GOOD_FOR_MS);

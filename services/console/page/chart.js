@@ -25,7 +25,7 @@ function uplot() {
 export class LineChart {
   constructor(title) {
     this.title = title;
-    this.at = -1; // index of the moment the cursor stands at
+    this.at = -1; // index of the moment under the cursor
     this.following = true; // the cursor stays at the newest moment until it is moved
     this.mount = h("div", { class: "chart-plot" });
     this.hair = h("i", { class: "chart-hair", hidden: true, "aria-hidden": "true" });
@@ -65,7 +65,7 @@ export class LineChart {
     this.tableBox.open = true;
   }
 
-  /** `format` writes a value, `from` and `to` are epoch seconds, `now` marks the present when it lies between; `binary`: values are bytes, `whole`: counts. */
+  /** `format` writes a value, `from` and `to` are epoch seconds, `now` marks the present if it is between them; `binary`: values are bytes, `whole`: counts. */
   draw(data) {
     const old = this.moments?.[this.at];
     this.data = data;
@@ -95,7 +95,7 @@ export class LineChart {
 
   // ---- picture
 
-  /** Draw what is new. Colours and the shape of the lines make a plot of their own: `anew`, or after another legend. */
+  /** Draw new values. Colours and the shape of the lines make a plot of their own: `anew`, or after another legend. */
   drawPicture(anew = false) {
     if (!this.library || !this.data || !this.cursor.clientWidth) return;
     const width = this.cursor.clientWidth;
@@ -159,7 +159,7 @@ export class LineChart {
     return { xs, columns, runs: parts.map(runsOf) };
   }
 
-  /** What uPlot is to leave out of a column, as [from, to] in pixels of its canvas: it would look for gaps pixel by pixel. */
+  /** The gaps of a column, as [from, to] in pixels of uPlot's canvas, which would look for them pixel by pixel. */
   gaps(plot, index) {
     const edge = plot.bbox.left;
     const found = [];
@@ -246,7 +246,7 @@ export class LineChart {
       return h("tr", null, h("th", { scope: "row" }, this.when(t)), cells.map((cell) => h("td", { class: "num" }, cell === undefined ? "–" : cell.low === undefined ? this.data.format(cell) : `${this.data.format(cell.low)} to ${this.data.format(cell.high)}`)));
     });
     this.body.replaceChildren(...rows);
-    if (this.tableNames === this.names) return; // what is scrolled and focused stays so
+    if (this.tableNames === this.names) return; // keep scroll position and focus
     this.tableNames = this.names;
     this.tableBox.querySelector(".scroll")?.remove();
     this.tableBox.append(table(this.title, columns, this.body));

@@ -1,6 +1,6 @@
-// The fleet or one model over the last hour, day or week: six charts of what the console has kept, or of Prometheus.
+// The fleet or one model over the last hour, day or week: six charts, from the console's own history or from Prometheus.
 
-import { emulated, empty, h, keyed, panel, say } from "/page/dom.js";
+import { empty, emulated, h, options, panel, say, segments } from "/page/dom.js";
 import { asked, remember } from "/page/address.js";
 import { LineChart } from "/page/chart.js";
 import { apart } from "/page/colours.js";
@@ -68,13 +68,8 @@ export function chartsView() {
     reading.load();
   };
   const draw = () => {
-    keyed(spans, Object.keys(EVERY_MS).map((key) => ({ key, on: wanted.span === key })), (choice) => choice.key, ({ key, on }) =>
-      h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => ask({ span: key }) }, key),
-    );
-    const rows = [{ key: "", name: "the whole fleet" }, ...live.models.map(({ key, name }) => ({ key, name }))];
-    if (!rows.some((row) => row.key === wanted.model)) rows.push({ key: wanted.model, name: wanted.model });
-    keyed(models, rows, (row) => row.key, (row) => h("option", { value: row.key }, row.name));
-    models.value = wanted.model;
+    segments(spans, Object.keys(EVERY_MS), wanted.span, (span) => ask({ span }));
+    options(models, [["", "the whole fleet"], ...live.names], wanted.model);
   };
   models.addEventListener("change", () => ask({ model: models.value }));
   live.addEventListener("models", draw);

@@ -1,10 +1,10 @@
-// One chat completion, streamed through the console: what its head, its comments and its events tell. No DOM here.
+// One chat completion, streamed through the console: its head, comments and events. No DOM here.
 
-export const CHAT = "/playground/v1/chat/completions";
+const CHAT = "/playground/v1/chat/completions";
 const TIMING = /([a-z_]+);dur=([0-9.]+)/gi;
 
-/** What went wrong, as the router says it. `status` is 0 when nothing answered. */
-export class ChatFailed extends Error {
+/** A failure, as the router says it. `status` is 0 without an answer. */
+class ChatFailed extends Error {
   constructor(message, { status = 0, code = "", retryAfter = "" } = {}) {
     super(message);
     Object.assign(this, { status, code, retryAfter });
@@ -12,7 +12,7 @@ export class ChatFailed extends Error {
 }
 
 /**
- * Ask, and tell `on` what happens: `head(facts)` once, `waiting({ eta_s })` while held, `ready(timings)`,
+ * Ask, and call `on`: `head(facts)` once, `waiting({ eta_s })` while held, `ready(timings)`,
  * `text(piece, isThought)` for each piece. Returns { finish, usage }. Raises ChatFailed, or AbortError when stopped.
  */
 export async function chat(body, { key, signal, on }) {

@@ -1,9 +1,9 @@
-// One decision: the rule, the figures it looked at, the rivals, what led to it, what came of it.
+// One decision: its rule, inputs, rivals, causes and outcome.
 
-import { badge, emulated, empty, h, panel, table } from "/page/dom.js";
-import { decisionAddress, modelAddress } from "/page/address.js";
+import { badge, empty, emulated, h, panel, table, terms } from "/page/dom.js";
+import { modelAddress } from "/page/address.js";
 import { commandLine } from "/page/copy.js";
-import { kindOf, subjectOf } from "/page/decisions.js";
+import { decisionLines, kindOf, subjectOf } from "/page/decisions.js";
 import { eventLine } from "/page/event.js";
 import { bytes, clock, count, day, rate, seconds, stateWord } from "/page/format.js";
 import { logsAddress } from "/page/logs.js";
@@ -39,7 +39,7 @@ export function decisionView(id) {
     }
   };
   const soon = (after = 400) => (timer ||= setTimeout(load, after));
-  const changed = ({ detail }) => (!detail || detail.all || detail.decisions || detail.instances?.size) && shown && soon(); // what came of it may have changed
+  const changed = ({ detail }) => (!detail || detail.all || detail.decisions || detail.instances?.size) && shown && soon(); // its outcome may have changed
   live.addEventListener("change", changed);
   load();
   return {
@@ -59,7 +59,7 @@ function parts(page) {
     ["When", h("time", { datetime: new Date(record.made_at * 1000).toISOString(), title: day(record.made_at) }, clock(record.made_at, true))],
     ["Rule", record.policy],
     ["Decided by", record.service],
-    record.model_key && ["Model", h("a", { href: modelAddress(record.model_key) }, live.model(record.model_key)?.name ?? record.model_key)],
+    record.model_key && ["Model", h("a", { href: modelAddress(record.model_key) }, live.nameOf(record.model_key))],
     record.instance_id && ["Instance", h("code", null, record.instance_id)],
     (record.gpu_id || record.node_id) && ["Where", record.gpu_id || record.node_id],
     record.chosen && ["Chosen", h("code", null, record.chosen)],
@@ -72,16 +72,16 @@ function parts(page) {
     h("p", { class: "crumbs" }, h("a", { href: "#/decisions" }, "Decisions")),
     h("h1", null, h("span", { class: `kind ${record.kind}` }, kindOf(record)), ` ${subjectOf(record)}`, emulated(record.emulated)),
     h("p", { class: "because" }, record.reason),
-    h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
+    terms("facts", facts),
     h(
       "div",
       { class: "decision-grid" },
-      panel("What it looked at", "decision-inputs", inputs(record.inputs)),
+      panel("Inputs", "decision-inputs", inputs(record.inputs)),
       panel("Options weighed", "decision-rivals", rivals(record)),
-      panel("What led to it", "decision-causes", causes(page, record)),
-      panel("What came of it", "decision-outcome", ...outcome(page)),
+      panel("Causes", "decision-causes", causes(page, record)),
+      panel("Outcome", "decision-outcome", ...outcome(page)),
     ),
-    panel("What belongs to it", "decision-related", related(page.related.map(joined))),
+    panel("Related decisions", "decision-related", related(page.related.map(joined))),
     commandLine(page.command).element,
   ];
 }
@@ -89,7 +89,7 @@ function parts(page) {
 function inputs(figures) {
   const pairs = Object.entries(figures);
   if (!pairs.length) return empty("The rule needed no figures.");
-  return h("dl", { class: "inputs" }, pairs.map(([name, value]) => h("div", null, h("dt", null, words(name)), h("dd", null, readable(name, value)))));
+  return terms("inputs", pairs.map(([name, value]) => [words(name), readable(name, value)]));
 }
 
 function words(name) {
@@ -134,7 +134,7 @@ function causes(page, record) {
   const request = first?.kind === "request.waiting" ? first.entity_id : record.request_id;
   const lines = page.chain.map((row) => h("li", null, eventLine(row)));
   if (request) lines.push(h("li", null, h("a", { href: `#/request/${encodeURIComponent(request)}` }, "a request that waits"), h("small", { class: "id" }, request)));
-  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is kept no more"));
+  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is no longer kept"));
   if (!lines.length) return empty(record.policy === "operator" ? "A person asked for it." : "Time: the rule looks at the fleet again and again.");
   return h("ol", { class: "causes" }, lines);
 }
@@ -145,7 +145,7 @@ function outcome(page) {
   for (const victim of page.victims) {
     found.push(h("p", { class: "victim" }, badge("victim", "warn"), " ", h("code", null, victim.instance_id), ` is ${stateWord(victim.state)}`, victim.reason ? h("small", null, ` ${victim.reason}`) : null));
   }
-  return found.length ? found : [empty("Nothing is known of it (yet).")];
+  return found.length ? found : [empty("Nothing is known about it yet.")];
 }
 
 function outcomeOf(start) {
@@ -171,12 +171,5 @@ function outcomeOf(start) {
 
 function related(rows) {
   if (!rows.length) return empty("Nothing else was decided about it.");
-  return h(
-    "ol",
-    { class: "related" },
-    rows.map((row) =>
-      h("li", null, h("span", { class: "num" }, clock(row.made_at, true)), h("a", { class: `kind ${row.kind}`, href: decisionAddress(row.decision_id) }, kindOf(row)), h("span", null, row.reason), h("small", null, `${row.policy} · ${row.service}`)),
-    ),
-    h("li", { class: "hidden" }, count(rows.length, "decision")),
-  );
+  return decisionLines(rows, h("li", { class: "hidden" }, count(rows.length, "decision")));
 }

@@ -1,6 +1,6 @@
-// What was decided, newest first: by which rule, about what, and why in one sentence. Filters stand in the address.
+// Decisions, newest first: rule, subject and reason. The address holds the filters.
 
-import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
+import { badge, emptyRow, emulated, h, keyed, listen, options, panel, say, table } from "/page/dom.js";
 import { asked, decisionAddress, modelAddress, remember } from "/page/address.js";
 import { clock, count, day } from "/page/format.js";
 import { joined, live } from "/page/live.js";
@@ -47,19 +47,11 @@ export function decisionsView() {
   const show = (page) => {
     const nothing = page.num_kept ? "No decision matches." : "Nothing has been decided yet. A request for a sleeping model makes the first decision.";
     const rows = page.decisions.length ? page.decisions.map(joined) : [{ nothing }];
-    keyed(body, rows, (row) => row.decision_id ?? "", decisionRow, (row) => nameOf(row.model_key));
+    keyed(body, rows, (row) => row.decision_id ?? "", decisionRow, (row) => live.nameOf(row.model_key));
     const more = page.num_matching - page.decisions.length;
     say(tally, `${count(page.num_matching, "decision")} of ${page.num_kept} kept${more > 0 ? `, ${more} older not shown` : ""}`);
-    options("kind", page.facets.kind);
-    options("policy", page.facets.policy);
-    options("node", page.facets.node);
-    options("model", live.models.map((model) => model.key), nameOf);
-  };
-  const options = (name, values, words = (value) => value) => {
-    const all = wanted[name] && !values.includes(wanted[name]) ? [...values, wanted[name]] : values;
-    const rows = [{ value: "", text: "any" }, ...all.map((value) => ({ value, text: words(value) }))];
-    keyed(selects[name], rows, (row) => row.value, (row) => h("option", { value: row.value }, row.text));
-    selects[name].value = wanted[name];
+    const choices = { model: live.names, ...Object.fromEntries(["kind", "policy", "node"].map((name) => [name, page.facets[name].map((value) => [value, value])])) };
+    for (const [name, pairs] of Object.entries(choices)) options(selects[name], [["", "any"], ...pairs], wanted[name]);
   };
   const drawPinned = () => {
     const rest = ["service", "instance", "request", "trace", "gpu"].filter((name) => wanted[name]);
@@ -78,8 +70,7 @@ export function decisionsView() {
   const changed = ({ detail }) => (!detail || detail.all || detail.decisions) && soon();
   search.addEventListener("input", () => ask({ q: search.value.trim() }));
   for (const [name, select] of Object.entries(selects)) select.addEventListener("change", () => ask({ [name]: select.value }));
-  live.addEventListener("change", changed);
-  live.addEventListener("models", soon);
+  const deaf = listen(live, { change: changed, models: soon });
   drawPinned();
   load();
   return {
@@ -88,29 +79,30 @@ export function decisionsView() {
     close: () => {
       closed = true;
       clearTimeout(timer);
-      live.removeEventListener("change", changed);
-      live.removeEventListener("models", soon);
+      deaf();
     },
   };
 }
 
-function nameOf(key) {
-  return live.model(key)?.name ?? key;
-}
-
-/** What a decision is about, in a few words. */
+/** The subject of a decision, in a few words. */
 export function subjectOf(row) {
-  return row.model_key ? nameOf(row.model_key) : row.gpu_id || row.node_id || row.request_id;
+  return row.model_key ? live.nameOf(row.model_key) : row.gpu_id || row.node_id || row.request_id;
 }
 
-/** Its kind with what was chosen where that says more: "scale · unload". */
+/** Its kind, with the choice where that says more: "scale · unload". */
 export function kindOf(row) {
-  const verb = ["scale", "drain", "expire"].includes(row.kind) && row.chosen && row.chosen !== row.kind ? ` · ${row.chosen}` : "";
+  const verb = ["scale", "drain", "expire"].includes(row.kind) && row.chosen && row.chosen !== row.kind ? ` · ${row.chosen.replaceAll("_", " ")}` : "";
   return `${row.kind}${verb}`;
 }
 
-export function decisionRow(row) {
-  if (row.nothing) return h("tr", null, h("td", { colspan: String(COLUMNS.length) }, empty(row.nothing)));
+/** A list of decisions, with `more` at its end. */
+export function decisionLines(rows, more = null) {
+  const line = (row) => [h("span", { class: "num" }, clock(row.made_at, true)), h("a", { class: `kind ${row.kind}`, href: decisionAddress(row.decision_id) }, kindOf(row)), h("span", null, row.reason), h("small", null, `${row.policy} · ${row.service}`)];
+  return h("ol", { class: "related" }, rows.map((row) => h("li", null, line(row))), more);
+}
+
+function decisionRow(row) {
+  if (row.nothing) return emptyRow(COLUMNS, row.nothing);
   return h(
     "tr",
     { class: row.kind === "refuse" ? "failed" : null },
@@ -119,7 +111,7 @@ export function decisionRow(row) {
     h(
       "td",
       { class: "name" },
-      row.model_key ? h("a", { href: modelAddress(row.model_key), "data-focus": "model" }, nameOf(row.model_key)) : h("span", null, subjectOf(row)),
+      row.model_key ? h("a", { href: modelAddress(row.model_key), "data-focus": "model" }, live.nameOf(row.model_key)) : h("span", null, subjectOf(row)),
       emulated(row.emulated),
       row.instance_id ? h("small", { class: "id" }, row.instance_id) : null,
     ),

@@ -1,18 +1,10 @@
 // Elements without a framework. Data reaches the page as text nodes and properties only, never as markup.
 
-const SVG = "http://www.w3.org/2000/svg";
-const shown = new WeakMap(); // parent -> key -> what is shown there
+const shown = new WeakMap(); // parent -> key -> the element shown there
 
 /** One element. `attrs`: class, style (an object of CSS properties), on* listeners, everything else an attribute. */
 export function h(tag, attrs, ...children) {
-  return fill(document.createElement(tag), attrs, children);
-}
-
-export function svg(tag, attrs, ...children) {
-  return fill(document.createElementNS(SVG, tag), attrs, children);
-}
-
-function fill(element, attrs, children) {
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attrs ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "style") for (const [key, part] of Object.entries(value)) element.style.setProperty(key, part);
@@ -98,6 +90,43 @@ export function table(caption, columns, body) {
     { class: "scroll", tabindex: "0", role: "region", "aria-label": `${caption}, table` },
     h("table", null, h("caption", { class: "hidden" }, caption), h("thead", null, h("tr", null, head)), body),
   );
+}
+
+/** A list of terms from [name, value] pairs; empty ones are left out. */
+export function terms(className, pairs) {
+  return h("dl", { class: className }, pairs.filter(Boolean).map(term));
+}
+
+export function term([name, value]) {
+  return h("div", null, h("dt", null, name), h("dd", null, value));
+}
+
+/** Buttons of which one is pressed: `chosen`. A click calls `choose(key)`; `numOf(key)` is beside the word. */
+export function segments(parent, keys, chosen, choose, wordOf = (key) => key, numOf = () => null) {
+  const choices = keys.map((key) => ({ key, on: key === chosen, word: wordOf(key), num: numOf(key) }));
+  keyed(parent, choices, (choice) => choice.key, ({ key, on, word, num }) =>
+    h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => choose(key) }, num === null ? word : [`${word} `, h("small", null, String(num))]),
+  );
+}
+
+/** Show [value, word] pairs in a select. The chosen value stays, also if it is none of them. */
+export function options(select, pairs, chosen) {
+  const all = !chosen || pairs.some(([value]) => value === chosen) ? pairs : [...pairs, [chosen, chosen]];
+  keyed(select, all, ([value]) => value, ([value, word]) => h("option", { value }, word));
+  select.value = chosen;
+}
+
+/** Listen, by handlers of event names, until the returned function is called. */
+export function listen(target, handlers) {
+  for (const [name, handler] of Object.entries(handlers)) target.addEventListener(name, handler);
+  return () => {
+    for (const [name, handler] of Object.entries(handlers)) target.removeEventListener(name, handler);
+  };
+}
+
+/** A row of a table that says why there is no other. */
+export function emptyRow(columns, text) {
+  return h("tr", null, h("td", { colspan: String(columns.length) }, empty(text)));
 }
 
 export function badge(text, kind, title) {

@@ -1,6 +1,6 @@
-// One event of the bus: its payload, the chain of its causes, and what it caused.
+// One event of the bus: its payload, the chain of its causes, and its effects.
 
-import { badge, emulated, empty, h } from "/page/dom.js";
+import { badge, empty, emulated, h, terms } from "/page/dom.js";
 import { decisionAddress, eventAddress, modelAddress } from "/page/address.js";
 import { commandLine } from "/page/copy.js";
 import { clock, day } from "/page/format.js";
@@ -50,7 +50,7 @@ function parts(page, level) {
   const facts = [
     ["When", h("time", { datetime: new Date(row.occurred_at * 1000).toISOString(), title: day(row.occurred_at) }, clock(row.occurred_at, true))],
     ["Written by", seen.issuer],
-    seen.model_key && ["Model", h("a", { href: modelAddress(seen.model_key) }, live.model(seen.model_key)?.name ?? seen.model_key)],
+    seen.model_key && ["Model", h("a", { href: modelAddress(seen.model_key) }, live.nameOf(seen.model_key))],
     seen.node_id && ["Node", seen.node_id],
     decision && ["Decision", h("a", { href: decisionAddress(decision) }, h("code", null, decision))],
     row.trace_id && ["Trace", h("a", { href: `#/trace/${row.trace_id}` }, h("code", null, row.trace_id.slice(0, 12)))],
@@ -58,10 +58,10 @@ function parts(page, level) {
   ];
   return [
     h(level, null, seen.kind, badge(PLANES[seen.plane], `plane ${seen.plane}`), emulated(row.emulated)),
-    h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
+    terms("facts", facts),
     h(below, { class: "subhead" }, "Caused by"),
     causes(page),
-    h(below, { class: "subhead" }, "What it caused"),
+    h(below, { class: "subhead" }, "Effects"),
     page.effects.length ? h("ol", { class: "causes" }, page.effects.map((effect) => h("li", null, eventLine(effect)))) : empty("Nothing that is kept here."),
     h(below, { class: "subhead" }, "Payload"),
     h("pre", { class: "payload", tabindex: "0", "aria-label": "Payload" }, JSON.stringify(event, null, 2)),
@@ -73,6 +73,6 @@ function causes(page) {
   const first = (page.chain.at(-1) ?? page.row).seen;
   const lines = page.chain.map((row) => h("li", null, eventLine(row)));
   if (first.kind === "request.waiting") lines.push(h("li", null, h("a", { href: `#/request/${encodeURIComponent(first.entity_id)}` }, "a request that waits"), h("small", { class: "id" }, first.entity_id)));
-  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is kept no more"));
+  else if (!page.is_whole) lines.push(h("li", { class: "zero" }, "an event that is no longer kept"));
   return lines.length ? h("ol", { class: "causes" }, lines) : empty("Nothing else: time passed, a person asked, or it speaks for itself.");
 }

@@ -1,4 +1,4 @@
-// The bus as it goes by: filtered by the server, newest first, a bounded number of lines. What is not shown is counted.
+// The bus as it goes by: filtered by the server, newest first, a bounded number of lines. The rest is counted.
 // Keys: up and down walk, Enter opens, p pauses.
 
 import { badge, emulated, empty, h, panel, say } from "/page/dom.js";

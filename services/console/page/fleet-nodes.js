@@ -1,4 +1,4 @@
-// Cards of nodes: whose bytes lie on each GPU, what runs there, and what arrives. A card off the screen is a head only.
+// Cards of nodes: the memory of each GPU, the instances, and the weights arriving. A card off the screen is a head only.
 
 import { nodeActions } from "/page/actions.js";
 import { gpuAddress, modelAddress } from "/page/address.js";
@@ -16,10 +16,6 @@ const AHEAD = "400px"; // how far outside the window a card is drawn
 export function stateOf(node) {
   if (node.lost_since) return "silent";
   return isDrained(node) ? "draining" : "ready";
-}
-
-export function nameOf(key) {
-  return live.model(key)?.name ?? key;
 }
 
 export class NodeGrid {
@@ -114,7 +110,7 @@ class NodeCard {
 
   see(isSeen) {
     this.isSeen = isSeen;
-    if (!isSeen) this.isStale = true; // what runs there is not followed meanwhile
+    if (!isSeen) this.isStale = true; // its instances are not followed meanwhile
     else if (this.isStale) this.draw();
   }
 
@@ -149,11 +145,11 @@ class NodeCard {
 
   drawGpus() {
     const colour = (key) => this.grid.hue.get(key) ?? -1;
-    const look = (gpu) => slicesOf(gpu).map((slice) => `${colour(slice.model_key)} ${nameOf(slice.model_key)}`).join();
+    const look = (gpu) => slicesOf(gpu).map((slice) => `${colour(slice.model_key)} ${live.nameOf(slice.model_key)}`).join();
     keyed(this.gpus, this.node.gpus, (gpu) => gpu.gpu_id, (gpu) => gpuBar(gpu, colour), look);
   }
 
-  /** What runs here. An emulated node carries the mark itself, so its instances need not repeat it. */
+  /** The instances here. An emulated node carries the mark itself, so they need not repeat it. */
   list() {
     const { node, grid } = this;
     const lines = holdersOf(node, grid.here.get(node.node_id) ?? [], !isEmulated(node));
@@ -177,13 +173,13 @@ function headOf(node) {
 function headElement(head) {
   const words = { silent: `silent since ${clock(head.lost_since)}`, draining: head.cordoned ? "drained" : "draining", ready: "ready" };
   const state = stateOf(head);
-  const what = `${head.numGpus} × ${head.kinds.map((kind) => KIND_WORDS[kind] ?? kind).join(", ")}`;
+  const gpus = `${head.numGpus} × ${head.kinds.map((kind) => KIND_WORDS[kind] ?? kind).join(", ")}`;
   return h(
     "span",
     { class: "node-head" },
     h("b", null, head.node_id),
     h("span", { class: `node-state ${state}` }, h("i", { class: "dot", "aria-hidden": "true" }), words[state]),
-    head.isEmulated ? [h("small", null, `${head.numGpus} GPU${head.numGpus === 1 ? "" : "s"}`), emulated(true)] : h("small", null, what),
+    head.isEmulated ? [h("small", null, `${head.numGpus} GPU${head.numGpus === 1 ? "" : "s"}`), emulated(true)] : h("small", null, gpus),
     h("small", { class: "engines", title: head.others.length ? `It can start ${head.others.join(", ")} too, which no model uses` : null }, head.inUse.join(", ") || "no model's engine"),
     !head.lost_since || head.cordoned ? nodeActions(head) : null,
   );
@@ -195,7 +191,7 @@ function gpuBar(gpu, colour) {
   const used = usedBytes(gpu);
   const slices = slicesOf(gpu);
   const name = gpu.gpu_id.slice(gpu.gpu_id.lastIndexOf("/") + 1);
-  const words = slices.map((slice) => `${nameOf(slice.model_key) || slice.holder}: ${OWNER_WORDS[slice.owner] ?? slice.owner} ${bytes(slice.num_bytes)}`);
+  const words = slices.map((slice) => `${live.nameOf(slice.model_key) || slice.holder}: ${OWNER_WORDS[slice.owner] ?? slice.owner} ${bytes(slice.num_bytes)}`);
   const label = `GPU ${name}, ${KIND_WORDS[gpu.kind] ?? gpu.kind}, ${bytes(used)} of ${bytes(gpu.total_bytes)} used. ${words.join("; ")}`;
   return h(
     "a",
@@ -209,20 +205,20 @@ function gpuBar(gpu, colour) {
 function sliceBar(slice, total, colour) {
   const hue = colour(slice.model_key);
   const width = `${(100 * slice.num_bytes) / Math.max(total, 1)}%`;
-  const title = `${nameOf(slice.model_key) || slice.holder} · ${OWNER_WORDS[slice.owner] ?? slice.owner} · ${bytes(slice.num_bytes)} · ${slice.holder}${slice.emulated ? " · emulated" : ""}`;
+  const title = `${live.nameOf(slice.model_key) || slice.holder} · ${OWNER_WORDS[slice.owner] ?? slice.owner} · ${bytes(slice.num_bytes)} · ${slice.holder}${slice.emulated ? " · emulated" : ""}`;
   return h("i", { class: `grant ${slice.owner} ${hue < 0 ? "" : "owned"}`, title, style: { width, "--h": String(Math.max(hue, 0)) } });
 }
 
-/** A line per instance on the node: those the agent reports, and holders of bytes nobody reports any more. */
+/** A line per instance on the node: those that the agent reports, and holders of bytes that it reports no more. */
 function holdersOf(node, instances, marks) {
   const lines = new Map();
   for (const i of instances) {
-    lines.set(i.instance_id, { id: i.instance_id, key: i.model_key, name: nameOf(i.model_key), state: i.state, load: i.num_in_flight, most: i.max_concurrency, emulated: marks && i.emulated, num_bytes: bytesOf(i) });
+    lines.set(i.instance_id, { id: i.instance_id, key: i.model_key, name: live.nameOf(i.model_key), state: i.state, load: i.num_in_flight, most: i.max_concurrency, emulated: marks && i.emulated, num_bytes: bytesOf(i) });
   }
   for (const gpu of node.gpus) {
     for (const slice of slicesOf(gpu)) {
       if (lines.has(slice.holder) || slice.owner === "shared") continue;
-      const line = { id: slice.holder, key: slice.model_key, name: nameOf(slice.model_key) || slice.holder, state: OWNER_WORDS[slice.owner] ?? slice.owner, emulated: marks && slice.emulated, num_bytes: slice.num_bytes };
+      const line = { id: slice.holder, key: slice.model_key, name: live.nameOf(slice.model_key) || slice.holder, state: OWNER_WORDS[slice.owner] ?? slice.owner, emulated: marks && slice.emulated, num_bytes: slice.num_bytes };
       lines.set(slice.holder, line);
     }
   }
@@ -245,7 +241,7 @@ function holderLine(line, colour) {
   );
 }
 
-// ---- what arrives
+// ---- arriving weights
 
 function linkLine(link) {
   const name = link.link_id.slice(link.link_id.lastIndexOf("/") + 1).toUpperCase();
@@ -264,14 +260,14 @@ function linkLine(link) {
 }
 
 /** One fetch: the bar grows in place. */
-export class FetchLine {
+class FetchLine {
   constructor({ report }, colour, node = "") {
     this.fill = h("i", { style: { "--h": String(Math.max(colour(report.model_key), 0)) } });
     this.words = h("small");
     this.element = h(
       "li",
       { class: "fetch" },
-      h("a", { href: modelAddress(report.model_key) }, nameOf(report.model_key)),
+      h("a", { href: modelAddress(report.model_key) }, live.nameOf(report.model_key)),
       node ? h("small", null, `→ ${node}`) : null,
       h("span", { class: "thin", "aria-hidden": "true" }, this.fill),
       this.words,
@@ -293,7 +289,7 @@ function cacheOf(node) {
 function cacheLine(cache, colour) {
   const slices = cache.blobs.map(([key, size]) => {
     const hue = colour(key);
-    return h("i", { class: hue < 0 ? "" : "owned", title: `${nameOf(key)} ${bytes(size)}`, style: { width: `${(100 * size) / Math.max(cache.total || cache.used, 1)}%`, "--h": String(Math.max(hue, 0)) } });
+    return h("i", { class: hue < 0 ? "" : "owned", title: `${live.nameOf(key)} ${bytes(size)}`, style: { width: `${(100 * size) / Math.max(cache.total || cache.used, 1)}%`, "--h": String(Math.max(hue, 0)) } });
   });
   return h(
     "p",

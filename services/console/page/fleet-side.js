@@ -4,12 +4,12 @@ import { h, badge, emulated, empty } from "/page/dom.js";
 import { bytes, clock, rate, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 import { modelAddress } from "/page/address.js";
-import { nameOf } from "/page/fleet-nodes.js";
+import { etaOf } from "/page/models.js";
 
 const ORDER = ["waiting", "loading", "starting", "draining", "failed", "ready", "prewarmed", "asleep", "cold"];
 const RESTING = ["prewarmed", "asleep", "cold"];
 
-/** Models worth a look, most urgent first; those that are ready come by what they run, those that rest not at all. */
+/** Models worth a look, most urgent first; ready ones by their load, resting ones left out. */
 export function inMotion(models) {
   const rank = (model) => (model.num_waiting && model.state !== "failed" ? -1 : ORDER.indexOf(model.state));
   return models
@@ -19,8 +19,6 @@ export function inMotion(models) {
 
 export function motionLine(model) {
   if (model.nothing) return h("li", null, empty(model.nothing));
-  const isComing = model.state === "loading" || model.state === "starting";
-  const eta = model.eta_s > 0 && model.state !== "failed" ? `${isComing ? "ready in" : "starts in"} ${model.eta_measured ? "" : "~"}${model.eta_s} s` : "";
   const load = [model.num_waiting && `${model.num_waiting} waiting`, model.num_in_flight && `${model.num_in_flight} running`].filter(Boolean).join(", ");
   const isReady = model.state === "ready";
   return h(
@@ -36,7 +34,7 @@ export function motionLine(model) {
       model.pinned ? badge("pinned", "quiet") : null,
       load ? h("small", { class: model.num_waiting ? "queue" : null }, load) : null,
     ),
-    eta ? h("p", { class: "more", title: model.eta_measured ? "from the starts measured so far" : "no start has been measured yet" }, eta) : null,
+    etaOf(model, "p", "more"),
     model.failure ? h("p", { class: "more bad" }, model.failure.reason || "no reason given") : null,
   );
 }
@@ -56,7 +54,7 @@ export function transferLine(fetch) {
   return h(
     "li",
     { class: "transfer" },
-    h("p", null, h("a", { href: modelAddress(fetch.model_key), "data-focus": fetch.key }, nameOf(fetch.model_key)), h("small", null, `→ ${fetch.node_id}`)),
+    h("p", null, h("a", { href: modelAddress(fetch.model_key), "data-focus": fetch.key }, live.nameOf(fetch.model_key)), h("small", null, `→ ${fetch.node_id}`)),
     h("span", { class: "thin", "aria-hidden": "true" }, h("i", { class: "plain", style: { width: `${done}%` } })),
     h("small", null, `${bytes(fetch.num_bytes_done)} of ${bytes(fetch.num_bytes)}${fetch.bytes_per_s ? ` · ${rate(fetch.bytes_per_s)}` : ""}`),
   );
@@ -64,7 +62,7 @@ export function transferLine(fetch) {
 
 export function decisionLine(decision) {
   if (decision.nothing) return h("li", null, empty(decision.nothing));
-  const subject = nameOf(decision.model_key) || decision.node_id || decision.instance_id;
+  const subject = live.nameOf(decision.model_key) || decision.node_id || decision.instance_id;
   return h(
     "li",
     { title: decision.decision_id },

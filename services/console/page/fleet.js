@@ -1,6 +1,6 @@
-// The fleet: nodes with their memory and links, and beside them what moves, what arrives and what was decided.
+// The fleet: nodes with their memory and links; beside them models in motion, arriving weights and decisions.
 
-import { h, keyed, empty, panel, say } from "/page/dom.js";
+import { empty, h, keyed, listen, panel, say } from "/page/dom.js";
 import { bytes, count, rate, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 import { NodeMap } from "/page/fleet-map.js";
@@ -79,8 +79,7 @@ export function fleetView(wanted) {
     grid.index();
     drawNodes(true);
   };
-  live.addEventListener("change", onChange);
-  live.addEventListener("models", onModels);
+  const deaf = listen(live, { change: onChange, models: onModels });
   filter.addEventListener("input", () => drawNodes(false));
   states.addEventListener("change", () => drawNodes(false));
   onModels();
@@ -90,8 +89,7 @@ export function fleetView(wanted) {
     title: "Fleet",
     close: () => {
       grid.close();
-      live.removeEventListener("change", onChange);
-      live.removeEventListener("models", onModels);
+      deaf();
     },
   };
 }
@@ -104,7 +102,7 @@ function fits(node, text, state) {
   if (state === "arriving" ? !(node.fetches.length || bytesInFlight(node)) : state && stateOf(node) !== state) return false;
   if (!text) return true;
   if (node.node_id.toLowerCase().includes(text) || node.engines.some((engine) => engine.includes(text))) return true;
-  const holds = (key) => key && (live.model(key)?.name ?? key).toLowerCase().includes(text);
+  const holds = (key) => key && live.nameOf(key).toLowerCase().includes(text);
   return node.gpus.some((gpu) => slicesOf(gpu).some((slice) => holds(slice.model_key)));
 }
 

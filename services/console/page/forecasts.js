@@ -1,11 +1,11 @@
-// What was expected of a model against what came, window by window. Nothing is drawn that nobody forecast.
+// A model's forecasts against its requests, window by window. Only real forecasts are drawn.
 
-import { badge, emulated, empty, h, keyed, panel, say } from "/page/dom.js";
+import { badge, empty, emulated, h, options, panel, say, segments, term } from "/page/dom.js";
 import { asked, modelAddress, remember } from "/page/address.js";
 import { LineChart } from "/page/chart.js";
 import { clock, count, seconds } from "/page/format.js";
 import { live } from "/page/live.js";
-import { newest, whyNot } from "/page/polled.js";
+import { polled } from "/page/polled.js";
 
 const EVERY_MS = 5000;
 const SPANS = { "30m": 1800, "2h": 7200, "6h": 21600, "24h": 86400 };
@@ -44,25 +44,6 @@ export function forecastsView() {
     panel("Expected and measured", "forecast", box),
   );
   let chart = null;
-  let timer = 0;
-  let closed = false;
-  const read = newest();
-
-  const load = async () => {
-    clearTimeout(timer);
-    if (!wanted.model) return;
-    try {
-      const answer = await read(`/api/v1/forecasts?model=${encodeURIComponent(wanted.model)}`);
-      if (closed || !answer) return;
-      if (answer.ok) show(answer.page);
-      else say(note, whyNot(answer));
-    } catch (error) {
-      console.info("forecasts could not be read", error);
-      say(note, "the console does not answer");
-    }
-    clearTimeout(timer);
-    if (!closed) timer = setTimeout(load, EVERY_MS);
-  };
   const show = (page) => {
     const view = VIEWS[wanted.show];
     if (chart?.title !== view.title) {
@@ -95,46 +76,44 @@ export function forecastsView() {
       ["Forecast made", newest ? `${clock(newest.made_at)}, ${seconds(page.now - newest.made_at)} ago` : "never"],
       rated ? ["Error lately", `${(100 * rated.error_ratio).toFixed(0)} %`] : null,
     ];
-    facts.replaceChildren(...pairs.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+    facts.replaceChildren(...pairs.filter(Boolean).map(term));
   };
   const ask = (change) => {
     Object.assign(wanted, change);
     remember("forecasts", Object.entries(wanted));
     draw();
-    load();
+    reading.load();
   };
-  const segment = (parent, keys, name, words = (key) => key) =>
-    keyed(parent, keys.map((key) => ({ key, on: wanted[name] === key })), (choice) => choice.key, ({ key, on }) =>
-      h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => ask({ [name]: key }) }, words(key)),
-    );
   const draw = () => {
-    segment(shows, Object.keys(VIEWS), "show");
-    segment(spans, Object.keys(SPANS), "span");
-    segment(horizons, known, "ahead", (ahead) => `${ahead} ahead`);
-    const rows = live.models.map(({ key, name }) => ({ key, name }));
-    if (wanted.model && !rows.some((row) => row.key === wanted.model)) rows.push({ key: wanted.model, name: wanted.model });
-    keyed(models, rows, (row) => row.key, (row) => h("option", { value: row.key }, row.name));
-    models.value = wanted.model;
+    segments(shows, Object.keys(VIEWS), wanted.show, (show) => ask({ show }));
+    segments(spans, Object.keys(SPANS), wanted.span, (span) => ask({ span }));
+    segments(horizons, known, wanted.ahead, (ahead) => ask({ ahead }), (ahead) => `${ahead} ahead`);
+    options(models, live.names, wanted.model);
   };
   const named = () => {
     draw();
     if (wanted.model || !live.models.length) return;
     const busy = live.models.find((model) => model.num_in_flight || model.num_waiting);
-    wanted.model = (busy ?? live.models[0]).key; // what is busy is what one asks about
+    wanted.model = (busy ?? live.models[0]).key; // a busy model is the likely question
     draw();
-    load();
+    reading.load();
   };
   models.addEventListener("change", () => ask({ model: models.value }));
   live.addEventListener("models", named);
+  const reading = polled({
+    address: () => `/api/v1/forecasts?model=${encodeURIComponent(wanted.model)}`,
+    everyMs: () => EVERY_MS,
+    show,
+    failed: (text) => say(note, text),
+  });
   named();
-  if (wanted.model) load();
+  if (wanted.model) reading.load();
   return {
     element,
     title: "Forecasts",
     keys: [["← →", "read the chart moment by moment"]],
     close: () => {
-      closed = true;
-      clearTimeout(timer);
+      reading.close();
       chart?.close();
       live.removeEventListener("models", named);
     },
@@ -158,7 +137,7 @@ function dataOf(page, view, back, horizon) {
   const step = page.window_s;
   const pointsOf = (windows, field) => windows.map((w) => ({ t: w.started_at, v: w[field] }));
   const series = view.measured.map(([field, name, className]) => ({ name, className, step, points: pointsOf(seen.filter((w) => !w.is_open), field) }));
-  const open = seen.filter((w) => w.is_open); // its counts still grow: it stands by itself, beside what is whole
+  const open = seen.filter((w) => w.is_open); // its counts still grow, so it is drawn apart from whole windows
   if (open.length) for (const [field, name, className] of view.measured) series.push({ name: `${name} so far`, className, step, dashed: true, points: pointsOf(open, field) });
   const bands = [];
   for (const [metric, name, className] of view.metrics) {
@@ -183,7 +162,7 @@ function latestOf(points) {
 /** The band of a forecast: between its quantiles, or, where it has its peak alone, up to that. */
 function bandOf(point) {
   const percent = (q) => `${Math.round(100 * q)} %`;
-  const inner = point.quantiles.filter(([share]) => share < 1); // all of a window lies below its peak: no end of a band
+  const inner = point.quantiles.filter(([share]) => share < 1); // a window's peak is its maximum: no end of a band
   if (inner.length > 1) return { low: inner[0][1], high: inner.at(-1)[1], name: `${percent(inner[0][0])} to ${percent(inner.at(-1)[0])}` };
   return point.quantiles.length ? { low: point.value, high: point.quantiles.at(-1)[1], name: "up to its peak" } : {};
 }

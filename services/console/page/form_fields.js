@@ -3,7 +3,7 @@
 import { h } from "/page/dom.js";
 
 const DAILY = {
-  name: ["Name", "what clients send in “model”"],
+  name: ["Name", "the value of “model” in requests"],
   engine: ["Engine", ""],
   "weights.uri": ["Weights", ""],
   weights_bytes: ["GPU memory for weights", "such as 15.2GB; empty: the size of the weights"],
@@ -79,7 +79,7 @@ function sentence(path) {
 
 // ---- values
 
-/** What stands at a path, "" where nothing does. A weights text is its uri. */
+/** The value at a path, "" without one. A weights text is its uri. */
 export function valueAt(fields, path) {
   const [first, second] = path.split(".");
   const value = fields[first];

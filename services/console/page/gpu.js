@@ -1,11 +1,12 @@
-// One GPU: what each holder of its memory is worth there now, and who goes next. The placer says so; the page asks again
+// One GPU: the worth of each holder of its memory, and which leaves next. The placer computes it; the page asks again
 // while it is looked at.
 
 import { modelAddress } from "/page/address.js";
-import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
+import { badge, emptyRow, emulated, h, keyed, panel, say, table, terms } from "/page/dom.js";
 import { KIND_WORDS } from "/page/fleet-nodes.js";
 import { bytes, clock, day, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
+import { polled } from "/page/polled.js";
 
 const EVERY_MS = 5000;
 const GIB = 2 ** 30;
@@ -17,32 +18,16 @@ export function gpuView(id) {
   const head = h("header", { class: "trace-head" });
   const problem = h("p", { class: "why-empty", role: "status", hidden: true });
   const holders = h("tbody");
-  const said = "Asked: how many are expected to ask for it before it could be reloaded. Saves each: how much longer each of them would wait without it. Seconds per GiB: both multiplied, over what it holds. A start that finds too little free memory here takes that of whoever goes first.";
+  const said = "Asked: how many are expected to ask for it before it could be reloaded. Saves each: how much longer each of them would wait without it. Seconds per GiB: both multiplied, divided by the memory it holds. A start that finds too little free memory here takes the memory of the first to leave.";
   const element = h(
     "div",
     { class: "model-view gpu-view" },
     head,
     problem,
-    panel("Who is worth what", "prices-panel", table("Holders of its memory, who goes next first", COLUMNS, holders), h("p", { class: "said" }, said)),
+    panel("Worth of each holder", "prices-panel", table("Holders of its memory, who goes next first", COLUMNS, holders), h("p", { class: "said" }, said)),
   );
-  let timer = 0;
-  let closed = false;
   let shown = null; // the last prices that were read
 
-  async function load() {
-    try {
-      const answer = await fetch(`/api/v1/gpus/${id.split("/").map(encodeURIComponent).join("/")}/worth`);
-      const body = answer.ok || answer.status === 404 ? await answer.json() : null;
-      if (closed) return;
-      if (answer.ok) show(body);
-      else if (answer.status === 404) missing(body.error?.message ?? "not found");
-      else failed(`The console answered ${answer.status}`);
-    } catch (error) {
-      console.info("prices could not be read", error);
-      if (!closed) failed("the console does not answer");
-    }
-    if (!closed) timer = setTimeout(load, EVERY_MS);
-  }
   const show = (page) => {
     if (!page.prices) {
       failed(`The placer cannot be read: ${page.problem}`);
@@ -53,7 +38,7 @@ export function gpuView(id) {
     say(problem, "");
     draw();
   };
-  /** What was read last stays, and says of when it is. */
+  /** The last prices stay, with their time. */
   const failed = (why) => {
     problem.hidden = false;
     say(problem, shown ? `${why}. Stale: these are the prices of ${clock(shown.now)}.` : `${why}.`);
@@ -68,20 +53,25 @@ export function gpuView(id) {
   const draw = () => {
     const prices = shown?.prices;
     keyed(head, [{ id, prices, at: shown?.now, kind: kindOf(id), next: prices?.holders.find((one) => one.order === 1)?.instance_id }], () => "", headline);
-    const nothing = prices ? "Nothing lies on this GPU: the next start finds all of it free." : "No prices while the placer does not answer.";
+    const nothing = prices ? "Nothing is on this GPU: all of its memory is free." : "No prices while the placer does not answer.";
     const lines = prices?.holders.length ? prices.holders : [{ nothing }];
     keyed(holders, lines, (one) => one.instance_id ?? "", holderLine, (one) => String(live.instances.has(one.instance_id)));
   };
   const named = () => shown && draw(); // models and instances that the stream brings have addresses
   live.addEventListener("models", named);
+  const reading = polled({
+    address: () => `/api/v1/gpus/${id.split("/").map(encodeURIComponent).join("/")}/worth`,
+    everyMs: () => EVERY_MS,
+    show,
+    failed: (why, status) => (status === 404 ? missing(why) : failed(status ? `The console answered ${status}` : why)),
+  });
   draw();
-  load();
+  reading.load();
   return {
     element,
     title: `GPU ${id}`,
     close: () => {
-      closed = true;
-      clearTimeout(timer);
+      reading.close();
       live.removeEventListener("models", named);
     },
   };
@@ -97,7 +87,7 @@ function crumbs() {
 
 function headline({ id, prices, at, kind, next }) {
   const facts = prices
-    ? [["Free", `${bytes(prices.free_bytes)} of ${bytes(prices.total_bytes)}`], ["Holders", String(prices.holders.length)], ["Goes next", next ? short(next) : "nobody"], ["Reckoned", h("time", { title: day(at) }, clock(at))]]
+    ? [["Free", `${bytes(prices.free_bytes)} of ${bytes(prices.total_bytes)}`], ["Holders", String(prices.holders.length)], ["Goes next", next ? short(next) : "none"], ["Reckoned", h("time", { title: day(at) }, clock(at))]]
     : [];
   if (kind && kind !== "emulated") facts.unshift(["Kind", KIND_WORDS[kind] ?? kind]);
   const all = encodeURIComponent(id);
@@ -106,13 +96,13 @@ function headline({ id, prices, at, kind, next }) {
     null,
     crumbs(),
     h("h1", null, `GPU ${id}`, emulated(kind === "emulated")),
-    h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
+    terms("facts", facts),
     h("p", { class: "acts" }, h("a", { class: "act", href: `#/decisions/gpu=${all}`, "data-focus": "decisions" }, "Decisions")),
   );
 }
 
 function holderLine(one) {
-  if (one.nothing) return h("tr", null, h("td", { colspan: String(COLUMNS.length) }, empty(one.nothing)));
+  if (one.nothing) return emptyRow(COLUMNS, one.nothing);
   const row = live.instances.get(one.instance_id);
   const goes = one.order === 1 ? badge("next", "warn") : one.order || (GOES[one.state] ?? "stays");
   return h(

@@ -1,5 +1,5 @@
 // The fleet as the server streams it. One object for the whole page; views listen for "change" (once per frame, with
-// what changed), "models" (a name is new), "traces" (spans came in), "status".
+// the changes), "models" (a name is new), "traces" (spans came in), "status".
 
 import { isOpen } from "/page/session.js";
 
@@ -33,7 +33,7 @@ class Live extends EventTarget {
     this.decisions = [];
     this.numDropped = 0;
     this.ready = false;
-    this.pending = null; // what changed since the last frame
+    this.pending = null; // changes since the last frame
   }
 
   open() {
@@ -60,7 +60,7 @@ class Live extends EventTarget {
     this.tell("status");
   }
 
-  /** The server had to drop messages for this page: what is shown may have holes, so ask for everything again. */
+  /** The server dropped messages for this page, so read everything again. */
   async resync(num) {
     this.numDropped += num;
     try {
@@ -87,7 +87,7 @@ class Live extends EventTarget {
     this.tell("status");
   }
 
-  /** New rows whole, of others the fields that changed. What has not changed stays the very same object. */
+  /** New rows, and changed fields of others. An unchanged row stays the same object. */
   patch(patch) {
     if (patch.now < this.now) return;
     this.now = patch.now;
@@ -122,7 +122,7 @@ class Live extends EventTarget {
     }
   }
 
-  /** What changed since the last frame; listeners of "change" get it in the next one. */
+  /** Changes since the last frame; listeners of "change" get it in the next one. */
   soon() {
     if (!this.pending) {
       this.pending = nothing();
@@ -141,6 +141,15 @@ class Live extends EventTarget {
 
   model(key) {
     return this.tables.models.get(key);
+  }
+
+  nameOf(key) {
+    return this.model(key)?.name ?? key;
+  }
+
+  /** [key, name] of each model, by name. */
+  get names() {
+    return this.models.map(({ key, name }) => [key, name]);
   }
 
   node(id) {

@@ -1,10 +1,10 @@
-// The logs of services and engines in one list, newest last, followed as they come. What is asked for stands in the address;
-// an id in a line leads to what it names, and to the other lines about it.
+// The logs of services and engines in one list, newest last, followed as they come. The address holds the filters;
+// an id in a line links to its page and to the other lines about it.
 
 import { asked as given, decisionAddress, eventAddress, modelAddress, remember } from "/page/address.js";
 import { errorText, send } from "/page/asking.js";
 import { copy } from "/page/copy.js";
-import { badge, empty, h, keyed, say } from "/page/dom.js";
+import { badge, empty, h, keyed, options, say } from "/page/dom.js";
 import { clock, count, day, short } from "/page/format.js";
 import { live } from "/page/live.js";
 
@@ -30,7 +30,7 @@ export function logsAddress(...ids) {
   return `#/logs/${new URLSearchParams({ id: ids.filter(Boolean).join(",") })}`;
 }
 
-/** What follows `#/logs/` in the address is asked for: `service=router&level=warning&q=bus&id=req-1,i-7f2`. */
+/** Filters follow `#/logs/` in the address: `service=router&level=warning&q=bus&id=req-1,i-7f2`. */
 export function logsView() {
   const view = new LogsView();
   view.begin();
@@ -111,7 +111,7 @@ class LogsView {
     this.read();
   }
 
-  /** Whoever scrolls up wants to read what stands there. */
+  /** Do not scroll away from a reader who has scrolled up. */
   scrolled() {
     const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
     if (isAtEnd === this.isFollowing || this.isPlacing) return;
@@ -172,7 +172,7 @@ class LogsView {
     requestAnimationFrame(() => (this.isPlacing = false));
     const silent = this.sources.filter((source) => source.problem);
     const parts = [`${count(this.lines.length, "line")} of ${count(this.sources.length, "log")}`];
-    if (this.numLost) parts.push(`${this.numLost} were gone before they could be read`);
+    if (this.numLost) parts.push(`${this.numLost} were lost before they could be read`);
     if (silent.length) parts.push(`not read: ${silent.slice(0, 3).map((source) => `${source.name} (${source.problem})`).join(", ")}${silent.length > 3 ? ` and ${silent.length - 3} more` : ""}`);
     say(this.tally, parts.join("; "));
   }
@@ -222,16 +222,10 @@ class LogsView {
 
   choices() {
     this.numSources = this.sources.length;
-    const of = (names, chosen) => [...new Set([...names, chosen].filter(Boolean))];
-    const rows = (first, names, chosen, wordOf = (name) => name) => [{ value: "", word: first }, ...of(names, chosen).map((value) => ({ value, word: wordOf(value) }))];
-    const fill = (select, options, chosen) => {
-      keyed(select, options, (option) => option.value, (option) => h("option", { value: option.value }, option.word));
-      select.value = chosen;
-    };
-    const processes = this.sources.map((source) => source.name).filter((name) => !SERVICES.includes(name));
-    fill(this.service, rows("All services", [...SERVICES, ...processes], this.asked.service), this.asked.service);
-    fill(this.node, rows("All nodes", live.nodes.map((node) => node.node_id), this.asked.node), this.asked.node);
-    fill(this.model, rows("All models", live.models.map((model) => model.key), this.asked.model, (key) => live.model(key)?.name ?? key), this.asked.model);
+    const services = [...new Set([...SERVICES, ...this.sources.map((source) => source.name)])];
+    options(this.service, [["", "All services"], ...services.map((name) => [name, name])], this.asked.service);
+    options(this.node, [["", "All nodes"], ...live.nodes.map(({ node_id }) => [node_id, node_id])], this.asked.node);
+    options(this.model, [["", "All models"], ...live.names], this.asked.model);
   }
 
   asText() {

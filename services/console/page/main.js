@@ -1,6 +1,6 @@
-// The frame: which view the address names, keys that work everywhere, and the line that says whether what is shown is fresh.
+// The frame: which view the address names, keys that work everywhere, and the line that says whether the page is fresh.
 
-import { h } from "/page/dom.js";
+import { h, term } from "/page/dom.js";
 import { clock } from "/page/format.js";
 import { live } from "/page/live.js";
 import { knowWho, offerLogout } from "/page/session.js";
@@ -23,8 +23,8 @@ import { tracesView } from "/page/traces.js";
 import { traceView } from "/page/trace.js";
 import { usageView } from "/page/usage.js";
 
-// A view takes the rest of the address and returns { element, title, close, keys }: `close` ends what it listens to,
-// `keys` are [key, what it does] lines for the help. New views go in this table, their tab in index.html.
+// A view takes the rest of the address and returns { element, title, close, keys }: `close` ends its listeners,
+// `keys` are [key, meaning] lines for the help. New views go in this table, their tab in index.html.
 const VIEWS = {
   fleet: { open: fleetView, tab: "fleet" },
   gpu: { open: gpuView, tab: "fleet" },
@@ -130,9 +130,8 @@ function showHelp() {
     const link = document.querySelector(`nav a[data-view="${tab}"]`);
     return link && [`g ${key}`, link.textContent.trim()];
   });
-  const lines = [...letters.filter(Boolean), ["/", "filter what is shown"], ["?", "this help"], ["Esc", "close it"], ...(current.keys ?? [])];
-  const rows = lines.map(([keys, what]) => h("div", null, h("dt", null, keys.split(" ").map((key) => h("kbd", null, key))), h("dd", null, what)));
-  help.querySelector("dl").replaceChildren(...rows);
+  const lines = [...letters.filter(Boolean), ["/", "filter the view"], ["?", "this help"], ["Esc", "close it"], ...(current.keys ?? [])];
+  help.querySelector("dl").replaceChildren(...lines.map(([keys, meaning]) => term([keys.split(" ").map((key) => h("kbd", null, key)), meaning])));
   help.showModal();
 }
 

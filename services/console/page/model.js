@@ -1,8 +1,8 @@
-// One model: what it is doing, its instances, how its starts went against what was predicted, and what its owner declared.
+// One model: its state, its instances, its starts beside their predictions, and its declaration.
 
 import { modelActions } from "/page/actions.js";
 import { decisionAddress } from "/page/address.js";
-import { badge, emulated, empty, h, keyed, panel, say, table } from "/page/dom.js";
+import { badge, empty, emptyRow, emulated, h, keyed, panel, say, table, term, terms } from "/page/dom.js";
 import { bytes, clock, count, day, seconds, short, stateWord } from "/page/format.js";
 import { joined, live } from "/page/live.js";
 import { stateOf } from "/page/models.js";
@@ -65,7 +65,7 @@ export function modelView(key) {
     const longest = Math.max(...detail.starts.map(secondsOf), 0);
     const lines = detail.starts.length ? detail.starts : [{ nothing: "No start of this model has been seen yet." }];
     keyed(starts, lines, (start) => start.instance?.instance_id ?? "", (start) => startLine(start, longest), () => String(longest));
-    keyed(facts, [...declared(model), ...residence(key)], ([name]) => name, fact);
+    keyed(facts, [...declared(model), ...residence(key)], ([name]) => name, term);
   };
   const missing = (text) => {
     head.replaceChildren(crumbs(), h("h1", null, "No such model"), empty(text));
@@ -103,17 +103,13 @@ function headline(model) {
       model.pinned ? badge("pinned", "quiet", "Never evicted, always at least one instance") : null,
       model.suspended ? badge("drained", "warn", "Drained by its operator: no start until it is loaded again") : null,
     ),
-    h(
-      "dl",
-      { class: "facts" },
-      [
-        ["State", stateOf(model)],
-        ["Waiting", String(model.num_waiting)],
-        ["Running", String(model.num_in_flight)],
-        ["Instances", `${model.num_ready} ready of at most ${model.max_instances}`],
-        ["Memory", bytes(memoryBytes(model))],
-      ].map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))),
-    ),
+    terms("facts", [
+      ["State", stateOf(model)],
+      ["Waiting", String(model.num_waiting)],
+      ["Running", String(model.num_in_flight)],
+      ["Instances", `${model.num_ready} ready of at most ${model.max_instances}`],
+      ["Memory", bytes(memoryBytes(model))],
+    ]),
     h(
       "p",
       { class: "acts" },
@@ -136,7 +132,7 @@ function whyLine({ why, decision }) {
 }
 
 function instanceLine(row) {
-  if (row.nothing) return h("tr", null, h("td", { colspan: String(INSTANCE_COLUMNS.length) }, empty(row.nothing)));
+  if (row.nothing) return emptyRow(INSTANCE_COLUMNS, row.nothing);
   return h(
     "tr",
     null,
@@ -151,7 +147,7 @@ function instanceLine(row) {
 }
 
 function startLine(start, longest) {
-  if (start.nothing) return h("tr", null, h("td", { colspan: String(START_COLUMNS.length) }, empty(start.nothing)));
+  if (start.nothing) return emptyRow(START_COLUMNS, start.nothing);
   const failure = failureOf(start);
   const phases = phasesOf(start);
   return h(
@@ -165,7 +161,7 @@ function startLine(start, longest) {
   );
 }
 
-/** A start under way: what is over with its seconds, what goes on, and how long it took the last time. */
+/** A start under way: finished phases with their seconds, running ones, and the seconds of the last start. */
 export function startUnderWay(start, detail) {
   const last = detail.starts.find((other) => !failureOf(other));
   const elapsed_s = Math.max(0, detail.now - start.began_at);
@@ -207,7 +203,7 @@ function fetched(fetch) {
   return fetch.num_bytes ? `${bytes(fetch.num_bytes_done)} of ${bytes(fetch.num_bytes)}` : bytes(fetch.num_bytes_done);
 }
 
-// ---- what its owner declared
+// ---- the declaration
 
 function declared(model) {
   const slo = [model.slo.ttft_s && `first token in ${seconds(model.slo.ttft_s)}`, model.slo.tpot_s && `${seconds(model.slo.tpot_s)} per token`].filter(Boolean);
@@ -233,7 +229,7 @@ function declared(model) {
   return rows.filter(Boolean);
 }
 
-/** Where its weights lie now, which is what a start need not fetch. */
+/** The nodes that have its weights, where a start need not fetch them. */
 function residence(key) {
   const where = (blobsOf) => {
     const holding = live.nodes.flatMap((node) => blobsOf(node).filter((blob) => blob.model_keys.includes(key)).map((blob) => [node.node_id, blob.num_bytes]));
@@ -243,8 +239,4 @@ function residence(key) {
   };
   const onDisk = where((node) => node.on_disk);
   return [["In host memory", where((node) => node.cached)], onDisk === "of no node" ? null : ["On disk", onDisk]].filter(Boolean);
-}
-
-function fact([name, value]) {
-  return h("div", null, h("dt", null, name), h("dd", null, value));
 }

@@ -1,10 +1,10 @@
-// Deploy a model, or edit one, by a form beside the YAML that it stands for. Whoever types is told what is wrong by the
+// Deploy a model, or edit one, by a form beside its YAML. Mistakes are named as one types, by the
 // autoscaler, which checks each draft as it would check a deployment; the page has no rules of its own.
 
 import { modelAddress } from "/page/address.js";
-import { confirmed, errorText, note, send, settle } from "/page/asking.js";
+import { change, confirmed, errorText, send } from "/page/asking.js";
 import { copy } from "/page/copy.js";
-import { h, panel, say } from "/page/dom.js";
+import { h, panel, say, terms } from "/page/dom.js";
 import { fieldOf, fillIn, leavesOf, put, typed, valueAt } from "/page/form_fields.js";
 import { bytes, count } from "/page/format.js";
 import { live } from "/page/live.js";
@@ -22,8 +22,8 @@ class ModelForm {
   constructor(key) {
     this.key = key;
     this.fields = {};
-    this.texts = {}; // what a person typed as YAML inside the form, by field
-    this.asYaml = null; // the whole text, while it is what was typed last
+    this.texts = {}; // YAML typed inside the form, by field
+    this.asYaml = null; // the whole text, while it was typed last
     this.touched = new Set();
     this.isTried = false;
     this.timer = 0;
@@ -52,7 +52,7 @@ class ModelForm {
 
   yamlPanel() {
     const button = h("button", { type: "button", class: "act", onclick: () => copy(this.yaml.value, button) }, "Copy the YAML");
-    return panel("The file it stands for", "model-yaml-panel", h("label", { class: "hidden", for: "model-yaml" }, "YAML"), this.yaml, this.yamlFault, h("p", { class: "acts" }, button, this.both));
+    return panel("The same as a file", "model-yaml-panel", h("label", { class: "hidden", for: "model-yaml" }, "YAML"), this.yaml, this.yamlFault, h("p", { class: "acts" }, button, this.both));
   }
 
   async open() {
@@ -108,7 +108,7 @@ class ModelForm {
     this.isLocked = true;
   }
 
-  /** Show these fields in the form. What the form does not show of them stays as it is. */
+  /** Show these fields in the form. Others stay as they are. */
   take(fields) {
     this.fields = fields;
     this.texts = {};
@@ -147,7 +147,7 @@ class ModelForm {
     this.timer = setTimeout(() => this.check(), SETTLE_MS);
   }
 
-  /** What the chosen engine reads and takes, and an example of it while little is filled in. */
+  /** The weights and arguments of the chosen engine, and an example while little is filled in. */
   drawEngine() {
     const engine = this.engines[this.fields.engine];
     const find = (path) => this.inputs.find(({ one }) => one.path === path);
@@ -157,7 +157,7 @@ class ModelForm {
     const isNew = !this.key && engine && Object.keys(engine.example).length;
     this.example.replaceChildren(...(isNew ? [h("button", { type: "button", class: "act", onclick: () => this.fillExample(engine.example) }, `Fill in an example for ${this.fields.engine}`)] : []));
     this.known.hidden = !engine?.arguments.length;
-    if (engine) this.known.replaceChildren(h("summary", null, `Arguments of ${this.fields.engine}`), h("dl", { class: "declared" }, engine.arguments.map((one) => h("div", null, h("dt", null, h("code", null, one.name)), h("dd", null, `${one.meaning}; ${one.allowed}`)))));
+    if (engine) this.known.replaceChildren(h("summary", null, `Arguments of ${this.fields.engine}`), terms("declared", engine.arguments.map((one) => [h("code", null, one.name), `${one.meaning}; ${one.allowed}`])));
   }
 
   fillExample(example) {
@@ -250,22 +250,12 @@ class ModelForm {
   async deploy() {
     const name = this.checked.fields.name;
     const word = this.key ? "Save" : "Deploy";
-    const line = note("busy", `${word} ${name}…`);
     this.submit.disabled = true;
-    try {
-      const path = this.key ? `/api/v1/models/${encodeURIComponent(this.key)}` : "/api/v1/models";
-      const answer = await send(path, this.key ? "PUT" : "POST", this.checked.fields);
-      if (answer === null) settle(line, "warn", `${word} ${name}: not sent, no admin token was given`);
-      else if (answer.ok) {
-        const row = await answer.json();
-        settle(line, row.warning ? "warn" : "good", `${name} is ${this.key ? "saved: instances that run keep what they were started with" : "deployed"}${row.warning ? `; ${row.warning}` : ""}`);
-        location.hash = modelAddress(row.key);
-      } else settle(line, "bad", `${word} ${name}: ${await errorText(answer)}`);
-    } catch {
-      settle(line, "bad", `${word} ${name}: no answer came; it may have been done`);
-    } finally {
-      this.submit.disabled = false;
-    }
+    const done = ({ warning }) => ({ text: `${name} is ${this.key ? "saved: running instances keep their old settings" : "deployed"}`, warning });
+    const path = this.key ? `/api/v1/models/${encodeURIComponent(this.key)}` : "/api/v1/models";
+    const row = await change(`${word} ${name}`, done, path, this.key ? "PUT" : "POST", this.checked.fields);
+    this.submit.disabled = false;
+    if (row) location.hash = modelAddress(row.key);
   }
 
   async undeploy() {
@@ -273,17 +263,7 @@ class ModelForm {
     const num = model?.instances.length ?? 0;
     const question = `Delete ${model?.name ?? this.key}? ${num ? `${count(num, "instance")} ${num === 1 ? "drains" : "drain"}: running requests finish. ` : ""}Requests for it are refused from then on. Its weights stay where they are.`;
     if (!(await confirmed(question, "Delete"))) return;
-    const line = note("busy", `Delete ${this.key}…`);
-    try {
-      const answer = await send(`/api/v1/models/${encodeURIComponent(this.key)}`, "DELETE");
-      if (answer === null) settle(line, "warn", `Delete ${this.key}: not sent, no admin token was given`);
-      else if (answer.ok) {
-        settle(line, "good", `${this.key} is deleted`);
-        location.hash = "#/models";
-      } else settle(line, "bad", `Delete ${this.key}: ${await errorText(answer)}`);
-    } catch {
-      settle(line, "bad", `Delete ${this.key}: no answer came; it may have been done`);
-    }
+    if (await change(`Delete ${this.key}`, `${this.key} is deleted`, `/api/v1/models/${encodeURIComponent(this.key)}`, "DELETE")) location.hash = "#/models";
   }
 
   close() {

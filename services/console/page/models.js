@@ -1,8 +1,8 @@
-// The models: where each stands, what waits for it, how its last start went, and what an operator may do with it.
+// The models: state, queue, last start and actions of each.
 
 import { modelActions } from "/page/actions.js";
 import { hues } from "/page/colours.js";
-import { badge, emulated, empty, h, kept, keyed, say } from "/page/dom.js";
+import { badge, empty, emulated, h, kept, keyed, listen, say, segments } from "/page/dom.js";
 import { bytes, count, seconds, stateWord } from "/page/format.js";
 import { live } from "/page/live.js";
 import { phaseBars } from "/page/phases.js";
@@ -22,7 +22,7 @@ const startSeconds = (model) => (model.last_cold_start ? secondsOf(model.last_co
 const UNSEEN_EVERY_MS = 1000;
 const UNSEEN_BUDGET_MS = 12;
 const GROUPS = { "": "all", hot: "ready", warm: "prewarmed or asleep", cold: "not loaded" }; // by temperature
-// What a person chose stays while the page is open, also when they look at something else meanwhile.
+// Choices stay while the page is open, also while another view is.
 const chosen = { text: "", temperature: "", order: "name" };
 
 let hue = new Map();
@@ -67,8 +67,7 @@ export function modelsView() {
     chosen.text = filter.value;
     draw();
   });
-  live.addEventListener("change", changed);
-  live.addEventListener("models", named);
+  const deaf = listen(live, { change: changed, models: named });
   named();
   draw();
   return {
@@ -76,14 +75,13 @@ export function modelsView() {
     title: "Models",
     close: () => {
       lines.close();
-      live.removeEventListener("change", changed);
-      live.removeEventListener("models", named);
+      deaf();
     },
   };
 }
 
 /** The lines of the table. One in sight is drawn when its model changes; the others when they come into sight, and now
- * and then, so that what a search or a screen reader finds there is not old. */
+ * and then, so that a search or a screen reader finds no old text. */
 class Lines {
   constructor() {
     this.byKey = new Map();
@@ -167,23 +165,11 @@ function inOrder(models) {
 function drawKinds(kinds, models, draw) {
   const tally = { "": models.length };
   for (const model of models) tally[model.temperature] = (tally[model.temperature] ?? 0) + 1;
-  const choices = Object.keys(GROUPS).map((key) => ({ key, num: tally[key] ?? 0, on: key === chosen.temperature }));
-  keyed(kinds, choices, (choice) => choice.key, ({ key, num, on }) =>
-    h(
-      "button",
-      {
-        type: "button",
-        "aria-pressed": String(on),
-        "data-focus": key,
-        onclick: () => {
-          chosen.temperature = key;
-          draw();
-        },
-      },
-      `${GROUPS[key]} `,
-      h("small", null, String(num)),
-    ),
-  );
+  const choose = (key) => {
+    chosen.temperature = key;
+    draw();
+  };
+  segments(kinds, Object.keys(GROUPS), chosen.temperature, choose, (key) => GROUPS[key], (key) => tally[key] ?? 0);
 }
 
 function drawHead(head, draw) {
@@ -199,7 +185,7 @@ function drawHead(head, draw) {
   });
 }
 
-/** Draw a line again in its element; what had the focus has it again. */
+/** Draw a line again in its element, and restore the focus. */
 function fill(line) {
   const { element, model } = line;
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
@@ -240,15 +226,21 @@ function number(num, kind = "") {
   return h("span", { class: num ? kind : "zero" }, String(num));
 }
 
-export function stateOf(model) {
+/** The time until it is ready, in an element of this tag; null if it is or has failed. */
+export function etaOf(model, tag, className = null) {
+  if (model.eta_s <= 0 || model.state === "failed") return null;
   const isComing = model.state === "loading" || model.state === "starting";
-  const eta = model.eta_s > 0 && model.state !== "failed" ? `${isComing ? "ready in" : "starts in"} ${model.eta_measured ? "" : "~"}${model.eta_s} s` : "";
+  const title = model.eta_measured ? "from the starts measured so far" : "no start has been measured yet";
+  return h(tag, { class: className, title }, `${isComing ? "ready in" : "starts in"} ${model.eta_measured ? "" : "~"}${model.eta_s} s`);
+}
+
+export function stateOf(model) {
   return h(
     "span",
     { class: `state ${model.state}`, title: model.failure?.reason ?? null },
     h("i", { class: "dot", "aria-hidden": "true" }),
     stateWord(model.state),
-    eta ? h("small", { title: model.eta_measured ? "from the starts measured so far" : "no start has been measured yet" }, eta) : null,
+    etaOf(model, "small"),
     model.failure ? h("small", { class: "why" }, model.failure.reason || "no reason given") : null,
   );
 }

@@ -1,4 +1,4 @@
-// The phases of a start, drawn: what each took, and under it what was predicted.
+// The phases of a start, drawn: measured time, and under it the prediction.
 
 import { h } from "/page/dom.js";
 import { inLanes, seconds } from "/page/format.js";
@@ -31,7 +31,7 @@ export function phaseBars(phases, whole) {
   return h("span", { class: "phases tall", role: "img", "aria-label": phaseWords(phases) }, bars);
 }
 
-export function phaseWords(phases) {
+function phaseWords(phases) {
   return phases.map((phase) => `${phase.name} ${seconds(phase.duration_s)}${predicted(phase)}`).join(", ");
 }
 

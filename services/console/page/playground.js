@@ -196,7 +196,7 @@ async function copyCurl(ui) {
 
 // ---- one answer
 
-/** A turn of the model: the wait with its phases, the text as it comes, and what it took. */
+/** A turn of the model: the wait with its phases, the text as it comes, and its timings. */
 function answering(model, again) {
   const wait = h("div", { class: "waking" });
   const thought = h("p", { class: "text thought", hidden: true });

@@ -1,8 +1,8 @@
-// What a view reads again and again while somebody looks at it.
+// Repeated reads of a visible view.
 
 /**
- * A reader of JSON: what it gives of an address is { ok, status, page }, or null where another one was asked for since.
- * Answers overtake each other, and an older one must not replace what a newer one says.
+ * Return a reader of JSON: it gives { ok, status, page } of an address, or null if another was asked for since.
+ * Answers overtake each other, and an older one must not replace a newer one.
  */
 export function newest() {
   let number = 0;
@@ -20,8 +20,8 @@ export function whyNot({ status, page }) {
 }
 
 /**
- * Read JSON from `address()` now, on `load()`, and every `everyMs()` milliseconds while the page is visible: `show(page)`
- * gets it, `failed(text)` why there is none. Of answers that overtake each other only the last one asked for counts.
+ * Read JSON from `address()` now, on `load()`, and every `everyMs()` milliseconds (null: not again) while the page is visible: `show(page)`
+ * gets it, `failed(text, status)` why there is none (no status: no answer). Of answers that overtake each other only the last one asked for counts.
  */
 export function polled({ address, everyMs, show, failed }) {
   const read = newest();
@@ -33,16 +33,16 @@ export function polled({ address, everyMs, show, failed }) {
     clearTimeout(timer);
     const mine = (number += 1);
     try {
-      if (document.hidden) return; // nobody looks: asked again below
+      if (document.hidden) return; // hidden: asked again below
       const answer = await read(address());
       if (closed || !answer) return;
       if (answer.ok) show(answer.page);
-      else failed(whyNot(answer));
+      else failed(whyNot(answer), answer.status);
     } catch (error) {
       console.info(`${address()} could not be read`, error);
       if (!closed && mine === number) failed("the console does not answer");
     } finally {
-      if (!closed && mine === number) timer = setTimeout(load, everyMs());
+      if (!closed && mine === number && everyMs() !== null) timer = setTimeout(load, everyMs());
     }
   };
   const seen = () => document.hidden || load();

@@ -1,9 +1,10 @@
-// Requests as they happen: held, under way, ended. What is asked for stands in the address, so that a view can be shared.
+// Requests as they happen: held, under way, ended. The address holds the filters, so that a view can be shared.
 
 import { asked as given, remember } from "/page/address.js";
-import { badge, continued, emulated, empty, h, keyed, say, table } from "/page/dom.js";
+import { badge, continued, emptyRow, emulated, h, keyed, options, say, segments, table } from "/page/dom.js";
 import { clock, day, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
+import { polled } from "/page/polled.js";
 
 const COLUMNS = ["Arrived", "Model", "Tenant", "State", "Queue", "First token", "Per token", "Total", "Tokens", "Instance", "Trace"];
 const GROUPS = ["", "live", "held", "dispatched", "streaming", "finished", "failed", "refused", "left"];
@@ -11,7 +12,7 @@ const WORDS = { "": "all", live: "under way", dispatched: "sent", left: "client 
 const EVERY_MS = 500;
 const LIMIT = 200;
 
-/** What follows `#/requests/` in the address is asked for: `model=smol-chat&state=held&q=503`. */
+/** Filters follow `#/requests/` in the address: `model=smol-chat&state=held&q=503`. */
 export function requestsView() {
   const wanted = Object.fromEntries(given("requests"));
   const asked = { model: wanted.model ?? "", state: GROUPS.includes(wanted.state) ? wanted.state : "", q: wanted.q ?? "" };
@@ -38,30 +39,8 @@ export function requestsView() {
     tally,
     h("div", { class: "panel requests-panel" }, table("Requests", COLUMNS, body)),
   );
-  let timer = 0;
-  let number = 0; // of the latest question: an answer to an earlier one is dropped
   let paused = false;
-  let closed = false;
 
-  const load = async () => {
-    timer = 0;
-    const mine = (number += 1);
-    if (document.hidden) {
-      timer = setTimeout(load, EVERY_MS);
-      return;
-    }
-    const query = new URLSearchParams({ ...asked, limit: String(LIMIT) });
-    try {
-      const answer = await fetch(`/api/v1/requests?${query}`);
-      if (answer.ok) {
-        const page = await answer.json();
-        if (mine === number && !closed) show(page);
-      } else if (mine === number && !closed) say(tally, `the console answered ${answer.status}`);
-    } catch (error) {
-      console.info("requests could not be read", error);
-    }
-    if (mine === number && !closed && !paused) timer = setTimeout(load, EVERY_MS);
-  };
   const show = (page) => {
     const rows = page.requests.length ? page.requests : [{ nothing: page.num_kept || page.num_live ? "No request matches." : "No request yet. Send one and it shows here." }];
     keyed(body, rows.map((row) => aged(row, page.now)), (row) => (row.nothing ? "" : `${row.router_id} ${row.request_id}`), requestLine, (row) => live.model(row.model_key)?.name ?? "");
@@ -71,26 +50,16 @@ export function requestsView() {
   };
   const drawStates = (tallied) => {
     const sum = (names) => names.reduce((all, name) => all + (tallied[name] ?? 0), 0);
-    const choices = GROUPS.map((key) => ({
-      key,
-      on: asked.state === key,
-      num: key === "live" ? sum(["held", "dispatched", "streaming"]) : key ? sum([key]) : sum(Object.keys(tallied)),
-    }));
-    keyed(states, choices, (choice) => choice.key, ({ key, on, num }) =>
-      h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => ask({ state: key }) }, `${WORDS[key] ?? key} `, h("small", null, String(num))),
-    );
+    const num = (key) => (key === "live" ? sum(["held", "dispatched", "streaming"]) : key ? sum([key]) : sum(Object.keys(tallied)));
+    segments(states, GROUPS, asked.state, (state) => ask({ state }), (key) => WORDS[key] ?? key, num);
   };
   const ask = (change) => {
     Object.assign(asked, change);
     remember("requests", Object.entries(asked));
-    clearTimeout(timer);
-    load();
+    reading.load();
   };
   const drawModels = () => {
-    const rows = [{ key: "", name: "All models" }, ...live.models.map(({ key, name }) => ({ key, name }))];
-    if (asked.model && !rows.some((row) => row.key === asked.model)) rows.push({ key: asked.model, name: asked.model });
-    keyed(models, rows, (row) => row.key, (row) => h("option", { value: row.key }, row.name));
-    models.value = asked.model;
+    options(models, [["", "All models"], ...live.names], asked.model);
   };
   filter.addEventListener("input", () => ask({ q: filter.value.trim() }));
   models.addEventListener("change", () => ask({ model: models.value }));
@@ -98,19 +67,23 @@ export function requestsView() {
     paused = !paused;
     pause.setAttribute("aria-pressed", String(paused));
     say(pause, paused ? "Go on" : "Pause");
-    clearTimeout(timer);
-    if (!paused) load();
+    reading.load();
   });
   live.addEventListener("models", drawModels);
   drawModels();
   drawStates({});
-  load();
+  const reading = polled({
+    address: () => `/api/v1/requests?${new URLSearchParams({ ...asked, limit: String(LIMIT) })}`,
+    everyMs: () => (paused ? null : EVERY_MS),
+    show,
+    failed: (text) => say(tally, text),
+  });
+  reading.load();
   return {
     element,
     title: "Requests",
     close: () => {
-      closed = true;
-      clearTimeout(timer);
+      reading.close();
       live.removeEventListener("models", drawModels);
     },
   };
@@ -122,7 +95,7 @@ function aged(row, now) {
 }
 
 function requestLine(row) {
-  if (row.nothing) return h("tr", null, h("td", { colspan: String(COLUMNS.length) }, empty(row.nothing)));
+  if (row.nothing) return emptyRow(COLUMNS, row.nothing);
   const isLive = row.age_s !== undefined;
   const address = row.trace_id ? `#/trace/${row.trace_id}` : `#/request/${encodeURIComponent(row.request_id)}`;
   const name = live.model(row.model_key)?.name ?? (row.model_key || "–");

@@ -1,5 +1,5 @@
 // Who reads the console, with which role, and whether that still holds. When it does not, the login page takes the place of
-// what is shown. The console itself refuses what a role may not do: the page only says so before.
+// the page. The console itself refuses what a role may not do; the page only says so first.
 
 const ROLES = ["none", "viewer", "operator", "admin"];
 
@@ -8,7 +8,7 @@ async function session() {
     const answer = await fetch("/session");
     return answer.ok ? await answer.json() : null;
   } catch {
-    return null; // nobody answers: nothing is known
+    return null; // no answer: nothing is known
   }
 }
 
@@ -20,7 +20,7 @@ export async function knowWho() {
   known = await first;
 }
 
-/** Why this person may not do what needs the role `least`; null when they may. */
+/** The reason why this person lacks the role `least`; null if they have it. */
 export function whyNot(least) {
   const role = known?.role ?? "admin"; // not known: the console decides
   return ROLES.indexOf(role) >= ROLES.indexOf(least) ? null : `Your role is ${role}; this needs the role ${least}`;

@@ -27,7 +27,7 @@ export function drawStages(stages, isEmulated) {
     stages.filter((stage) => stage.own_s > 0).map((stage) => h("i", { class: `stage p-${stage.name}`, style: { width: `${(100 * stage.own_s) / whole}%` }, title: `${WORDS[stage.name]}: ${seconds(stage.own_s)}` })),
   );
   const lines = stages.map((stage) => {
-    const more = stage.seconds - stage.own_s > 0.0005 ? `, ${seconds(stage.seconds)} with what went on beside it` : "";
+    const more = stage.seconds - stage.own_s > 0.0005 ? `, ${seconds(stage.seconds)} with overlaps` : "";
     return h(
       "li",
       { title: WORDS[stage.name] },

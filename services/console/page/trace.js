@@ -1,16 +1,17 @@
 // One trace: fetched, drawn, and fetched again whenever more of it is told.
 
-import { h, badge, emulated, empty, panel } from "/page/dom.js";
-import { decisionAddress, modelAddress } from "/page/address.js";
+import { badge, empty, emulated, h, panel, terms } from "/page/dom.js";
+import { modelAddress } from "/page/address.js";
 import { copy } from "/page/copy.js";
-import { kindOf } from "/page/decisions.js";
+import { decisionLines } from "/page/decisions.js";
 import { logsAddress } from "/page/logs.js";
-import { drawStages } from "/page/stages.js";
+
 import { clock, count, day, seconds } from "/page/format.js";
 import { joined, live } from "/page/live.js";
 import { newest, whyNot } from "/page/polled.js";
 import { serviceTag } from "/page/traces.js";
 import { Waterfall } from "/page/waterfall.js";
+import { drawStages } from "/page/stages.js";
 
 const PATIENCE = 15; // seconds a trace may take to arrive before the page says that it is not there
 const SETTLE_MS = 300;
@@ -59,7 +60,7 @@ export function traceView({ traceId, requestId }) {
     }
   };
   const missing = (message) => {
-    if (revision >= 0) return; // what is drawn is better than nothing
+    if (revision >= 0) return; // an old drawing is better than none
     const waiting = Date.now() - openedAt < PATIENCE * 1000;
     head.replaceChildren(h("h1", null, waiting ? "Waiting for its events…" : "No such trace"), empty(message), h("p", { class: "acts" }, h("a", { class: "act", href: logsAddress(traceId, requestId) }, "Log lines about it"), h("a", { class: "act", href: "#/traces" }, "All traces")));
     if (waiting) soon(1000);
@@ -83,7 +84,7 @@ export function traceView({ traceId, requestId }) {
 }
 
 function headline(trace) {
-  const model = live.model(trace.model)?.name ?? trace.model;
+  const model = live.nameOf(trace.model);
   const facts = [
     ["Duration", seconds(trace.duration_s)],
     ["Started", h("time", { title: day(trace.start_at), datetime: new Date(trace.start_at * 1000).toISOString() }, clock(trace.start_at, true))],
@@ -100,7 +101,7 @@ function headline(trace) {
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/traces" }, "Traces"), takeAway(trace)),
     h("h1", null, trace.name || "Trace", ...notes.filter(Boolean)),
-    h("dl", { class: "facts" }, facts.filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
+    terms("facts", facts),
     h("p", { class: "services", "aria-label": "Services" }, trace.services.map(serviceTag)),
   ];
 }
@@ -123,16 +124,5 @@ async function copyJson(address, button) {
 }
 
 function decisionsOf(lines) {
-  if (!lines.length) return [];
-  const rows = lines.toReversed().map((line) =>
-    h(
-      "li",
-      null,
-      h("span", { class: "num" }, clock(line.made_at, true)),
-      h("a", { class: `kind ${line.kind}`, href: decisionAddress(line.decision_id) }, kindOf(line)),
-      h("span", null, line.reason),
-      h("small", null, `${line.policy} · ${line.service}`),
-    ),
-  );
-  return [panel("Decisions in it", "trace-decisions", h("ol", { class: "related" }, rows))];
+  return lines.length ? [panel("Decisions in it", "trace-decisions", decisionLines(lines.toReversed()))] : [];
 }

@@ -1,6 +1,6 @@
 // The list of traces, latest first, filtered as one types.
 
-import { h, keyed, badge, emulated, empty, panel, table } from "/page/dom.js";
+import { badge, emptyRow, emulated, h, keyed, listen, panel, table } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
 import { clock, count, seconds, short } from "/page/format.js";
 import { live } from "/page/live.js";
@@ -38,7 +38,7 @@ export function tracesView() {
     const longest = Math.max(...rows.map((t) => t.duration_s), 1e-6);
     const nothing = page.num_kept ? "No trace matches." : "No request has ended and no instance has started yet.";
     const shown = rows.length || !loaded ? rows : [{ nothing }];
-    keyed(body, shown, (t) => t.trace_id ?? "", (t) => traceRow(t, longest), (t) => longest + nameOf(t));
+    keyed(body, shown, (t) => t.trace_id ?? "", (t) => traceRow(t, longest), (t) => longest + live.nameOf(t.model));
     const gone = page.num_evicted ? `, ${page.num_evicted} older ones gone` : "";
     note.textContent = `${count(rows.length, "trace")} shown, ${page.num_kept} kept${gone}`;
   };
@@ -56,8 +56,7 @@ export function tracesView() {
   };
   const soon = () => (timer ||= setTimeout(load, 250));
   const named = () => loaded && draw();
-  live.addEventListener("traces", soon);
-  live.addEventListener("models", named);
+  const deaf = listen(live, { traces: soon, models: named });
   filter.addEventListener("input", soon);
   for (const box of [onlyErrors, onlyCold]) box.addEventListener("change", draw);
   load();
@@ -67,18 +66,13 @@ export function tracesView() {
     close: () => {
       closed = true;
       clearTimeout(timer);
-      live.removeEventListener("traces", soon);
-      live.removeEventListener("models", named);
+      deaf();
     },
   };
 }
 
-function nameOf(trace) {
-  return live.model(trace.model)?.name ?? trace.model;
-}
-
 function traceRow(trace, longest) {
-  if (trace.nothing) return h("tr", null, h("td", { colspan: String(COLUMNS.length) }, empty(trace.nothing)));
+  if (trace.nothing) return emptyRow(COLUMNS, trace.nothing);
   const width = `${Math.max((100 * trace.duration_s) / longest, 0.5)}%`;
   const hue = String(serviceHue(trace.service));
   return h(
@@ -93,7 +87,7 @@ function traceRow(trace, longest) {
       trace.is_cold ? badge("cold start", "cold") : null,
       h("small", { class: "id", title: trace.trace_id }, trace.request_ids[0] ? short(trace.request_ids[0]) : short(trace.trace_id)),
     ),
-    h("td", { class: "name" }, h("span", null, nameOf(trace)), emulated(trace.is_emulated)),
+    h("td", { class: "name" }, h("span", null, live.nameOf(trace.model)), emulated(trace.is_emulated)),
     h("td", null, h("span", { class: "services" }, trace.services.slice(0, 10).map(serviceTag))),
     h("td", { class: "num" }, String(trace.num_spans)),
     h("td", { class: "took" }, h("span", { class: "num" }, seconds(trace.duration_s)), h("span", { class: "lane", "aria-hidden": "true" }, h("i", { style: { width, "--h": hue } }))),

@@ -1,6 +1,6 @@
-// Who used what: requests, tokens and costs by tenant, model or key over time, as the ledger has them.
+// Usage: requests, tokens and costs by tenant, model or key over time, as the ledger has them.
 
-import { empty, h, keyed, panel, say, table } from "/page/dom.js";
+import { empty, h, panel, say, segments, table } from "/page/dom.js";
 import { asked, remember } from "/page/address.js";
 import { LineChart } from "/page/chart.js";
 import { hues } from "/page/colours.js";
@@ -22,8 +22,7 @@ export function usageView() {
   const given = asked("usage");
   const choice = (name, choices, usual) => (Object.hasOwn(choices, given.get(name) ?? "") ? given.get(name) : usual);
   const wanted = { span: choice("span", SPANS, "7d"), by: choice("by", GROUPS, "tenant"), show: choice("show", SHOWS, "tokens") };
-  const segments = (label) => h("span", { class: "segments", role: "group", "aria-label": label });
-  const [shows, groups, spans] = ["What", "By", "How far back"].map(segments);
+  const [shows, groups, spans] = ["Figure", "By", "How far back"].map((label) => h("span", { class: "segments", role: "group", "aria-label": label }));
   const note = h("p", { class: "note", role: "status" });
   const csv = h("a", { class: "button", download: "usage.csv" }, "Download CSV");
   const chart = new LineChart("Usage over time");
@@ -57,14 +56,10 @@ export function usageView() {
     draw();
     reading.load();
   };
-  const segment = (parent, keys, name) =>
-    keyed(parent, keys.map((key) => ({ key, on: wanted[name] === key })), ({ key }) => key, ({ key, on }) =>
-      h("button", { type: "button", "aria-pressed": String(on), "data-focus": key, onclick: () => ask({ [name]: key }) }, key),
-    );
   const draw = () => {
-    segment(shows, Object.keys(SHOWS), "show");
-    segment(groups, Object.keys(GROUPS), "by");
-    segment(spans, Object.keys(SPANS), "span");
+    segments(shows, Object.keys(SHOWS), wanted.show, (show) => ask({ show }));
+    segments(groups, Object.keys(GROUPS), wanted.by, (by) => ask({ by }));
+    segments(spans, Object.keys(SPANS), wanted.span, (span) => ask({ span }));
     csv.href = address({ format: "csv" });
   };
   draw();
@@ -80,7 +75,7 @@ export function usageView() {
   };
 }
 
-/** One row a group, those with the most tokens first. A group of which no model has a price has no cost, one of which no GPU
+/** One row a group, those with the most tokens first. A group without a priced model has no cost, one without a priced GPU
  *  seconds are known has none. */
 function totalsOf(rows) {
   const byGroup = new Map();

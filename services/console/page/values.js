@@ -1,4 +1,4 @@
-// What follows from the values that the console sends, which are the fleet's own: the same as their properties there.
+// Properties of the fleet's values, as the domain has them.
 
 import { live } from "/page/live.js";
 

@@ -1,7 +1,7 @@
 // The waterfall of one trace: a time axis, the cold start's phases, a tree of spans, and the details of one of them.
 // Keys: up and down walk, left and right close and open, Home and End jump.
 
-import { h, badge } from "/page/dom.js";
+import { badge, h, terms } from "/page/dom.js";
 import { plainService, serviceHue } from "/page/colours.js";
 import { decisionAddress } from "/page/address.js";
 import { mark, seconds, ticks } from "/page/format.js";
@@ -52,7 +52,7 @@ export class Waterfall {
     this.marks.replaceChildren(...marks.map((at) => h("span", { style: { left: this.left(at) }, class: at / this.span > 0.95 ? "last" : null }, mark(at, this.span))));
   }
 
-  /** A line per phase: behind, outlined, what was predicted; before it what happened; the gap in words at its name. */
+  /** A line per phase: the prediction outlined behind the measured time, and the gap in words beside the name. */
   drawPhases() {
     this.phases.replaceChildren(...this.trace.phases.map((phase) => this.phaseLine(phase)));
   }
@@ -94,7 +94,8 @@ export class Waterfall {
     const inside = end > LABEL_ROOM && !toLeft;
     const label = { style: toLeft ? { right: `calc(${100 * (1 - row.offset_s / this.span)}% + 6px)` } : { left: inside ? `calc(${this.left(row.offset_s)} + 6px)` : `calc(${100 * end}% + 6px)` } };
     const hue = { "--h": String(serviceHue(row.service)), "--depth": String(Math.min(row.depth, 16)) };
-    const words = `${row.name}, ${plainService(row.service)}, ${seconds(row.duration_s)}, starts at ${seconds(row.offset_s)}${row.error ? ", error" : ""}`;
+    const takes = row.duration_s ? seconds(row.duration_s) : `at ${seconds(row.offset_s)}`; // a decision is a moment
+    const words = `${row.name}, ${plainService(row.service)}, ${row.duration_s ? `${takes}, starts at ${seconds(row.offset_s)}` : takes}${row.error ? ", error" : ""}`;
     return h(
       "div",
       {
@@ -106,12 +107,12 @@ export class Waterfall {
         "aria-level": String(row.depth + 1),
         "aria-expanded": row.num_children ? String(!this.closed.has(row.span_id)) : null,
         "aria-label": words,
-        title: `${row.name} · ${plainService(row.service)} · ${seconds(row.duration_s)}`,
+        title: `${row.name} · ${plainService(row.service)} · ${takes}`,
         style: hue,
       },
       h(
         "span",
-        { class: "what", role: "gridcell" },
+        { class: "about", role: "gridcell" },
         row.num_children ? h("span", { class: "fold", "aria-hidden": "true" }) : h("span", { class: "fold none", "aria-hidden": "true" }),
         h("i", { class: "swatch", "aria-hidden": "true" }),
         h("b", null, ownName(row)),
@@ -125,7 +126,7 @@ export class Waterfall {
         { class: "when", role: "gridcell" },
         h("i", { class: "span-bar", style: { left: this.left(row.offset_s), width: this.left(row.duration_s) } }),
         row.events.slice(0, 32).map((point) => h("i", { class: "point", title: point.name, style: { left: this.left(Math.min(Math.max(point.offset_s, 0), this.span)) } })),
-        h("span", { class: inside ? "label inside" : "label", ...label }, seconds(row.duration_s)),
+        h("span", { class: inside ? "label inside" : "label", ...label }, takes),
       ),
     );
   }
@@ -186,18 +187,19 @@ export class Waterfall {
   }
 }
 
-/** A span's name without its service's, which stands beside it anyway. */
+/** A span's name without its service's, which is shown beside it. */
 function ownName(row) {
   const prefix = `${plainService(row.service)}.`;
   return row.name.startsWith(prefix) ? row.name.slice(prefix.length) : row.name;
 }
 
 function details(row) {
+  const predicted_s = row.attributes["glowplug.predicted_seconds"] ?? 0;
   const facts = [
     ["Service", plainService(row.service)],
     ["Starts at", seconds(row.offset_s)],
-    ["Takes", seconds(row.duration_s)],
-    row.attributes["glowplug.predicted_seconds"] > 0 ? ["Predicted", `${seconds(row.attributes["glowplug.predicted_seconds"])}: ${verdict({ duration_s: row.duration_s, predicted_s: row.attributes["glowplug.predicted_seconds"] })}`] : null,
+    row.duration_s ? ["Takes", seconds(row.duration_s)] : null,
+    predicted_s > 0 ? ["Predicted", `${seconds(predicted_s)}: ${verdict({ ...row, predicted_s })}`] : null,
     ["Kind", row.kind],
     ["Process", row.process],
     ["Span", h("code", null, row.span_id)],
@@ -208,7 +210,7 @@ function details(row) {
   const decision = row.attributes["glowplug.decision_id"];
   if (decision) parts.push(h("p", { class: "decided-note" }, row.attributes["glowplug.reason"] ?? "", " ", h("a", { href: decisionAddress(decision) }, "why")));
   const attributes = Object.entries(row.attributes);
-  if (attributes.length) parts.push(h("h3", null, "Attributes"), list(attributes));
+  if (attributes.length) parts.push(h("h3", null, "Attributes"), list(attributes.map(([name, value]) => [parted(name), value])));
   if (row.events.length) {
     parts.push(h("h3", null, "Events"));
     for (const point of row.events) parts.push(list([[`+${seconds(point.offset_s)}`, h("b", null, point.name)], ...Object.entries(point.attributes)]));
@@ -216,6 +218,11 @@ function details(row) {
   return parts;
 }
 
+/** A long name may break after a dot or an underscore. */
+function parted(name) {
+  return h("span", null, name.split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]));
+}
+
 function list(pairs) {
-  return h("dl", null, pairs.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value instanceof Node ? value : String(value)))));
+  return terms(null, pairs.map(([name, value]) => [name, value instanceof Node ? value : String(value)]));
 }

@@ -67,7 +67,7 @@ async def test_prices_follow_what_the_placer_says_and_stay_with_their_time_when_
     owner.prices[GPU] = {"gpu_id": GPU}
     at.clock.forward(2.0)
     problem = page.locator(".gpu-view [role=status]")
-    await expect(problem).to_contain_text("no price list", timeout=ASKED_AGAIN_S * 1000)
+    await expect(problem).to_contain_text("not a price list", timeout=ASKED_AGAIN_S * 1000)
     await expect(problem).to_contain_text("Stale: these are the prices of ")
     await expect(page.locator(".prices-panel tbody tr")).to_have_count(2)
 
@@ -75,8 +75,8 @@ async def test_prices_follow_what_the_placer_says_and_stay_with_their_time_when_
 @pytest.mark.complains("404")
 async def test_a_gpu_that_is_free_and_one_that_is_none(at: ConsoleUnderTest, page: Page) -> None:
     await page.goto(f"{at.url}/#/gpu/node-3%2F0")
-    await expect(page.locator(".prices-panel .empty")).to_contain_text("Nothing lies on this GPU")
-    await expect(page.locator(".facts")).to_contain_text("nobody")
+    await expect(page.locator(".prices-panel .empty")).to_contain_text("Nothing is on this GPU")
+    await expect(page.locator(".facts")).to_contain_text("none")
     await page.evaluate("location.hash = '#/gpu/node-9/7'")
     await expect(page.locator("h1")).to_have_text("No such GPU")
     await expect(page.locator(".prices-panel .empty")).to_contain_text("no GPU 'node-9/7'")

@@ -52,7 +52,7 @@ KEPT = Backup(
 PACKED = pack(KEPT)
 with tarfile.open(fileobj=io.BytesIO(PACKED), mode="r:gz") as packed:
     MEMBERS = {entry.name: (packed.extractfile(entry) or io.BytesIO()).read() for entry in packed}
-UNREADABLE = "no manifest that can be read"
+UNREADABLE = "no readable manifest"
 SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)}
 
 
@@ -103,14 +103,14 @@ def tarred(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "is no backup"),
-        (b"PK\x03\x04 something else", "is no backup"),
-        (gzip.compress(b"not a tar", mtime=0), "is no backup"),
+        (b"", "is not a backup"),
+        (b"PK\x03\x04 something else", "is not a backup"),
+        (gzip.compress(b"not a tar", mtime=0), "is not a backup"),
         (PACKED[:-40], "cut short"),
         (PACKED[:200], "cut short"),
-        (repacked({MANIFEST: None}), "no manifest"),
+        (repacked({MANIFEST: None}), "no readable manifest"),
         (repacked({MODELS: None}), "models.jsonl is missing"),
-        (repacked({MODELS: b"{}\n"}), "models.jsonl is not what its manifest says"),
+        (repacked({MODELS: b"{}\n"}), "models.jsonl does not match its manifest"),
         (repacked({"extra": b""}), "does not name extra"),
         (repacked({"../up": b""}), "'../up'"),
         (stating(format="other"), "another format, 'other'"),
@@ -131,7 +131,7 @@ def tarred(**fields: Any) -> bytes:
         (repacked({MANIFEST: b'{"a":' * 5000}), UNREADABLE),
         (repacked({MANIFEST: b'{"format_version":' + b"9" * 5000 + b"}"}), UNREADABLE),
         (repacked({"\x1b]0;x\x07\n": b""}), "does not name \\x1b]0;x\\x07\\n"),
-        (tarred(size=1 << 40), "is no backup"),
+        (tarred(size=1 << 40), "is not a backup"),
         (tarred(type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is not one that"),
         (tarred(type=tarfile.FIFOTYPE), "is not one that"),
         (tarred(name="/etc/passwd"), "is not one that"),
@@ -168,7 +168,7 @@ def test_what_is_no_name_of_a_model_file_is_refused(name: str, tmp_path: Path) -
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
-        with pytest.raises(BadArchive, match="is no file"):
+        with pytest.raises(BadArchive, match="is not a file"):
             read(path)
 
 

@@ -127,7 +127,7 @@ def test_a_fleet_elsewhere_has_its_tokens_from_a_private_file(here: Path, monkey
     [
         (("x",), "no address is given"),
         (("x", "--placer", "far:8004"), "--placer 'far:8004' is not an http address"),
-        (("a b", "--placer", FAR), "'a b' is no name of a context"),
+        (("a b", "--placer", FAR), "'a b' is not a context name"),
         (("there", "--placer", FAR), "there is a context there already"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from glowplug.cli import fleet_logs
+from glowplug.cli import logs
 from glowplug.cli.client import FleetClient
 
 LINE = {
@@ -26,12 +26,12 @@ class FakeFleet:
 
 def test_lines_are_followed_with_the_cursors_of_the_last_answer() -> None:
     fleet: Any = FakeFleet()
-    assert list(fleet_logs.lines_of(fleet, {"level": "info"}, follow=False)) == [LINE]
+    assert list(logs.lines_of(fleet, {"level": "info"}, follow=False)) == [LINE]
     assert fleet.asked == [{"level": "info", "cursors": {}}]
 
 
 def test_a_line_for_people() -> None:
-    assert fleet_logs.shown(LINE) == "1970-01-01T00:00:01.500Z [info   ] placer-1 | placed model=smol\nx"
+    assert logs.shown(LINE) == "1970-01-01T00:00:01.500Z [info   ] placer-1 | placed model=smol\nx"
 
 
 def test_the_console_gets_its_key_and_the_token_that_it_passes_on(monkeypatch: Any) -> None:
@@ -43,5 +43,5 @@ def test_the_console_gets_its_key_and_the_token_that_it_passes_on(monkeypatch: A
 
 
 def test_names_of_processes() -> None:
-    assert fleet_logs.is_process("placer") and fleet_logs.is_process("router-2")
-    assert not fleet_logs.is_process("smol-chat") and not fleet_logs.is_process("routers")
+    assert logs.is_process("placer") and logs.is_process("router-2")
+    assert not logs.is_process("smol-chat") and not logs.is_process("routers")

@@ -41,7 +41,7 @@ def test_it_says_what_a_firewall_stops(tmp_path: Path, listener: str) -> None:
 @pytest.mark.parametrize(
     ("name", "mode", "values", "why"),
     [
-        ("Node 9", 0o600, {}, "'Node 9' is no name of a node"),
+        ("Node 9", 0o600, {}, "'Node 9' is not a node name"),
         ("node-9", 0o644, {"GLOWPLUG_NATS_URL": "nats://a:1"}, "others can read"),
         ("node-9", 0o600, {"GLOWPLUG_NATS_URL": "nats://a:1"}, "GLOWPLUG_REDIS_URL are not known"),
     ],

@@ -87,8 +87,8 @@ async def test_the_predictor_is_asked_for_one_model() -> None:
     [
         (FakeUpstream(error=NoCapacity("no predictor address known")), "no predictor address known"),
         (FakeUpstream(status=503), "status 503"),
-        (predictor({"window_s": "odd"}), "no forecast"),
-        (predictor([1]), "no forecast"),
+        (predictor({"window_s": "odd"}), "not a forecast"),
+        (predictor([1]), "not a forecast"),
     ],
 )
 async def test_a_predictor_that_cannot_be_read_is_said_not_raised(fake: Any, problem: str) -> None:
@@ -107,8 +107,8 @@ async def test_the_placer_is_asked_for_one_gpu() -> None:
     [
         (FakeUpstream(error=NoCapacity("no placer address known")), "no placer address known"),
         (FakeUpstream(status=503), "the placer answered 503"),
-        (placer([1]), "no price list"),
-        (placer({**WHOLE, "holders": [{"worth": "much"}]}), "no price list"),
+        (placer([1]), "not a price list"),
+        (placer({**WHOLE, "holders": [{"worth": "much"}]}), "not a price list"),
     ],
 )
 async def test_a_placer_that_cannot_be_read_is_said_not_raised(fake: Any, problem: str) -> None:

@@ -237,7 +237,8 @@ def test_the_stages_of_a_pipeline_and_their_fetches_lie_below_its_placement_and_
     )
     before = kept.rows()
     whole = fleet.a_decision(8, "scale", service="autoscaler", made_at=AT + 3, instance_id="i-1", chosen="whole")
-    kept.take(fleet.told(DecisionMade(decision=whole), AT + 3, SEED))  # of an event of the trace, for no request
+    kept.decisions.restore([whole])  # the store's row lacks the trace of its event
+    kept.take(fleet.told(DecisionMade(decision=whole), AT + 3, SEED))
     spell = Spell(name=SpellName.CONSOLIDATE, started_at=AT + 3, ended_at=AT + 5, traceparent=fleet.traceparent(SEED))
     kept.take(fleet.told(InstanceReady(instance=replace(first, num_stages=1, spells=(spell,), revision=9)), AT, SEED))
     rows = kept.rows()
@@ -245,6 +246,21 @@ def test_the_stages_of_a_pipeline_and_their_fetches_lie_below_its_placement_and_
     assert {rows[name].parent_id for name in ("weights.fetch", "agent.start")} == {rows["placer.place"].span_id}
     assert rows["agent.start"] == before["agent.start"]
     assert rows["agent.start"].attributes["glowplug.pipeline"] == "i-1"
+    drained = replace(spell, name=SpellName.DRAIN, started_at=AT + 5, reason="i-1 serves alone")
+    left = replace(later, state=InstanceState.STOPPED, spells=(drained,), revision=9)
+    kept.take(fleet.told(InstanceStopped(instance=left), AT + 5, SEED))
+    assert kept.rows()["agent.drain"].parent_id == rows["agent.consolidate"].span_id
+    found = kept.decisions.get("d-8")
+    assert found is not None and found.traceparent == fleet.traceparent(SEED), "the trace's list of decisions has it"
+
+
+@pytest.mark.parametrize(("node_id", "names"), [("node-1", "i-1"), ("node-2", None)])
+def test_a_fetch_of_whole_weights_names_the_start_on_its_node(node_id: str, names: str | None) -> None:
+    came = WeightsFetched(node_id=node_id, model_key="m", digest="d", num_bytes=9, seconds=0.5, source="http")
+    place = DecisionMade(decision=fleet.a_decision(7, "place", made_at=AT, instance_id="i-1", model_key="m"))
+    told = (place, InstanceReady(instance=started(decision_id="d-7")), came)
+    kept = Kept(*(fleet.told(data, AT + 2, SEED) for data in told))
+    assert kept.rows()["weights.fetch"].attributes.get("glowplug.instance_id") == names
 
 
 def test_a_fetch_is_told_unless_the_weights_were_there() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from glowplug.events import Event
 from glowplug.services.console.decisions import DecisionLog
-from glowplug.services.console.stories import Stories
-from glowplug.services.console.story_disk import StoryDisk
+from glowplug.services.console.stories import Stories, StoryDisk
 from tests import console_story as fleet
 
 COLD = fleet.cold_trace(3, 1000.0, "m", "r")

@@ -5,10 +5,15 @@ import dataclasses
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from glowplug.domain.instance import InstanceState
+from glowplug.domain.decision import DecisionRecord
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.model import Model
 from glowplug.events.facts import DecisionMade, InstanceStopped, ModelUndeployed, NodeBeat
+from glowplug.services.console.fleet_rows import SHOWN
 from glowplug.services.console.stories import Stories
 from glowplug.services.console.stream import Hub, OpenPage, TooManyClients
 from tests import console_story as story
@@ -37,6 +42,18 @@ async def test_a_page_gets_the_fleet_then_only_what_changes() -> None:
     assert [row["value"]["decision_id"] for row in patch["decisions"]] == ["d-77"]
 
 
+async def test_a_page_gets_the_fields_that_it_shows() -> None:
+    view, hub = story.view(NOW), Hub()
+    [(_, fleet)] = await take(hub.join(view, NOW), 1)
+    whole = json.loads(msgspec.json.encode(view.snapshot(NOW)))
+    for table, cls in {"models": Model, "instances": Instance, "nodes": Node, "decisions": DecisionRecord}.items():
+        for sent, row in zip(fleet[table], whole[table], strict=True):
+            assert sent["value"] == {name: row["value"][name] for name in SHOWN[cls]} and sent["joined"]
+    joined = {row["value"]["key"]: row["joined"] for row in fleet["models"]}
+    assert "phases" in (instance := joined["smol-poet"]["last_cold_start"]["instance"]) and "url" not in instance
+    assert joined["broken"]["failure"].keys() == {"instance_id", "changed_at", "reason"}
+
+
 async def test_of_a_value_only_other_fields_are_sent() -> None:
     view, hub = story.view(NOW), Hub()
     client = hub.join(view, NOW)
@@ -47,7 +64,7 @@ async def test_of_a_value_only_other_fields_are_sent() -> None:
     _, (_, patch) = await take(client, 2)
     [changed] = patch["changed"]["nodes"]
     assert changed["node_id"] == "node-3" and changed.keys() == {"node_id", "value"}
-    assert changed["value"].keys() == {"gpus", "heartbeat_at", "revision"}
+    assert changed["value"].keys() == {"gpus"}, "its heartbeat is not shown"
 
 
 async def take(client: OpenPage, count: int) -> list[tuple[str, Any]]:

@@ -128,7 +128,7 @@ def _pods(facts: ClusterFacts) -> Iterator[Finding]:
                 yield _K.fail(name, says, f"kubectl logs {name} -c {status['name']} --previous -n {ns}")
             elif last.get("reason") == "OOMKilled":
                 says = f"{status['name']} was killed for its memory ({status['restartCount']} restarts)"
-                yield _K.fail(name, says, "raise its memory limit, or lower what it may keep")
+                yield _K.fail(name, says, "raise its memory limit, or lower its bounds")
             elif status.get("restartCount", 0) >= MANY_RESTARTS:
                 says = f"{status['name']} was restarted {status['restartCount']} times"
                 yield _K.warn(name, says, f"kubectl logs {name} -c {status['name']} --previous -n {ns}")
@@ -197,7 +197,7 @@ def _policies(facts: ClusterFacts) -> Iterator[Finding]:
     policies = facts.of("networkpolicies")
     closed = [policy for policy in policies if _closes_all(policy["spec"])]
     if not policies or not closed:
-        says = "there is none" if not policies else "none closes what the others do not open"
+        says = "there is none" if not policies else "no policy closes the rest"
         yield _K.warn("network policies", says, "the chart brings them: networkPolicies.enabled")
     elif len(policies) == len(closed):
         yield _K.fail("network policies", "everything is closed and nothing opened", "apply the others too")
@@ -229,7 +229,7 @@ def _gpus(facts: ClusterFacts) -> Iterator[Finding]:
         says = f"no node offers {max(asked)} {GPU}"
         yield _K.fail("gpus", says, "install the NVIDIA driver and device plugin: deploy/k8s/nvidia-device-plugin")
     else:
-        yield _K.ok("gpus", f"{len(able)} node(s) offer what an agent asks for ({max(asked)})")
+        yield _K.ok("gpus", f"{len(able)} node(s) offer the {max(asked)} GPU(s) that an agent asks for")
 
 
 def _scaling(facts: ClusterFacts) -> Iterator[Finding]:
@@ -295,7 +295,7 @@ class Kubectl:
         try:
             return tuple(json.loads(text)["items"]), ""
         except (ValueError, LookupError, TypeError):
-            return (), "kubectl answered with something that is no list"
+            return (), "kubectl answered with something that is not a list"
 
     def ask(self, *words: str) -> tuple[str, str]:
         """Return (output, "") or ("", last line of stderr)."""

@@ -25,7 +25,7 @@ UrlOption = Annotated[
     typer.Option("--url", help="Admin address of a service of a fleet elsewhere; several. It tells which one it is."),
 ]
 DeepOption = Annotated[bool, typer.Option("--deep", help="Import vLLM too, which takes up to a minute.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only what is wrong.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and failures.")]
 
 
 def doctor(
@@ -38,7 +38,7 @@ def doctor(
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine and the running fleet, or a cluster, and say what to fix. Changes nothing; exit code 1 when
+    """Check this machine and the running fleet, or a cluster, and name the repairs. Changes nothing; exit code 1 when
     something failed."""
     if kubernetes and url:
         raise CliError("--kubernetes looks through kubectl: it takes no --url", WRONG_USAGE)

@@ -282,7 +282,7 @@ def _problem(path: Path, sha256: str, num_bytes: int, deadline: float) -> str:
         found = _sha256(path, deadline) if sha256 else ""
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return f"{path} is not what its sha256 says" if found and found != sha256.lower() else ""
+    return f"{path} does not match its sha256" if found and found != sha256.lower() else ""
 
 
 def _sha256(path: Path, deadline: float) -> str:

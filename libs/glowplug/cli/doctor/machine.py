@@ -179,7 +179,7 @@ def loopback(problem: str, localhost: Sequence[str]) -> Iterator[Finding]:
         says = f"`localhost` is {', '.join(localhost) or 'not resolved'}, and services listen on 127.0.0.1"
         yield _M.warn("loopback", says, "use 127.0.0.1 in addresses, or mend /etc/hosts")
     else:
-        yield _M.ok("loopback", "127.0.0.1 works and is what `localhost` means")
+        yield _M.ok("loopback", "127.0.0.1 works, and `localhost` resolves to it")
 
 
 def proxy(variable: str) -> Iterator[Finding]:
@@ -206,7 +206,7 @@ def ports(settings: FleetSettings, taken: Sequence[tuple[int, str, str]] | None)
 
 def server(about: str, program: Program) -> Iterator[Finding]:
     if program.problem:
-        yield _M.fail(about, program.problem, "install what the message names, or point to a running server")
+        yield _M.fail(about, program.problem, "install the named program, or point to a running server")
     else:
         yield _M.ok(about, program.version)
 

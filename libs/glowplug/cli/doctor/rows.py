@@ -27,7 +27,7 @@ def _tables(facts: FleetFacts) -> Iterator[Finding]:
     ahead_s = {name: epoch / 1000 - facts.now_s for name, epoch in facts.store.epochs.items()}
     ahead = {name: seconds for name, seconds in ahead_s.items() if seconds > FUTURE_S}
     for name, seconds in sorted(ahead.items()):
-        says = f"that of the {name} lies {seconds:.0f} s in the future: a clock was wrong"
+        says = f"that of the {name} is {seconds:.0f} s in the future: a clock was wrong"
         do = "nothing for this store; after restoring an older one, commands are refused until that moment"
         yield _F.warn("epochs", says, do)
     if facts.store.epochs and not ahead:
@@ -116,7 +116,7 @@ def _instances(facts: FleetFacts) -> Iterator[Finding]:
             lost = [grant.holder for grant in gpu.grants if grant.holder not in store.instances]
             if lost:
                 num_bad += 1
-                says = f"{gpu.gpu_id} keeps bytes for {', '.join(sorted(set(lost)))}, of which there is no row"
+                says = f"{gpu.gpu_id} keeps bytes for {', '.join(sorted(set(lost)))}, which have no row"
                 yield _F.warn("instances", says, "a start under way? look again; else restart the node's agent")
     if not num_bad and store.nodes:
         yield _F.ok("instances", f"{len(living)} running, each on a node that is there")
@@ -173,7 +173,7 @@ def _weights(facts: FleetFacts) -> Iterator[Finding]:
 def _waiting(facts: FleetFacts) -> Iterator[Finding]:
     if facts.queues is None:
         do = "set GLOWPLUG_ROUTER_URL and the admin token"
-        yield _F.skipped("held requests", "no router tells what it holds", do)
+        yield _F.skipped("held requests", "no router reports its held requests", do)
         return
     bad = 0
     for queue in facts.queues:

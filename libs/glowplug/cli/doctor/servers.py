@@ -144,7 +144,7 @@ def check_bus(bus: BusFacts) -> Iterator[Finding]:
     elif bus.sync == "always":
         yield _F.ok("bus on disk", "synced on every write")
     else:
-        says = f"sync_interval is {bus.sync}: a power cut loses what was acknowledged since"
+        says = f"sync_interval is {bus.sync}: a power cut loses events acknowledged since"
         yield _F.warn("bus on disk", says, "set jetstream { sync_interval: always }")
     if bus.storing:
         do = "free space on its disk; then it must be started again, which `glowplug up` does by itself"
@@ -240,7 +240,7 @@ async def _epochs(client: Redis, unreadable: list[str]) -> dict[str, int]:
         if raw is not None and raw.isdigit() and len(raw) <= EPOCH_DIGITS:
             found[name] = int(raw)
         elif raw is not None:
-            unreadable.append(f"epoch:{name} is no epoch: {raw[:40]!r}")
+            unreadable.append(f"epoch:{name} is not an epoch: {raw[:40]!r}")
     return found
 
 
@@ -248,7 +248,7 @@ async def _table(client: Redis, table: str, cls: type[T], unreadable: list[str])
     try:
         raw = await cast(Any, client.hgetall(f"{PREFIX}:{table}"))
     except ResponseError as error:
-        unreadable.append(f"{table} is no table: {error}")
+        unreadable.append(f"{table} is not a table: {error}")
         return {}
     rows, problems = read_rows(table, dict(table_row(key, value) for key, value in raw.items()), cls)
     unreadable += [f"{table}/{shown(key)} cannot be read: {problem}" for key, problem in problems.items()]
@@ -259,7 +259,7 @@ async def _log(client: Redis, unreadable: list[str]) -> None:
     try:
         raw = await cast(Any, client.lrange(f"{PREFIX}:{DECISIONS_LOG}", 0, DECISIONS_KEPT - 1))
     except ResponseError as error:
-        unreadable.append(f"{DECISIONS_LOG} is no log: {error}")
+        unreadable.append(f"{DECISIONS_LOG} is not a log: {error}")
         return
     _, problems = read_rows(DECISIONS_LOG, {str(place): row for place, row in enumerate(raw)}, DecisionRecord)
     if problems:

@@ -91,7 +91,7 @@ def _alive(service: ServiceFacts) -> Finding:
         return _F.fail(service.name, says, "is its process there and its port open?")
     if not service.ready:
         why = f"is not ready: {service.reason or 'it does not say why'}"
-        return _F.fail(service.name, why, "what it waits for is among these findings, or in its log")
+        return _F.fail(service.name, why, "the cause is among these findings, or in its log")
     role = f", {service.role}" if service.role in ("leader", "standby") else ""
     return _F.ok(service.name, f"ready at {service.url}{role}")
 

@@ -137,7 +137,7 @@ OOM = {"restartCount": 2, "lastState": {"terminated": {"reason": "OOMKilled", "e
         (replace(WELL, secret_keys=None, secret_problem="not found"), "secret", FAIL, "not found"),
         (replace(WELL, secret_keys=None, secret_problem="Forbidden"), "secret", SKIPPED, "may not be read"),
         (having("networkpolicies"), "network policies", WARN, "there is none"),
-        (having("networkpolicies", OPEN), "network policies", WARN, "none closes"),
+        (having("networkpolicies", OPEN), "network policies", WARN, "no policy closes"),
         (having("networkpolicies", a_policy("default-deny")), "network policies", FAIL, "nothing opened"),
         (node(gpus=4), "gpus", FAIL, "no node offers 4"),
         (replace(node(gpus=4), nodes=(a_machine(8),)), "gpus", OK, "1 node(s) offer"),
