@@ -118,7 +118,7 @@ class PipelineRig:
         self.placer = await self.start_placer(1)
         for node_id in self.agents:
             await self.bus.subscribe([commands_to("prefetcher", node_id)], self._fetch, durable=f"prefetcher-{node_id}")
-        await until(lambda: len(self.controller.nodes.by_id) == len(self.agents), "the placer knows the nodes")
+        await until(lambda: len(self.controller.fleet.nodes.by_id) == len(self.agents), "the placer knows the nodes")
 
     async def start_placer(self, epoch: int, place: Place = on_the_first_nodes) -> Shell:
         name, registry = f"placer-{epoch}", CollectorRegistry()

@@ -165,7 +165,7 @@ def test_a_node_that_comes_back_brings_its_instance_back():
     ticks(controller, 0, 8.5)
     beat(controller, 9.0, a_node(revision=2))
     controller.restore("instances", {"i-1": an_instance(revision=3)}, 9.1)
-    assert controller.instances.by_id["i-1"].state is InstanceState.READY
+    assert controller.fleet.instances.by_id["i-1"].state is InstanceState.READY
 
 
 def test_a_command_of_an_older_autoscaler_is_refused():
