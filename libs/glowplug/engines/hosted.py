@@ -70,7 +70,6 @@ class HostedDriver:
 
     @staticmethod
     def api(model: Model) -> EngineApi:
-        """See engines/apis.py."""
         return EVERYTHING
 
     def unavailable(self) -> str:

@@ -301,7 +301,6 @@ class AgentController:
     # checks
 
     def validate(self) -> None:
-        """Raise AssertionError naming the contradictions."""
         found = self.violations()
         assert not found, f"agent of {self.node_id}: {'; '.join(found)}"
 

@@ -15,10 +15,8 @@ What it is notified of
     on a change.
 
 What it asks
-  - `PlaceInstance` and `CancelPlacement` of the placer; `StopInstance`, `ResumeInstance` and `ConsolidateInstance` of
-    an instance's agent. Unanswered commands are repeated after `repeat_s`.
-  - `Save` and `Remove` of rows of `models`, with `model.deployed` and `model.undeployed`, and of `scaling_learned`.
-  - `Record` of each decision, once, with its figures.
+  - The commands above; unanswered ones again after `repeat_s`. Each decision is recorded once, with its figures.
+  - Rows of `models`, with `model.deployed` and `model.undeployed`, and of `scaling_learned`.
 
 What it promises
   - It meets the policy's number within the model's bounds: asks for missing instances (taking back draining ones
@@ -77,7 +75,6 @@ MOST_NAMED = 3
 
 
 def load_of(record: ModelRecord, models: ModelRecords, loads: Demand, instances: InstanceTable) -> ModelLoad:
-    """Return a model's load; a base's includes its adapters'."""
     load, model = loads.of(record.key), record.model
     if model is not None and model.base:
         return _crowded(load, record, models, loads, instances) if load.num_waiting else load
@@ -590,10 +587,19 @@ class AutoscalerController:
     # balance
 
     def _balance(self, record: ModelRecord, now_s: float, *, is_tick: bool = False) -> list[Effect]:
-        """Move one model towards the policy's number. Level-triggered: unanswered commands are sent again. Only a
-        tick's answer may hold for later ticks."""
+        """Move one model towards the policy's number:
+
+        1. Not deployed: stop its instances.
+        2. Keep a copy below READY (_keep).
+        3. Starts for batch that others need by now are asked for as any other.
+        4. Too few: take draining instances back, then ask for starts.
+        5. Too many, and no request waits: call starts off.
+        6. Drain idle instances, and make pipelines whole.
+        7. Ask again where the placer has not answered.
+        8. Until something changes, rest or let the answer stand (_rest); only a tick's may hold for later ticks.
+        """
         model = record.model
-        if model is None:
+        if model is None:  # 1
             return self._orphans(record, now_s)
         rows = self.instances.living(record.key)
         if record.asked and any(i.state is InstanceState.READY and i.serves for i in rows.values()):
@@ -602,26 +608,26 @@ class AutoscalerController:
         reported = load_of(record, self._models, self.loads, self.instances)
         load = record.demand(reported, self.instances.of(record.key))
         has_starts = bool(record.starts)
-        effects = self._keep(record, model, load, rows, now_s)
+        effects = self._keep(record, model, load, rows, now_s)  # 2
         view = self._view(record, bounded, load, rows, now_s)
-        effects += self._as_urgent(record, model, view, now_s)
+        effects += self._as_urgent(record, model, view, now_s)  # 3
         decision, record.policy_state = self._scale(view, record.policy_state)
         if record.asked and not reported.num_waiting:
             decision = replace(decision, reason=record.asked)
         missing = decision.num_wanted - view.num_coming_or_there
-        if missing > 0:
+        if missing > 0:  # 4
             resumed = [i for i in decision.resume if record.may_resume(i, rows) and not bounded.suspended]
             resumed = resumed[:missing]
             effects += self._resume(record, decision, resumed, now_s)
             effects += self._start(record, model, decision, missing - len(resumed), reported, view, now_s)
-        elif missing < 0 and not load.num_waiting:
+        elif missing < 0 and not load.num_waiting:  # 5
             effects += self._cancel_spare(record, decision, missing, now_s)
-        effects += self._drain(record, bounded, decision, now_s)
+        effects += self._drain(record, bounded, decision, now_s)  # 6
         if self._params.consolidate:
             effects += self._consolidations.of_model(rows, decision, now_s)
-        effects += record.ask_again(model, now_s, self._params.repeat_s)
+        effects += record.ask_again(model, now_s, self._params.repeat_s)  # 7
         is_idle = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
-        self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=is_tick and not effects)
+        self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=is_tick and not effects)  # 8
         return [*effects, *self._learned.noted(record)]
 
     def _rest(
@@ -666,13 +672,21 @@ class AutoscalerController:
     def _keep(
         self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float
     ) -> list[Effect]:
-        """Put away instances started to be kept below READY, and start one where none exists or is coming. Once the
-        model has a request, such a start counts as any other."""
+        """Keep a copy below READY. Take the first that applies:
+
+        1. None is wanted, and none was started for it: nothing.
+        2. None is wanted any more, or the model has requests: such a start counts as any other.
+        3. A copy is there, or an instance that becomes one: nothing more.
+        4. A start is under way, cannot be, or has just failed: wait.
+        5. Start one.
+
+        Before 3, put away those that are READY and were started to be copies.
+        """
         kept = record.kept
         rung = kept.wanted(model)
-        if rung is None and not kept.put_away:
+        if rung is None and not kept.put_away:  # 1
             return []
-        if rung is None or load.num_waiting or load.num_in_flight:
+        if rung is None or load.num_waiting or load.num_in_flight:  # 2
             kept.put_away.clear()
             return self._wait_no_more(record, model, load, now_s)
         effects: list[Effect] = []
@@ -687,15 +701,15 @@ class AutoscalerController:
                 if not record.is_leaving(instance_id):
                     effects.append(self._without_policy(record, why, "sleep", now_s, KEPT, instance_id))
                 effects += self._stop(record, row, why, now_s, BECOMES[to])
-        if kept.is_there(rung, rows, record.is_leaving):
+        if kept.is_there(rung, rows, record.is_leaving):  # 3
             kept.asked = None
             return effects
         node_id = kept.node_id if kept.asked else ""
         is_able = not why_unable(model, rung, self.nodes, node_id)
         if record.starts or kept.is_coming(rows) or not is_able or now_s < max(record.not_before, kept.not_before):
-            return effects
+            return effects  # 4
         why = f"an operator wants it {rung.value}" if kept.asked else f"it is kept {rung.value}, and no copy is"
-        instance_id = self._ids.next(model.key)
+        instance_id = self._ids.next(model.key)  # 5
         command = PlaceInstance(
             instance_id=instance_id, model=model, reason=why, wanted_at=now_s, waits=True, node_id=node_id
         )

@@ -120,7 +120,6 @@ class ModelRecord:
         return model if self.keep_alive_s is None else replace(model, keep_alive_s=self.keep_alive_s)
 
     def ask_again(self, model: Model, now_s: float, repeat_s: float) -> list[Effect]:
-        """Repeat starts that the placer has left unanswered."""
         return [s.again(model, now_s) for s in self.starts.values() if now_s - s.sent_at >= repeat_s]
 
     def undeployed(self) -> "ModelRecord":
@@ -199,7 +198,6 @@ class ModelRecords:
         self.bases: Mapping[str, str] = self._adapters.bases
 
     def of(self, model_key: str) -> ModelRecord:
-        """Return a record, creating a missing one."""
         record = self.records.get(model_key)
         if record is None:
             record = self.records[model_key] = ModelRecord(model_key)
@@ -236,7 +234,6 @@ class ModelRecords:
         self._late = None
 
     def started(self, record: ModelRecord, instance_id: str) -> None:
-        """Drop a start reported or no longer wanted."""
         if record.starts.pop(instance_id, None) is not None:
             self._late = None
             if not record.starts:

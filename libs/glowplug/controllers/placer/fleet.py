@@ -217,7 +217,6 @@ class Fleet:
         return "swapped_out" if owner is not None and lacks_one_asleep(owner, rows) else self.params.evict_becomes
 
     def leave_s(self, leaving: Iterable[Instance]) -> float:
-        """Return seconds until all have left, as measured."""
         return max(map(self._leaves_s, leaving), default=0.0)
 
     def _leaves_s(self, row: Instance) -> float:

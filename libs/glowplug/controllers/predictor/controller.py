@@ -99,8 +99,6 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """One router's requests of a model, and their instances."""
-
     concurrency: int
     busy: Collection[str]
 
@@ -212,7 +210,6 @@ class ModelForecasts:
         return True
 
     def make(self, now_s: float, num_ahead: int) -> tuple[Forecast, ...]:
-        """Forecast the next `num_ahead` windows, with mu and the recent error."""
         made, mu = self.forecaster.forecast(now_s, num_ahead), self.throughput.capacity
         self.latest = tuple(
             replace(
@@ -316,8 +313,6 @@ NUM_STARTS: Final = 3
 
 @dataclass(slots=True)
 class Horizons:
-    """Seconds of each model's last starts."""
-
     _took: dict[str, deque[tuple[str, float]]] = field(default_factory=dict)
 
     def take(self, row: Instance) -> None:
@@ -410,7 +405,6 @@ class PredictorController:
 
     @property
     def forecasts(self) -> dict[str, tuple[Forecast, ...]]:
-        """Forecasts by model_key, of the open and later windows."""
         return {key: expected.latest for key, expected in self._expected.items() if expected.latest}
 
     def past_forecasts(self, model_key: str) -> list[Forecast]:

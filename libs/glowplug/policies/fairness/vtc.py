@@ -134,7 +134,6 @@ class Reading:
         return self._tokens
 
     def is_long(self, tokens: int) -> bool:
-        """Whether a prompt alone exceeds one tenant's bound."""
         return tokens > self.most
 
     def is_full(self, tenant: str, tokens: int, num_instances: int, now_s: float) -> bool:
@@ -241,8 +240,6 @@ class _Tenant:
 
 
 class Vtc:
-    """The `Discipline` of virtual token counters."""
-
     def __init__(self, params: FairnessParams) -> None:
         self._params = params
         self._factors = (params.interactive, params.standard, params.batch)

@@ -51,7 +51,6 @@ class HydraserveParams:
 
 @reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = HydraserveParams()) -> PlaceDecision:
-    """Choose one or several stages; none when nothing fits now."""
     return grow(request, view) or lay_out(request, view, params)
 
 

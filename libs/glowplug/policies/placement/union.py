@@ -20,5 +20,4 @@ PARAMS = HydraserveParams(clear=True, allocation=AllocationParams(soonest=True))
 
 @reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = PARAMS) -> PlaceDecision:
-    """Place as `hydraserve.place` does, but drop replicas for the bytes."""
     return grow(request, view) or lay_out(request, view, params)
