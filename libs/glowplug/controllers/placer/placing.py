@@ -96,7 +96,7 @@ class Placing:
     def __init__(self, fleet: Fleet, place: Place, evict: Evict) -> None:
         self.fleet, self._place, self._evict = fleet, place, evict
         self.placements: dict[str, Placement] = {}
-        self._waiting: list[tuple[tuple[int, float, str], Placement]] = []
+        self._waiting: list[tuple[tuple[int, float], Placement]] = []
         self._shares = Shares()
 
     # waiting placements
@@ -120,9 +120,12 @@ class Placing:
         self._waiting = [(p.urgency, p) for _, p in self._waiting]
 
     def _wait_no_more(self, placement: Placement) -> None:
-        at = bisect_left(self._waiting, placement.urgency, key=lambda entry: entry[0])
-        if at < len(self._waiting) and self._waiting[at][1] is placement:
-            del self._waiting[at]
+        for at in range(bisect_left(self._waiting, placement.urgency, key=lambda entry: entry[0]), len(self._waiting)):
+            urgency, waiting = self._waiting[at]
+            if waiting is placement:
+                del self._waiting[at]
+            if waiting is placement or urgency != placement.urgency:
+                return
 
     def _release(self, placement: Placement) -> None:
         capacity = self.fleet.capacity
