@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.agent.record import State
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placing import Place
 from glowplug.controllers.placer.reads import READS
 from glowplug.domain.engine_key import engine_key

@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer.controller import Cordon, PlacerController
+from glowplug.controllers.operator import Cordon, DropFromHost, FetchToHost
+from glowplug.controllers.placer.controller import PlacerController
 from glowplug.controllers.placer.costs import Verb
-from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
 from glowplug.controllers.placer.reads import reads_of
 from glowplug.domain.access import Role
 from glowplug.domain.decision import DecisionRecord

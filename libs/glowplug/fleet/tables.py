@@ -233,9 +233,6 @@ class NodeTable:
         self._moved_at[node.node_id] = now_s
         return True
 
-    def alive(self, now_s: float) -> list[Node]:
-        return [n for n in self.by_id.values() if self.is_alive(n.node_id, now_s)]
-
     def is_alive(self, node_id: str, now_s: float) -> bool:
         return now_s - self.moved_at(node_id) <= self._lease_s
 

@@ -41,12 +41,12 @@ from typing import Any, TypeVar, get_args
 from glowplug.controllers import operator
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence, service_of
+from glowplug.controllers.operator import CORDONS, Cordon, DropFromHost, FetchToHost
 from glowplug.controllers.placer.adapters import AdapterPlacing
 from glowplug.controllers.placer.costs import Costs
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
 from glowplug.controllers.placer.host_memory import HostMemory
-from glowplug.controllers.placer.messages import CORDONS, Cordon, DropFromHost, FetchToHost
 from glowplug.controllers.placer.network import REST, rest_of
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import NEVER, Placement, stop
@@ -68,8 +68,6 @@ from glowplug.policies.placement.shape import weights_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import SCORE_UNIT, PrewarmStep
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, reads_profile, weighs_worth
 from glowplug.policies.scaling.port import needed_by_pipeline
-
-__all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 
 # Nodes that fall silent, and nodes that an operator drains.
 #

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from glowplug.controllers import operator
 from glowplug.controllers.backoff import backoff_s
 from glowplug.controllers.effects import Effect, Publish
+from glowplug.controllers.operator import DropFromHost, FetchToHost
 from glowplug.controllers.placer.fleet import Fleet
-from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
 from glowplug.domain.errors import BadRequest, Conflict, NoCapacity, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import KeptAt, Model

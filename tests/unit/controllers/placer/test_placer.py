@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Record, Remove, Save, Tick
-from glowplug.controllers.placer.controller import Cordon
+from glowplug.controllers.operator import Cordon
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.lease import Leader
