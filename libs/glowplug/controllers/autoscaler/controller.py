@@ -3,14 +3,11 @@
     request.waiting | load report | forecast | instance fact | operator | tick
         ──▶ policy `scaling` per model ──▶ placer.place · placer.cancel · agent.stop · agent.resume · agent.consolidate
 
-What it is notified of
-  - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader), and
-    `model.keep_alive_asked`, which overrides the model's own keep-alive until none of its instances serves.
-  - Telemetry: `router.load_reported`. Tables: `models`, `tenants`, `keys` (its own, the latter two in access.py),
-    `instances` and `nodes` (engines' abilities).
-  - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. Errors: ModelNotFound if
-    not deployed; Conflict for Deploy with a taken name, or Load on one node while another has an equally near copy;
-    EngineMisconfigured where no node's engine can sleep as asked.
+What it is notified of (reads.py)
+  - `model.keep_alive_asked` overrides the model's own keep-alive until none of its instances serves.
+  - Operators, over REST or model files (operator.py). Errors: ModelNotFound if not deployed; Conflict for Deploy with a
+    taken name, or Load on one node while another has an equally near copy; EngineMisconfigured where no node's engine
+    can sleep as asked. Tenants and keys are in access.py.
   - Ticks balance every model: an idle one every `rest_s`, and one whose policy answer still holds (`stands_until`) only
     on a change.
 

@@ -1,15 +1,12 @@
 """The placer: choose node, GPUs and bytes of every instance, and the instances that leave when bytes are lacking.
 
-What it is notified of
-    Commands `placer.place` (repeated every 2 s by the requesting service) and `placer.cancel`; facts about instances,
-    nodes, models, fetched weights and forecasts; router load; ends of requests, where a policy learns from them;
-    an operator's `Cordon`, `FetchToHost`, `DropFromHost`; `Tick`. Any stimulus may come late, twice or never.
+What it is notified of (reads.py)
+    `placer.place` is repeated every 2 s by the requesting service. Any stimulus may come late, twice or never.
 
 What it asks for
     Of agents: `agent.start` (an instance, a replica, or each stage of a pipeline), `agent.join`, `agent.stop`. Of
-    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator; `prefetcher.drop`. Of the store:
-    rows of cordons, start times, and instances whose node has left. Each decision is recorded, with its reason, before
-    its commands.
+    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator; `prefetcher.drop`. Each decision
+    is recorded, with its reason, before its commands.
 
 What it promises
     1. Grants and claims on a GPU never exceed it, except while it waits for instances that were asked to leave. Only

@@ -26,7 +26,7 @@ from glowplug.controllers.placer.placement import (
     stop,
     why_they_leave,
 )
-from glowplug.controllers.placer.victims import Victims, Wanted
+from glowplug.controllers.placer.victims import Found, Victims, Wanted
 from glowplug.domain.address import rendezvous
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -228,12 +228,12 @@ class Placing:
             return self._start(placement, decision, now)
         wanting = 0 if decision.stages else self._wanting(placement, now)
         chosen = self._make_space(placement, now, decision, wanting)
-        chosen = chosen if chosen and self._is_worth_it(placement, *chosen, now) else None
+        chosen = chosen if chosen and self._is_worth_it(placement, chosen, now) else None
         placement.is_patient = self._waits_for_sleeper(placement, now, decision, chosen)
         if placement.is_patient:  # 7
             return []
         if chosen is not None:  # 8
-            return self._evict_for(placement, *chosen, now)
+            return self._evict_for(placement, chosen, now)
         return self._start(placement, decision, now) if decision.stages else self._say_why(placement, now)  # 9
 
     def _batch_lets_go(self, placement: Placement, now: Pass) -> bool:
@@ -283,17 +283,16 @@ class Placing:
         placement: Placement,
         now: Pass,
         decision: PlaceDecision,
-        chosen: tuple[StageDecision, EvictDecision] | None,
+        chosen: Found | None,
     ) -> bool:
         patience, home = self.fleet.params.sleeper_patience, _sleeps_at(placement.command.model, now.view)
         if not patience or not home or placement.command.node_id:
             return False
         leaving: tuple[str, ...] = ()
         if chosen is not None:
-            stage, eviction = chosen
-            if home.issuperset(stage.gpu_ids):
+            if home.issuperset(chosen.stage.gpu_ids):
                 return False
-            decision, leaving = PlaceDecision(stages=(stage,)), eviction.victims
+            decision, leaving = PlaceDecision(stages=(chosen.stage,)), chosen.eviction.victims
         if not decision.stages:
             return False
         found = self._saving(placement, now, decision, leaving)
@@ -374,9 +373,7 @@ class Placing:
             return 0
         return now.victims.waiting_for(model) if params.turns == "balanced" else 1
 
-    def _make_space(
-        self, placement: Placement, now: Pass, decision: PlaceDecision, wanting: int
-    ) -> tuple[StageDecision, EvictDecision] | None:
+    def _make_space(self, placement: Placement, now: Pass, decision: PlaceDecision, wanting: int) -> Found | None:
         model = placement.command.model
         home, only = _sleeps_at(model, now.view), self._gpus_asked(placement, now)
         home = home & only if only else home
@@ -395,16 +392,17 @@ class Placing:
             now.victims.note_in_vain(wanted)
         return found
 
-    def _is_worth_it(self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass) -> bool:
+    def _is_worth_it(self, placement: Placement, chosen: Found, now: Pass) -> bool:
         """A start that no request awaits, or only batch, has to save more than the victims' loss costs: else two
         models' plans would take the same memory from each other in turns."""
-        model, node, fleet = placement.command.model, self.fleet.nodes.by_id.get(stage.node_id), self.fleet
+        model, fleet, victims = placement.command.model, self.fleet, chosen.eviction.victims
+        node = fleet.nodes.by_id.get(chosen.stage.node_id)
         is_kept = model.pinned or fleet.capacity.num_active.get(model.key, 0) < model.min_instances
         is_batch = placement.command.is_batch
         is_due = not is_batch and (placement.command.is_awaited or now.victims.waiting_for(model) or is_kept)
-        if is_due or not eviction.victims:
+        if is_due or not victims:
             return not is_batch  # batch claims no bytes of a drain: others may need them sooner
-        costs_s = sum(now.holdings.saves_s(fleet.instances.by_id[victim]) for victim in eviction.victims)
+        costs_s = sum(now.holdings.saves_s(fleet.instances.by_id[victim]) for victim in victims)
         if is_batch and node is not None:
             return placement.batch_factor(now.now_s) * now.holdings.start_s(model, node) > costs_s
         return (
@@ -416,18 +414,16 @@ class Placing:
         nodes = [node] if node else self._elsewhere(placement, now)
         return frozenset(gpu.gpu_id for node in nodes for gpu in node.gpus)
 
-    def _evict_for(
-        self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass
-    ) -> list[Effect]:
-        now_s = now.now_s
+    def _evict_for(self, placement: Placement, chosen: Found, now: Pass) -> list[Effect]:
+        now_s, (_, stage, eviction) = now.now_s, chosen
         placement.state = MakingSpace(stage, eviction.victims, now_s)
         self._promise(placement)
-        chosen = ", ".join(eviction.victims) or "wait for a drain under way"
+        who = ", ".join(eviction.victims) or "wait for a drain under way"
         rows = self.fleet.instances.by_id
         leaving = [now.victims.described(rows[victim]) for victim in eviction.victims]
         reason = why_they_leave(placement, eviction, leaving)
         figures = {"lacking_bytes": eviction.need_bytes, "freed_bytes": eviction.freed_bytes}
-        decided = self.fleet.decided_on(placement, "evict", reason, now_s, chosen, eviction.rivals, figures)
+        decided = self.fleet.decided_on(placement, "evict", reason, now_s, who, eviction.rivals, figures)
         why = f"it gives its memory to {placement.command.model.name}"
         stops = [self._stop(rows[victim], why, now.victims) for victim in eviction.victims]
         return [decided, *(Publish(s, placement.event) for s in stops)]
@@ -453,7 +449,7 @@ class Placing:
             return Preview(decision, None, held=now.victims.held(wanted, self._gpus_asked(placement, now)))
         if chosen is None:
             return Preview(decision, expect(decision, request, now.view))
-        stage, eviction = chosen
+        _, stage, eviction = chosen
         asleep = (row for row in now.view.fleet.copies(model) if row.state is InstanceState.SWAPPED_OUT)
         source = next((row.instance_id for row in asleep if {w.gpu_id for w in row.workers} <= {*stage.gpu_ids}), "")
         then = PlaceDecision(stages=(stage,), source=source, reason=eviction.reason)

@@ -37,6 +37,14 @@ class Loss(NamedTuple):
     gpu_id: str
 
 
+class Found(NamedTuple):
+    """GPUs that can be made free, and who leaves them."""
+
+    loss: Loss
+    stage: StageDecision
+    eviction: EvictDecision
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """The inputs about a placement to the choice of victims: equal wants get equal answers."""
@@ -101,29 +109,25 @@ class Victims:
     def note_in_vain(self, wanted: Wanted) -> None:
         self._in_vain.setdefault(wanted.kind, []).append(wanted)
 
-    def make(
-        self, wanted: Wanted, evict: Evict, only: Collection[str] = ()
-    ) -> tuple[StageDecision, EvictDecision] | None:
+    def make(self, wanted: Wanted, evict: Evict, only: Collection[str] = ()) -> Found | None:
         """Return the GPUs (of `only`, when given) where the eviction costs least, and its victims; None when no
         instance may leave.
 
         Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of the wanting model (by
         whole quanta of requests), then the measure of `rule` (turns.py), then id."""
-        best: tuple[Loss, Node, StageDecision] | None = None
+        best: Found | None = None
         with closing(self._by_least_cost(wanted, only)) as nodes:
             for least, node_id in nodes:
-                if best is not None and least > best[0]:
+                if best is not None and least > best.loss:
                     break
                 node = self.nodes.node(node_id)
                 if node is None or node.draining or wanted.engine not in node.engines:
                     continue
                 found = self._on_node(node, wanted, _sketched(evict), only)
-                if found is not None and (best is None or found[0] < best[0]):
-                    best = (found[0], node, found[1])
-        if best is None:
-            return None
-        chosen = self._on_node(best[1], wanted, evict, best[2].gpu_ids)
-        return (chosen[1], chosen[2]) if chosen else None
+                if found is not None and (best is None or found.loss < best.loss):
+                    best = found
+        node = self.nodes.node(best.stage.node_id) if best is not None else None
+        return self._on_node(node, wanted, evict, best.stage.gpu_ids) if node is not None and best is not None else None
 
     def _by_least_cost(
         self, wanted: Wanted, only: Collection[str]
@@ -210,9 +214,7 @@ class Victims:
                     return True
         return False
 
-    def _on_node(
-        self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]
-    ) -> tuple[Loss, StageDecision, EvictDecision] | None:
+    def _on_node(self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]) -> Found | None:
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
@@ -246,7 +248,7 @@ class Victims:
             max(loss.used_at for loss in losses),
             gpu_ids[0],
         )
-        return whole, stage, first
+        return Found(whole, stage, first)
 
     def _loss(self, gpu_id: str, wanted: Wanted, decision: EvictDecision) -> Loss:
         here = self.capacity.on_gpu.get(gpu_id, {})

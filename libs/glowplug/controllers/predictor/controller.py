@@ -2,10 +2,8 @@
 
     router.load_reported | router.requests_finished | tick ──▶ windows ──▶ policy `prediction` ──▶ forecast.made
 
-What it is notified of
-  - Telemetry: `router.load_reported` (requests held and running, with instances) and `router.requests_finished`.
-  - Facts: `model.deployed`, for objectives; every `instance.*`, for start seconds, engines' own reports and whether
-    they serve. Tables: `models`, `instances`.
+What it is notified of (reads.py)
+  - `model.deployed`, for objectives; every `instance.*`, for start seconds, engines' reports and whether they serve.
   - Ticks, which close windows and forget the load of a router silent for `router_lease_s`.
 
 What it asks

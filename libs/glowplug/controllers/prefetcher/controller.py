@@ -3,20 +3,10 @@
     fetch and drop commands | instances and models | outcomes of fetch tasks | tick
         ──▶ one fetch per digest · policy `caching` ──▶ start, grant, stop, use, drop · weights.* facts
 
-What it is notified of
-  - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of their sender.
-  - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
-  - Telemetry: `router.load_reported`, where the policy `caching` orders by requests.
-  - By its shell: memory and disk contents at the start (RegionsFound), progress of a fetch task (FetchSized,
-    FetchProgressed, FetchEnded), lost and changed regions, ends of copies on disk (CopyEnded, CopyLost, DiskFailed),
-    a person's FetchAsked (raises InvalidModelFile) and DropAsked (raises NotFound or Conflict).
-  - Ticks: waiting fetches are retried, and lost commands made up for.
-
-What it asks (messages.py: EFFECTS)
-  - StartFetch, RaiseUrgency and StopFetch of a fetch task; GrantRoom once its bytes fit.
-  - UseRegion, NameRegion, MarkFailed and DropRegion of the directory of a digest.
-  - WriteCopy, StopCopy and DropCopy of its copy on disk, where the node has a disk tier.
-  - Facts `weights.fetched`, `fetch_failed`, `progressed` and `evicted`, and a record of each eviction.
+What it is notified of (reads.py, messages.py) and asks (messages.py: EFFECTS)
+  - Commands to this node are fenced by the epoch of their sender. At ticks waiting fetches are retried, and lost
+    commands made up for.
+  - A record of each eviction, beside facts and effects.
 
 What it promises
   - One fetch per digest for all requests, at most `max_fetches` at once, the most urgent first; those that an instance
