@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.agent.record import State
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placing import Place
 from glowplug.controllers.placer.reads import READS
 from glowplug.domain.engine_key import engine_key
@@ -118,7 +119,7 @@ class PipelineRig:
         self.placer = await self.start_placer(1)
         for node_id in self.agents:
             await self.bus.subscribe([commands_to("prefetcher", node_id)], self._fetch, durable=f"prefetcher-{node_id}")
-        await until(lambda: len(self.controller.nodes.by_id) == len(self.agents), "the placer knows the nodes")
+        await until(lambda: len(self.controller.fleet.nodes.by_id) == len(self.agents), "the placer knows the nodes")
 
     async def start_placer(self, epoch: int, place: Place = on_the_first_nodes) -> Shell:
         name, registry = f"placer-{epoch}", CollectorRegistry()

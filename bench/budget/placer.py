@@ -2,7 +2,8 @@
 
 import random
 
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.domain.snapshot import ModelLoad

@@ -43,44 +43,6 @@ from glowplug.services.agent.state_file import StateFile
 from glowplug.services.agent.weights_watch import WeightsWatch
 from glowplug.weights.writer import FULL
 
-
-class AdapterMoves:
-    def __init__(
-        self,
-        state: StateFile,
-        driver_of: Callable[[EngineHandle], EngineDriver],
-        is_alive: Callable[[EngineHandle], bool],
-    ) -> None:
-        self._state, self._driver_of, self._is_alive = state, driver_of, is_alive
-
-    async def load(self, effect: msg.LoadAdapter) -> EngineHandle:
-        """Return the handle of the host, whose engine now answers for the adapter. Raises EngineFailed, EngineUnable if
-        engines of its kind take no adapters."""
-        command = effect.command
-        handle = self._state.handles.get(command.host_id)
-        if handle is None or not self._is_alive(handle):
-            raise EngineFailed(f"the engine of {command.host_id}, which was to take the adapter, is gone")
-        await self._host(handle).load_adapter(handle, command.model, Path(effect.path))
-        return handle
-
-    async def unload(self, effect: msg.UnloadAdapter) -> bool:
-        handle = self._state.handles.get(effect.command.host_id)
-        if handle is None or not self._is_alive(handle):
-            return True
-        try:
-            await self._host(handle).unload_adapter(handle, effect.command.model)
-        except EngineFailed:
-            if self._is_alive(handle):
-                raise
-        return True
-
-    def _host(self, handle: EngineHandle) -> AdapterHost:
-        driver = self._driver_of(handle)
-        if not isinstance(driver, AdapterHost):
-            raise EngineUnable(f"{handle.engine} takes no adapters")
-        return driver
-
-
 # Keys of the agent's own entries in the data of an engine's handle.
 
 KEY_ID = "key_id"
@@ -115,104 +77,11 @@ def _file(path: str) -> str:
     return ""
 
 
-# A stage that has become whole in another process. The KV cache is read while all stages live; then routers learn of
-# the new process and continue their streams there (docs/adr/0024-stages-of-real-engines.md). Requests that stay behind
-# or have not begun end in the stages.
-
 log = logging.getLogger(__name__)
-
-
-async def in_flight(
-    driver: EngineDriver, handle: EngineHandle, effect: msg.CountInFlight, *, reads_kv: bool
-) -> msg.InFlight | None:
-    """None if the engine does not answer, which is logged."""
-    name, kv_bytes_used = effect.instance_id, -1
-    try:
-        if effect.adapter is not None and isinstance(driver, AdapterHost):
-            num_in_flight = await driver.num_of_adapter(handle, effect.adapter.model)
-        else:
-            num_in_flight = await driver.num_in_flight(handle)
-    except EngineFailed as error:
-        log.warning("the engine of %s does not say how many requests are left in its drain: %s", name, error.message)
-        return None
-    if reads_kv and isinstance(driver, Sleeper):
-        try:
-            kv_bytes_used = await driver.kv_bytes_used(handle)
-        except EngineFailed as error:
-            log.warning("the engine of %s does not say how full its KV cache is: %s", name, error.message)
-    return msg.InFlight(name, num_in_flight, kv_bytes_used)
-
-
 STREAMS_MOVE_S = 1.0  # for routers to take their streams away
 STAGE_POLL_S = 0.2
 KV_MOVES_S = 10.0  # for the KV cache to move
 KV_KEPT_S = 30.0  # for routers to claim the moved KV cache
-
-
-class StageMoves:
-    def __init__(
-        self,
-        state: StateFile,
-        weights_watch: WeightsWatch,
-        driver_of: Callable[[EngineHandle], EngineDriver],
-        report: Callable[[Any], Awaitable[None]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._state, self._weights_watch, self._driver_of = state, weights_watch, driver_of
-        self._report, self._clock = report, clock
-
-    async def finish(self, effect: msg.FinishStages) -> None:
-        """Let routers take their streams away first; the rest ends in the stages. Then the placer ends the later ones,
-        and the first ends."""
-        handle = self._state.handles.get(effect.instance_id)
-        driver = self._driver_of(handle) if handle is not None else None
-        if handle is None or not isinstance(driver, Mover):
-            await self._report(msg.StagesFinished(effect.instance_id))
-            return
-        kept_until = self._clock() + KV_KEPT_S
-        await asyncio.sleep(STREAMS_MOVE_S)
-        while not (is_over := await self._is_over(handle, driver)):
-            if effect.deadline_at and self._clock() >= effect.deadline_at:
-                log.warning(
-                    "the agent ends the stages of %s and the requests that still run in them", effect.instance_id
-                )
-                break
-            if self._clock() >= kept_until:
-                driver.forget_moved(handle)
-            await asyncio.sleep(STAGE_POLL_S)
-        await self._report(msg.StagesFinished(effect.instance_id, cut=not is_over))
-        await asyncio.sleep(STREAMS_MOVE_S)
-        await self._leave(driver, handle, kept_until)
-
-    async def kv_moved(self, driver: Mover, handle: EngineHandle) -> Moved | str:
-        """Return the moved part of the KV cache, or the reason why nothing moved."""
-        if not self._weights_watch.is_as_read(handle.instance_id):
-            return "its weights were fetched anew, and what was computed with those before is computed again"
-        try:
-            async with asyncio.timeout(KV_MOVES_S):
-                return await driver.move_requests(handle)
-        except EngineFailed as error:
-            return error.message
-        except TimeoutError:
-            return f"its KV cache did not come within {KV_MOVES_S:g} s"
-
-    async def _leave(self, driver: Mover, handle: EngineHandle, kept_until: float) -> None:
-        await driver.end_stage(handle)
-        await asyncio.sleep(max(kept_until - self._clock(), 0.0))
-        driver.forget_moved(handle)
-
-    async def leave_again(self, driver: Mover, handle: EngineHandle) -> None:
-        await self._leave(driver, handle, self._clock() + KV_KEPT_S)
-
-    async def _is_over(self, handle: EngineHandle, driver: Mover) -> bool:
-        """Return False for a stage that does not answer: it may still run requests."""
-        try:
-            return await driver.is_stage_over(handle)
-        except EngineFailed as error:
-            log.warning("%s", error.message)
-            return False
-
-
 SETTLE_S, SETTLE_POLL_S = 2.0, 0.05  # for a sleeper's bytes to return
 FREED_S = 10.0  # for a load or wake to wait for bytes of killed engines
 END_S, END_POLL_S = 0.2, 0.01  # a connection may break this long before its process is gone
@@ -242,8 +111,6 @@ class EngineExecutor:
         self._weights: dict[str, str] = {}
         self._kv_limits: dict[str, int] = {}
         self._weights_watch = WeightsWatch(settings, clock, self._report)
-        self._stage_moves = StageMoves(state, self._weights_watch, self._driver, self._report, clock)
-        self._adapters = AdapterMoves(state, self._driver, self._is_alive)
         self._ports = EnginePorts(settings.host, settings.port_range)
         self._killed: set[str] = set()  # to end without grace
         self._moving: dict[str, asyncio.Event] = {}  # whose requests move to another process
@@ -267,10 +134,6 @@ class EngineExecutor:
                 self._killed.add(effect.instance_id)
             self._begin(effect.instance_id, "stop", self._stop(effect))
 
-        async def load_adapter(effect: msg.LoadAdapter) -> None:
-            handle = await self._adapters.load(effect)
-            await self._report(self._ready(effect.instance_id, handle, ()))
-
         async def limit(effect: msg.LimitKv, _: Any) -> None:
             self._kv_limits[effect.instance_id] = effect.num_bytes
             self._begin(effect.instance_id, "limit", self._limit_kv(effect.instance_id))
@@ -286,13 +149,13 @@ class EngineExecutor:
             msg.LaunchEngine: as_task("launch", self._launch),
             msg.AwaitWeights: as_task("weights", self._weights_watch.until_there),
             msg.LoadEngine: load,
-            msg.LoadAdapter: as_task("load", load_adapter),
+            msg.LoadAdapter: as_task("load", self._load_adapter),
             msg.UnloadAdapter: as_task("stop", self._unload_adapter),
             msg.ActivateEngine: as_task("load", self._activate),
             msg.ServeStages: as_task("serve", self._serve_stages),
             msg.ConsolidateEngine: as_task("consolidate", self._consolidate),
             msg.AbandonConsolidation: as_task("abandon", self._abandon),
-            msg.FinishStages: as_task("finish", self._stage_moves.finish),
+            msg.FinishStages: as_task("finish", self._finish_stages),
             msg.SleepEngine: as_task("sleep", self._sleep),
             msg.LimitKv: limit,
             msg.StopEngine: stop,
@@ -316,7 +179,8 @@ class EngineExecutor:
         for instance_id in living:
             self._begin(instance_id, "watch", self._watch(handles[instance_id]))
             if isinstance(driver := self._driver(handles[instance_id]), Mover) and instance_id not in busy:
-                self._begin(instance_id, "leave", self._stage_moves.leave_again(driver, handles[instance_id]))
+                kept_until = self._clock() + KV_KEPT_S
+                self._begin(instance_id, "leave", self._leave_stage(driver, handles[instance_id], kept_until))
         return frozenset(living)
 
     def processes(self) -> set[int]:
@@ -360,7 +224,7 @@ class EngineExecutor:
             elif isinstance(error, OSError) and error.errno in FULL and kind != "stop":
                 code, why = NoSpace.code, f"{kind}: {error}"
             else:
-                log.exception("%s of %s failed", kind, instance_id)
+                log.exception("the task %r of the agent failed for %s", kind, instance_id)
                 code, why = "internal_error", f"{kind}: {error!r}"
             if (outcome := _FAILED.get(kind)) is not None:
                 await self._report(outcome(instance_id, code, why))
@@ -431,6 +295,26 @@ class EngineExecutor:
             await self._report(msg.EnginePrewarmed(effect.instance_id, figures(loaded)))
             return
         await self._report(self._ready(effect.instance_id, loaded, report.phases))
+
+    async def _load_adapter(self, effect: msg.LoadAdapter) -> None:
+        """Report the host's engine, which now answers for the adapter. Raises EngineFailed, EngineUnable if engines of
+        its kind take no adapters."""
+        host_id = effect.command.host_id
+        handle = self._host(host_id)
+        if handle is None:
+            raise EngineFailed(f"the engine of {host_id}, which was to take the adapter, is gone")
+        await self._adapter_host(handle).load_adapter(handle, effect.command.model, Path(effect.path))
+        await self._report(self._ready(effect.instance_id, handle, ()))
+
+    def _host(self, host_id: str) -> EngineHandle | None:
+        handle = self._state.handles.get(host_id)
+        return handle if handle is not None and self._is_alive(handle) else None
+
+    def _adapter_host(self, handle: EngineHandle) -> AdapterHost:
+        driver = self._driver(handle)
+        if not isinstance(driver, AdapterHost):
+            raise EngineUnable(f"{handle.engine} takes no adapters")
+        return driver
 
     async def _activate(self, effect: msg.ActivateEngine) -> None:
         source = effect.command.source
@@ -538,12 +422,12 @@ class EngineExecutor:
     async def _moved(self, instance_id: str, driver: Mover, whole: LoadReport, phases: tuple[Phase, ...]) -> None:
         """Hand the requests in the stages over to the process that runs the whole model.
 
-        The KV cache is read while all stages live, then routers continue their streams in the new process. If a
-        stage ends meanwhile, the KV cache is computed anew."""
+        The KV cache is read while all stages live, then routers continue their streams in the new process
+        (docs/adr/0024-stages-of-real-engines.md). If a stage ends meanwhile, the KV cache is computed anew."""
         handle = whole.handle
         self._moving[instance_id] = asyncio.Event()
         try:
-            came = await self._stage_moves.kv_moved(driver, handle)
+            came = await self._kv_moved(driver, handle)
             log.info("%s becomes whole in another process: %s", instance_id, came)
             self._state.put_handle(handle)
         finally:
@@ -553,6 +437,54 @@ class EngineExecutor:
         self._begin(instance_id, "watch", self._watch(handle))
         url = advertised(handle.url, self._settings.advertise_host)
         await self._report(msg.EngineConsolidated(instance_id, handle.figures.kv_tokens, url, key_id(handle), phases))
+
+    async def _kv_moved(self, driver: Mover, handle: EngineHandle) -> Moved | str:
+        """Return the moved part of the KV cache, or the reason why nothing moved."""
+        if not self._weights_watch.is_as_read(handle.instance_id):
+            return "its weights were fetched anew, and what was computed with those before is computed again"
+        try:
+            async with asyncio.timeout(KV_MOVES_S):
+                return await driver.move_requests(handle)
+        except EngineFailed as error:
+            return error.message
+        except TimeoutError:
+            return f"its KV cache did not come within {KV_MOVES_S:g} s"
+
+    async def _finish_stages(self, effect: msg.FinishStages) -> None:
+        """Let routers take their streams away first; the rest, and requests that have not begun, end in the stages.
+        Then the placer ends the later ones, and the first ends."""
+        handle = self._state.handles.get(effect.instance_id)
+        driver = self._driver(handle) if handle is not None else None
+        if handle is None or not isinstance(driver, Mover):
+            await self._report(msg.StagesFinished(effect.instance_id))
+            return
+        kept_until = self._clock() + KV_KEPT_S
+        await asyncio.sleep(STREAMS_MOVE_S)
+        while not (is_over := await self._is_stage_over(handle, driver)):
+            if effect.deadline_at and self._clock() >= effect.deadline_at:
+                log.warning(
+                    "the agent ends the stages of %s and the requests that still run in them", effect.instance_id
+                )
+                break
+            if self._clock() >= kept_until:
+                driver.forget_moved(handle)
+            await asyncio.sleep(STAGE_POLL_S)
+        await self._report(msg.StagesFinished(effect.instance_id, cut=not is_over))
+        await asyncio.sleep(STREAMS_MOVE_S)
+        await self._leave_stage(driver, handle, kept_until)
+
+    async def _is_stage_over(self, handle: EngineHandle, driver: Mover) -> bool:
+        """Return False for a stage that does not answer: it may still run requests."""
+        try:
+            return await driver.is_stage_over(handle)
+        except EngineFailed as error:
+            log.warning("the stage of %s does not say whether it is idle: %s", handle.instance_id, error.message)
+            return False
+
+    async def _leave_stage(self, driver: Mover, handle: EngineHandle, kept_until: float) -> None:
+        await driver.end_stage(handle)
+        await asyncio.sleep(max(kept_until - self._clock(), 0.0))
+        driver.forget_moved(handle)
 
     async def _abandon(self, effect: msg.AbandonConsolidation) -> None:
         """Ask the engine for the outcome; one that cannot become whole stays a stage."""
@@ -633,9 +565,14 @@ class EngineExecutor:
 
     async def _unload_adapter(self, effect: msg.UnloadAdapter) -> None:
         await self._end_work(effect.instance_id)
-        is_gone = await self._adapters.unload(effect)
+        if (handle := self._host(effect.command.host_id)) is not None:
+            try:
+                await self._adapter_host(handle).unload_adapter(handle, effect.command.model)
+            except EngineFailed:
+                if self._is_alive(handle):
+                    raise
         self._tasks.pop((effect.instance_id, "stop"), None)
-        await self._report(msg.EngineGone(effect.instance_id, clean=is_gone))
+        await self._report(msg.EngineGone(effect.instance_id))
 
     async def _end_work(self, instance_id: str) -> None:
         launching = self._tasks.get((instance_id, "launch"))
@@ -689,15 +626,25 @@ class EngineExecutor:
         await self._report(msg.HealthSeen(effect.instance_id, seen.ok, seen.alive, seen.reason))
 
     async def _count(self, effect: msg.CountInFlight) -> None:
-        engine_id = effect.adapter.host_id if effect.adapter is not None else effect.instance_id
-        handle = self._state.handles.get(engine_id)
-        seen = None
-        if handle is not None:
-            seen = await in_flight(
-                self._driver(handle), handle, effect, reads_kv=bool(self._settings.params.reservation)
-            )
-        if seen is not None:
-            await self._report(seen)
+        name, adapter, kv_bytes_used = effect.instance_id, effect.adapter, -1
+        handle = self._state.handles.get(adapter.host_id if adapter is not None else name)
+        if handle is None:
+            return
+        driver = self._driver(handle)
+        try:
+            if adapter is not None and isinstance(driver, AdapterHost):
+                num_in_flight = await driver.num_of_adapter(handle, adapter.model)
+            else:
+                num_in_flight = await driver.num_in_flight(handle)
+        except EngineFailed as error:
+            log.warning("the engine of %s does not say how many requests its drain has left: %s", name, error.message)
+            return
+        if self._settings.params.reservation and isinstance(driver, Sleeper):
+            try:
+                kv_bytes_used = await driver.kv_bytes_used(handle)
+            except EngineFailed as error:
+                log.warning("the engine of %s does not say how full its KV cache is: %s", name, error.message)
+        await self._report(msg.InFlight(name, num_in_flight, kv_bytes_used))
 
     async def _limit_kv(self, instance_id: str) -> None:
         while (num_bytes := self._kv_limits.pop(instance_id, None)) is not None:

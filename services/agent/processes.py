@@ -141,7 +141,7 @@ class MemoryWatch:
                     f"the engine took {num_mib} MiB of host memory, more than its limit of {limit // MIB} MiB "
                     "(its grant and GLOWPLUG_ENGINE_OVERHEAD_BYTES); it was ended"
                 )
-                log.error("%s: %s", instance_id, reason)
+                log.error("the agent ends the engine of %s: %s", instance_id, reason)
                 await self._put(EngineOverLimit(instance_id, reason))
 
 

@@ -142,7 +142,7 @@ class AgentService:
         found = discover(settings.node, kind, settings.gpu_budgets.split(","))
         self.warnings = found.warnings
         for warning in self.warnings:
-            log.warning("%s", warning)
+            log.warning("the agent starts under a restriction: %s", warning)
         if is_wildcard(settings.host) and not settings.advertise_host:
             log.warning("GLOWPLUG_ADVERTISE_HOST is empty: other machines cannot reach this agent and its engines")
         self._state = StateFile(settings.node_dir / "agent.json")
@@ -193,7 +193,7 @@ class AgentService:
             self._state.drop_handle(instance_id)
         await asyncio.to_thread(kill_orphans, self.settings.node_dir / "run", self.engines.processes())
         if living:
-            log.info("engines still running: %s", ", ".join(sorted(living)))
+            log.info("the agent goes on with the engines of %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))
         warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
         reading = self.outputs.follow(lambda: self.controller.instances)
@@ -219,7 +219,11 @@ class AgentService:
         await self.shell.execute([Publish(NodeJoined(node=self.controller.node(time.time())))])
         await announce(self.shell, self.controller.agent_url)
         self._is_joined = True
-        log.info("node %s joined: %s", node_id, ", ".join(sorted(self._drivers)) or "no engine can start here")
+        log.info(
+            "node %s has joined the fleet with %s",
+            node_id,
+            ", ".join(sorted(self._drivers)) or "no engine that can start",
+        )
 
     async def _look_around(self) -> None:
         """Report the prefetcher's host memory and links. Unknown links count as fast, so look more often until they are
@@ -249,7 +253,7 @@ class AgentService:
         try:
             await driver.warm()
         except Exception:  # starts are only slower
-            log.exception("engine %s could not be prepared", driver.name)
+            log.exception("the agent cannot prepare the engine %s", driver.name)
 
     async def stop(self) -> None:
         """Drain and stop every engine (or leave them, as set), and leave the fleet."""

@@ -54,7 +54,6 @@ class AgentSettings(NodeSettings):
 
     @property
     def port_range(self) -> PortRange | None:
-        """Ports for engines; None leaves the choice to the kernel."""
         return PortRange.parse(self.engine_ports)
 
     @property

@@ -42,8 +42,6 @@ class NodeCollector(Collector):
 
 
 class Reporter:
-    """Measure starts, drains and consolidations in seconds."""
-
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._model = LabelCap()
 

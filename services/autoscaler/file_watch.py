@@ -67,7 +67,7 @@ class FileWatch:
             self.answered(name)
             reason = f"cannot be read: {type(error).__name__}: {error}"
             if self.errors.get(name) != reason:
-                log.exception("%s %s cannot be read", self.kind, path)
+                log.exception("the autoscaler cannot read the %s %s", self.kind, path)
             self.keep_out(path, reason, again=True)
             return True
         self.answered(name)
@@ -97,7 +97,7 @@ class FileWatch:
         except OSError as error:
             reason = f"cannot read the directory: {error.strerror}"
             if self.errors.get(str(directory)) != reason:
-                log.error("%s: %s", directory, reason)
+                log.error("the autoscaler keeps what it has read from %s: %s", directory, reason)
             self.errors[str(directory)] = reason
             return
         self.errors.pop(str(directory), None)
@@ -139,7 +139,7 @@ class FileWatch:
         if again:
             self._again[str(path)] = asyncio.get_running_loop().time() + AGAIN_S
         if self.errors.get(str(path)) != reason:
-            log.error("%s %s kept out: %s", self.kind, path, reason)
+            log.error("the autoscaler does not apply the %s %s: %s", self.kind, path, reason)
         self.errors[str(path)] = reason
 
     async def tell(self, shell: Shell, source: str, request: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from glowplug.controllers.placer.controller import Cordon
+from glowplug.controllers.operator import Cordon
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState

@@ -129,13 +129,13 @@ class Operator:
                     version = await self._watched(kind, version)
                     await asyncio.sleep(BETWEEN_S)
             except Expired:
-                log.info("the API server keeps no %s of that version any more: they are listed again", kind)
+                log.info("the operator lists every %s again: the API server has forgotten the version it watched", kind)
             except (ApiError, Unreachable) as error:
                 num_failures += 1
                 pause_s = backoff.backoff_s(num_failures, FIRST_S, MOST_S)
                 if isinstance(error, ApiError) or num_failures > 1:  # a watch may end by a lost connection
                     self._troubles[kind] = str(error)
-                    log.warning("%s; tried again in %g s", self.trouble, pause_s)
+                    log.warning("the operator tries to watch %s again in %g s: %s", kind, pause_s, self.trouble)
                 await asyncio.sleep(pause_s)
 
     async def _watched(self, kind: Kind, version: str) -> str:
@@ -165,7 +165,7 @@ class Operator:
 
     def _say(self, trouble: str) -> None:
         if trouble != self._said:
-            log.warning("%s", trouble)
+            log.warning("the operator is held up: %s", trouble)
         self._said = trouble
 
     async def _work(self) -> None:
@@ -314,13 +314,13 @@ class Leading:
             except (ApiError, Unreachable, TimeoutError) as error:
                 self._trouble = f"the Lease cannot be renewed: {error or 'no answer came'}"
                 holds = self._work is not None and loop.time() - renewed_at < 2 * RENEW * lease_s
-                log.warning("%s; this operator %s", self._trouble, "goes on" if holds else "does not act")
+                log.warning("this operator %s: %s", "goes on" if holds else "does not act", self._trouble)
             else:
                 renewed_at = loop.time()
             if holds and self._work is None:
                 self._work = self._start()
             elif not holds and self._work is not None:
-                log.warning("another operator holds the Lease; this one waits")
+                log.warning("this operator stops and waits: another one holds the Lease")
                 await self._stop()
             if self._work is not None and self._work.done():
                 self._work.result()  # its own error ends the process; Kubernetes restarts it

@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer.controller import Cordon, PlacerController
+from glowplug.controllers.operator import Cordon, DropFromHost, FetchToHost
+from glowplug.controllers.placer.controller import PlacerController
 from glowplug.controllers.placer.costs import Verb
-from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
 from glowplug.controllers.placer.reads import reads_of
 from glowplug.domain.access import Role
 from glowplug.domain.decision import DecisionRecord
@@ -132,7 +132,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/instances", tags=["instances"])
     async def instances(model: str = "", gone: bool = False) -> dict[str, Any]:
         """Instances, newest first; `gone=true` shows stopped and failed ones too."""
-        every = service.controller(PlacerController).instances.by_id.values()
+        every = service.controller(PlacerController).fleet.instances.by_id.values()
         rows = [i for i in every if (gone or not i.state.is_gone) and (not model or i.model_key == model)]
         rows.sort(key=lambda i: -i.created_at)
         return {"object": "list", "data": msgspec.to_builtins(rows)}
@@ -140,7 +140,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/instances/{instance_id}", tags=["instances"])
     async def instance(instance_id: str) -> Any:
         """One instance with the phases of its start."""
-        found = service.controller(PlacerController).instances.by_id.get(instance_id)
+        found = service.controller(PlacerController).fleet.instances.by_id.get(instance_id)
         if found is None:
             raise NotFound(f"no instance {instance_id!r}")
         return msgspec.to_builtins(found)
@@ -176,13 +176,13 @@ def _models(app: FastAPI, service: ControlService, settings: PlacerSettings) -> 
     operators = [Depends(admin(settings.admin_token, least=Role.OPERATOR, find=KeyReader(service.world.store).find))]
 
     def key_of(name: str) -> str:
-        return find_model(service.controller(PlacerController).models, name).key
+        return find_model(service.controller(PlacerController).fleet.models, name).key
 
     async def ask(request: FetchToHost | DropFromHost) -> dict[str, Any]:
         await service.ask(request)
         controller, now_s = service.controller(PlacerController), time.time()
-        holders = controller.host_memory.holders(controller.models[request.model_key], now_s)
-        return {"model": controller.models[request.model_key].name, "nodes": [node.node_id for node in holders]}
+        holders = controller.host_memory.holders(controller.fleet.models[request.model_key], now_s)
+        return {"model": controller.fleet.models[request.model_key].name, "nodes": [node.node_id for node in holders]}
 
     @app.get("/v1/models/{name:path}/cost", tags=["models"])
     async def cost(name: str, verb: Verb, rung: Rung | None = None, node: str = "") -> dict[str, Any]:
@@ -239,8 +239,8 @@ def _nodes_changed(app: FastAPI, service: ControlService, settings: PlacerSettin
     operators = [Depends(admin(settings.admin_token, least=Role.OPERATOR, find=KeyReader(service.world.store).find))]
 
     async def cordon(node_id: str, cordoned: bool) -> dict[str, Any]:
-        controller = service.controller(PlacerController)
-        is_known = node_id in controller.nodes.by_id or (not cordoned and node_id in controller.fleet.capacity.cordoned)
+        fleet = service.controller(PlacerController).fleet
+        is_known = node_id in fleet.nodes.by_id or (not cordoned and node_id in fleet.capacity.cordoned)
         if not is_known:
             raise NotFound(f"no node {node_id!r}" + ("" if cordoned else ", and no cordon of that name"))
         await service.ask(Cordon(node_id, cordoned))

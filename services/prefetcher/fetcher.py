@@ -139,7 +139,7 @@ class Copier:
 
     async def _failed(self, failed: msg.DiskFailed) -> None:
         self._metrics.disk_failures(DISK_FAILED).inc()
-        log.error(failed.message)
+        log.error("the prefetcher's disk tier fails: %s", failed.message)
         await self._put(failed)
 
     async def close(self) -> None:
@@ -360,9 +360,9 @@ class Fetcher:
         if end.code:
             self._metrics.failures(end.code).inc()
         fetched, resumed = (fetch.tally.num_bytes, fetch.num_bytes_resumed) if fetch else (0, 0)
-        came = f"{end.num_bytes} bytes ({fetched} from {scheme}, {resumed} resumed) in {end.seconds:.2f} s"
-        said = end.message or came
-        log.info("fetch of %s for %s: %s", digest[:12], model_key, said)
+        came = f"has brought {end.num_bytes} bytes ({fetched} from {scheme}, {resumed} resumed) in {end.seconds:.2f} s"
+        said = f"has ended: {end.message}" if end.message else came
+        log.info("the fetch of %s for %s %s", digest[:12], model_key, said)
 
     async def _grant(self, effect: msg.GrantRoom, _: Event | None) -> None:
         running = self._running.get(effect.digest)

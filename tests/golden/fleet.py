@@ -27,7 +27,7 @@ from typing import Any
 from glowplug.controllers import operator
 from glowplug.controllers.agent import messages as aw
 from glowplug.controllers.autoscaler.params import AutoscalerParams
-from glowplug.controllers.placer.controller import Cordon
+from glowplug.controllers.operator import Cordon
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.prefetcher import messages as pw
 from glowplug.controllers.router import messages as rw

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.controllers.placer.controller import Cordon, PlacerController
+from glowplug.controllers.operator import Cordon
+from glowplug.controllers.placer.controller import PlacerController
 from glowplug.controllers.placer.reads import READS
 from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.controllers.reads import Reads

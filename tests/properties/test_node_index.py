@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.holdings import Holdings
+from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.victims import Victims
 from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner, Link, Node, SharedWeights
 from glowplug.domain.instance import Instance, InstanceState
@@ -17,11 +20,12 @@ from glowplug.fleet.capacity import Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.node_index import NodeIndex
 from glowplug.policies.decisions import PlaceDecision
-from glowplug.policies.eviction.turns import Shares, TurnParams
+from glowplug.policies.eviction.turns import Shares
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.links import Fetch, LinkLedger, has_copy_on_disk
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose, installed
+from glowplug.policies.worth import Holding
 from tests.fleet_builder import MIB, a_model, an_instance, load_report
 
 MODELS = [
@@ -265,6 +269,14 @@ def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() ->
     assert NodeIndex([node]).holders(model) == {"n"}
 
 
+class GivenHoldings(Holdings):
+    def of(self, row):
+        return Holding(name=row.instance_id, asked=row.ready_at % 2, climb_s=row.ready_at % 7, num_bytes=1)
+
+    def saves_s(self, row):
+        return row.ready_at % 7
+
+
 class ScanningVictims(Victims):
     def _by_least_cost(self, wanted, only):
         yield from (((False,), node.node_id) for node in self.nodes)
@@ -297,26 +309,15 @@ def test_who_leaves_is_chosen_as_if_every_node_was_asked(rule: str, seed: int, e
         }
         loads.apply(load_report(**known).data, now_s)
         shares = Shares(given={m.key: chance.randrange(30) for m in MODELS}) if chance.random() < 0.3 else Shares()
-        fields = {
-            "now_s": now_s,
-            "nodes": capacity.nodes,
-            "capacity": capacity,
-            "models": {m.key: m for m in MODELS},
-            "loads": loads,
-            "load_of": loads.of,
-            "min_residency_s": 1.0,
-            "turns": TurnParams(rule=chance.choice(["fair", "balanced"])),
-            "rule": rule,
-            "shares": shares,
-            "saves_s": lambda row: row.ready_at % 7,
-            "asked": lambda row: row.ready_at % 2,
-        }
+        fleet = Fleet({}, 1, PlacerParams(turns=chance.choice(["fair", "balanced"]), victims=rule))
+        fleet.capacity, fleet.loads, fleet.models = capacity, loads, {m.key: m for m in MODELS}
+        fields = (fleet, GivenHoldings(fleet, now_s), shares)
         for model in MODELS:
-            wanted = Victims(**fields).wanted(model, wanting=chance.choice((0, 0, 3)), whole=chance.random() < 0.2)
-            chosen = [kind(**fields).make(wanted, choose("eviction", evict)) for kind in (Victims, ScanningVictims)]
+            wanted = Victims(*fields).wanted(model, wanting=chance.choice((0, 0, 3)), whole=chance.random() < 0.2)
+            chosen = [kind(*fields).make(wanted, choose("eviction", evict)) for kind in (Victims, ScanningVictims)]
             assert chosen[0] == chosen[1]
             if chosen[0] is None and wanted.wanting:  # then nobody leaves for a weaker claim
                 given = None if wanted.given is None else wanted.given + chance.randrange(30)
                 less = replace(wanted, wanting=chance.randrange(wanted.wanting) + 1, given=given)
                 assert (less.kind, wanted.is_eased_from(less)) == (wanted.kind, True)
-                assert Victims(**fields).make(less, choose("eviction", evict)) is None
+                assert Victims(*fields).make(less, choose("eviction", evict)) is None

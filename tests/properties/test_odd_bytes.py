@@ -20,7 +20,8 @@ from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED
 from glowplug.controllers.effects import Publish, Record, Save, Tick
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer.controller import CORDONS, PlacerController
+from glowplug.controllers.operator import CORDONS
+from glowplug.controllers.placer.controller import PlacerController
 from glowplug.controllers.predictor.controller import PredictorController
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.params import PrefetcherParams

@@ -298,7 +298,7 @@ def test_bytes_are_never_promised_twice(name, seed):
             for gpu in node.gpus:
                 assert gpu.free_bytes >= 0
                 assert gpu.gpu_id in asked_to_leave or capacity.free_bytes(gpu.gpu_id) >= 0, gpu.gpu_id
-        living = {r.instance_id for r in capacity.living()} - controller.fleet.promised
+        living = {key for rows in capacity.on_node.values() for key in rows} - controller.fleet.promised
         assert living == {i for i, r in agents.rows.items() if not r.state.is_gone}
 
 
@@ -357,7 +357,7 @@ def test_no_promise_outlives_what_it_was_made_for(name, seed):
     agents.settle()
     capacity = controller.fleet.capacity
     assert controller.placements == {} and controller.fleet.promised == set()
-    assert {r.instance_id for r in capacity.living()} == agents.rows.keys()
+    assert {key for rows in capacity.on_node.values() for key in rows} == agents.rows.keys()
     assert set(capacity.taken) <= agents.rows.keys()
     in_ledgers = {x.holder for n in agents.nodes.values() for g in n.gpus for x in g.grants}
     assert in_ledgers == {i for i, r in agents.rows.items() if not r.state.is_gone}

@@ -10,7 +10,7 @@ from typing import Any
 
 from glowplug.controllers.agent.messages import AgentParams
 from glowplug.controllers.autoscaler.params import AutoscalerParams
-from glowplug.controllers.placer.controller import PlacerParams
+from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.model import WeightsRef
 from glowplug.events import Event

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glowplug.controllers.agent.params import AgentParams
-from glowplug.controllers.placer.messages import Cordon
+from glowplug.controllers.operator import Cordon
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import Slo

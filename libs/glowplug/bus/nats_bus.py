@@ -76,7 +76,7 @@ class Storing:
     def stored(self, stream: str, now_s: float) -> None:
         self._stored_at[stream] = now_s
         if self._refusals.pop(stream, ""):
-            log.info("%s stores events again", stream)
+            log.info("the stream %s stores events again", stream)
 
     async def refused(self, stream: str, error: BaseException) -> None:
         """Note a refused message. A lost connection or a pause is no refusal, so a server that answers is tried once
@@ -88,7 +88,7 @@ class Storing:
         except self._refused:
             said = STORES_NOTHING if isinstance(error, TimeoutError) else f"{STORES_NOTHING}: {error}"
             self._refusals[stream] = said
-            log.error("%s: %s", stream, said)
+            log.error("the stream %s has refused an event: %s", stream, said)
 
     def reset(self) -> None:
         """Forget the refusals of the previous or restarted server."""
@@ -190,7 +190,7 @@ class NatsBus:
                 )
                 break
             except REFUSED as error:
-                log.warning("bus not reachable: %s", error)
+                log.warning("this service cannot connect to NATS and tries again: %s", error)
                 await asyncio.sleep(RETRY_S)
         self._js = self._nc.jetstream(timeout=PUBLISH_TIMEOUT_S)
         await self._ensure_streams()
@@ -212,7 +212,7 @@ class NatsBus:
         while True:
             await self._back.wait()
             self._back.clear()
-            log.info("the bus answers again: setting up its streams and readers")
+            log.info("NATS answers again: this service sets up its streams and readers anew")
             await self._ensure_streams()
             for reader in self._readers.values():
                 reader.rebind.set()
@@ -233,12 +233,12 @@ class NatsBus:
                     log.info("this service waits until another one has created the stream %s", config.name)
                     await asyncio.sleep(RETRY_S)
                 except BadRequestError as error:
-                    log.warning("stream %s exists with other settings: %s", config.name, error)
+                    log.warning("this service updates the stream %s, which has other settings: %s", config.name, error)
                     with contextlib.suppress(*REFUSED):
                         await self._js.update_stream(config)
                     break
                 except REFUSED as error:
-                    log.warning("stream %s not ready: %r", config.name, error)
+                    log.warning("NATS has not set up the stream %s: %r", config.name, error)
                     if config.name == names.USAGE_STREAM and not self._makes_streams:
                         break
                     await asyncio.sleep(RETRY_S)
@@ -349,7 +349,7 @@ class NatsBus:
             try:
                 reader = await self._bind(own)
             except REFUSED as error:
-                log.warning("reader %s cannot bind: %r", own.durable, error)
+                log.warning("the reader %s cannot bind to its stream and tries again: %r", own.durable, error)
                 await asyncio.sleep(RETRY_S)
                 await self._ensure_streams()
                 continue
@@ -359,7 +359,7 @@ class NatsBus:
             try:
                 await self._read_bound(reader, own)
             except Exception as error:
-                log.warning("reader %s lost (%r); binding again", own.durable, error, exc_info=error)
+                log.warning("the reader %s has stopped and binds again: %r", own.durable, error, exc_info=error)
                 await asyncio.sleep(RETRY_S)
             finally:
                 with contextlib.suppress(*REFUSED):

@@ -35,7 +35,7 @@ class BusCounts:
         try:
             event = decode(raw)
         except MalformedEvent as error:
-            log.warning("malformed event on %s: %s", subject, error)
+            log.warning("this service skips an event on %s that it cannot read: %s", subject, error)
         else:
             if is_subject_of(subject, event.data):
                 return event

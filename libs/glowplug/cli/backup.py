@@ -27,7 +27,7 @@ from glowplug import __version__
 from glowplug.cli.client import FleetClient, connect, segment
 from glowplug.cli.options import StateDirOption
 from glowplug.cli.terminal import CliError, age, in_line, say
-from glowplug.controllers.placer.controller import CORDONS, Cordon
+from glowplug.controllers.operator import CORDONS, Cordon
 from glowplug.domain.access import KEYS, TENANTS, ApiKey, Tenant, prefix_of
 from glowplug.domain.declared import OF_KUBERNETES
 from glowplug.domain.model import Model

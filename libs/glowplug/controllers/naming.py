@@ -4,7 +4,6 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def base36(number: int) -> str:
-    """Write `number` >= 0 in base 36."""
     text = ""
     while True:
         number, digit = divmod(number, 36)

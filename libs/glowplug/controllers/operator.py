@@ -1,4 +1,4 @@
-"""Requests of an operator to the autoscaler, over REST or through model files."""
+"""Requests of an operator: to the autoscaler, over REST or through model files; from Cordon on, to the placer."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,6 +6,7 @@ from typing import Final
 from glowplug.domain.model import Model, Rung
 
 POLICY: Final = "operator"
+CORDONS: Final = "cordons"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +62,27 @@ class Pin:
     model_key: str
     pinned: bool
     at: Rung = Rung.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """Take a node out of placement and drain it, or put it back. Also a row of the store."""
+
+    node_id: str
+    cordoned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchToHost:
+    """Bring a model's weights to the host memory of a node; "": of one that the placer chooses."""
+
+    model_key: str
+    node_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DropFromHost:
+    """Drop a model's weights from host memory of a node ("": of all) once no instance reads them."""
+
+    model_key: str
+    node_id: str = ""

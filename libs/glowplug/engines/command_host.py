@@ -28,7 +28,6 @@ class ServerEnded(RuntimeError):
 
 
 def free_port(host: str) -> int:
-    """Find a port that is free at this moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))

@@ -70,7 +70,6 @@ class HostedDriver:
 
     @staticmethod
     def api(model: Model) -> EngineApi:
-        """See engines/apis.py."""
         return EVERYTHING
 
     def unavailable(self) -> str:
@@ -241,6 +240,9 @@ class HostedDriver:
         except OSError as error:
             alive = self.adopt(handle)
             return Health(ok=False, reason=str(error) if alive else "the process is gone", alive=alive)
+        return self.judged(path, status, body)
+
+    def judged(self, path: str, status: int, body: bytes) -> Health:
         if status != 200:
             return Health(ok=False, reason=f"{path} says {status}: {body[:200].decode('utf-8', 'replace')}")
         return Health(ok=True)

@@ -59,7 +59,6 @@ def to_q8_0(source: Path, target: Path) -> None:
 
 
 def eight_bits(four_bits: bytes) -> bytes:
-    """Blocks of Q4_1 as blocks of Q8_0."""
     blocks: NDArray[np.void] = np.frombuffer(four_bits, _FOUR_BITS)
     weights = np.empty((len(blocks), 32), np.float32)
     weights[:, :16], weights[:, 16:] = blocks["q"] & 15, blocks["q"] >> 4

@@ -24,7 +24,7 @@ import msgspec
 
 from glowplug.domain.errors import EngineFailed, EngineMisconfigured, WeightsUnavailable
 from glowplug.domain.model import Model
-from glowplug.engines import apis, probe, process, rendezvous, vllm_args, vllm_env
+from glowplug.engines import apis, process, rendezvous, vllm_args, vllm_env
 from glowplug.engines.apis import EngineApi
 from glowplug.engines.hosted import HostedDriver, phases_of
 from glowplug.engines.port import (
@@ -426,22 +426,18 @@ class VllmDriver(StagedVllm):
         return report
 
     async def health(self, handle: EngineHandle) -> Health:
-        if not self.adopt(handle):
-            return Health(ok=False, reason="the process is gone", alive=False)
-        if is_later(handle):
+        if is_later(handle) and self.adopt(handle):
             return self.health_of_later(handle, self._hung_after_s)
-        if not handle.url:
-            return Health(ok=False, reason="not loaded yet")
+        return await super().health(handle)
+
+    def health_path(self, handle: EngineHandle) -> str:
+        return _CORE_PATH
+
+    def judged(self, path: str, status: int, body: bytes) -> Health:
         try:
-            status, body = await probe.ask(
-                handle.url, _CORE_PATH, self._settings.health_timeout_s, api_key=handle.api_key
-            )
             answer = json.loads(body)
-        except TimeoutError:
-            return Health(ok=False, reason=f"no answer within {self._settings.health_timeout_s:g} s")
-        except (OSError, ValueError) as error:
-            alive = self.adopt(handle)
-            return Health(ok=False, reason=f"broken answer: {error}" if alive else "the process is gone", alive=alive)
+        except ValueError as error:
+            return Health(ok=False, reason=f"{path} gives a broken answer: {error}")
         if status != 200:
             return Health(ok=False, reason=f"the engine core is dead: {answer.get('error', status)}")
         if (silent_s := float(answer.get("silent_s", 0.0))) > self._hung_after_s:

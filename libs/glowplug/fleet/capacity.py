@@ -277,9 +277,6 @@ class Capacity:
     def rows(self) -> Mapping[str, Instance]:
         return self._rows
 
-    def living(self) -> Iterator[Instance]:
-        return (row for rows in self.on_node.values() for row in rows.values())
-
     def keep_only(self, instance_ids: Iterable[str]) -> None:
         for instance_id in self._rows.keys() - set(instance_ids):
             self.forget(instance_id)

@@ -9,8 +9,6 @@ from glowplug.events.facts import ForecastMade
 
 
 class Reading(NamedTuple):
-    """Load of one window, by kind."""
-
     num_requests: float
     prompt_tokens: float
     response_tokens: float

@@ -52,7 +52,6 @@ def kind_from(source: InstanceState) -> StartKind:
 
 
 def slowest(kinds: Iterable[StartKind]) -> StartKind:
-    """Return the kind that waits longest for its weights."""
     return min(kinds, key=(StartKind.COLD, StartKind.DISK, StartKind.CACHED).index)
 
 
@@ -212,7 +211,6 @@ class StartTimes:
         return [row for key, row in self.rows.items() if rows.get(key) != row]
 
     def forget(self, is_gone: Callable[[str], bool]) -> list[str]:
-        """Drop the rows of gone models; return their keys."""
         gone = [key for key, row in self.rows.items() if is_gone(row.model_key)]
         for key in gone:
             self.growths_s.pop(self.rows.pop(key).model_key, None)

@@ -82,8 +82,6 @@ def find_model(models: Mapping[str, Model], name: str) -> Model:
 
 
 class ModelTable(Rows[Model]):
-    """Models by key and by name."""
-
     def __init__(self, absent_s: float = ABSENT_S) -> None:
         super().__init__(absent_s)
         self._keys_by_name: dict[str, str] | None = None  # None: to be rebuilt
@@ -197,8 +195,6 @@ class InstanceTable(Rows[Instance]):
 
 
 class FleetTables:
-    """Models and living instances, for router and console."""
-
     def __init__(self) -> None:
         self.model_table, self.instance_table = ModelTable(), InstanceTable(keeps_gone=False)
         self.models: Mapping[str, Model] = self.model_table.by_id
@@ -236,9 +232,6 @@ class NodeTable:
         self.by_id[node.node_id] = node
         self._moved_at[node.node_id] = now_s
         return True
-
-    def alive(self, now_s: float) -> list[Node]:
-        return [n for n in self.by_id.values() if self.is_alive(n.node_id, now_s)]
 
     def is_alive(self, node_id: str, now_s: float) -> bool:
         return now_s - self.moved_at(node_id) <= self._lease_s

@@ -52,8 +52,6 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityParams(Bounded):
-    """Rules for windows, and the declared capacity."""
-
     busy_ratio: float = 0.5  # least used share of a window that counts
     clean_share: Share = 0.95  # share of requests within the objectives, else the window counts as fully used
     normalized_s: float = 0.2  # per response token, for a model without objectives

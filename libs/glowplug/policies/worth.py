@@ -82,7 +82,6 @@ class Holding:
 
 
 def away_s(climb_s: float, stay_s: float = STAY_S) -> float:
-    """Return seconds until something evicted now could be back."""
     return stay_s + max(0.0, climb_s)
 
 
@@ -127,7 +126,6 @@ def num_weighted(num: int, load: ModelLoad) -> float:
 
 
 def running_factor(load: ModelLoad) -> float:
-    """Return the most urgent running class's factor."""
     if load.of_class(Priority.INTERACTIVE).in_flight_by_instance:
         return FACTORS[Priority.INTERACTIVE]
     return 1.0 if load.num_urgent_in_flight > 0 else FACTORS[Priority.BATCH]

@@ -117,13 +117,13 @@ class Fetch:
             try:
                 return await self._attempt(started)
             except PeerMismatch as error:  # at most once: no peers remain
-                log.warning("the fetch stops reading from other nodes and goes on with the source alone: %s", error)
+                log.warning("the fetch of %s goes on without other nodes: %s", self.region.digest[:12], error)
             except ChecksumMismatch as error:
                 self.region.clear_bytes()
                 num_mismatches += 1
                 if num_mismatches > self._options.max_mismatches:
                     raise
-                log.warning("the fetch begins again: %s", error)
+                log.warning("the fetch of %s begins again: %s", self.region.digest[:12], error)
             except (SourceInterrupted, SourceChanged) as error:
                 if isinstance(error, SourceChanged):
                     self.region.clear_bytes()
@@ -135,7 +135,7 @@ class Fetch:
         if num_failures >= self._options.max_attempts:
             raise WeightsUnavailable(f"{error} (given up after {num_failures} tries)") from error
         ceiling = min(self._options.backoff_cap_s, self._options.backoff_first_s * 2 ** (num_failures - 1))
-        log.info("try %d of the fetch failed: %s", num_failures, error)
+        log.info("the fetch of %s has failed at try %d: %s", self.region.digest[:12], num_failures, error)
         self.tally.num_retries += 1
         await asyncio.sleep(self._rng.uniform(0, ceiling))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from glowplug.controllers.agent.messages import AgentParams
 from glowplug.controllers.autoscaler.params import AutoscalerParams
-from glowplug.controllers.placer.controller import PlacerParams
+from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.access import Tenant

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 
-from glowplug.controllers.placer.controller import CORDONS, Cordon
+from glowplug.controllers.operator import CORDONS, Cordon
 from glowplug.domain.hardware import Gpu, Grant, GrantOwner, Link
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import ModelLoad

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from glowplug.controllers.placer.controller import Cordon
+from glowplug.controllers.operator import Cordon
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef
 from glowplug.domain.snapshot import ModelLoad

@@ -12,7 +12,7 @@ import pytest
 
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer.controller import CORDONS
+from glowplug.controllers.operator import CORDONS
 from glowplug.domain.access import KEYS, TENANTS
 from glowplug.domain.batch import BATCHES, BATCHES_OPEN, FILES
 from glowplug.events.envelope import COMMANDS, PAYLOADS

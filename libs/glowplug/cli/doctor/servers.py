@@ -22,7 +22,7 @@ from glowplug.bus.streams import stream_configs
 from glowplug.cli.doctor.findings import Finding, Findings
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, LearnedRow
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer.controller import CORDONS, Cordon
+from glowplug.controllers.operator import CORDONS, Cordon
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance

@@ -1,11 +1,7 @@
 """The agent's controller: the single writer of a node's GPUs, its instances, and its row among the nodes.
 
-It receives
-- commands of placer and autoscaler, at least once, late and in any order: StartInstance, StopInstance, JoinStages,
-  ConsolidateInstance and ResumeInstance;
-- outcomes of its effects (messages.py), each of one instance, and StopAsked of an operator;
-- Recalled, once, first after a restart; Surroundings; NodeStopping; Tick;
-- the tables instances, nodes and leaders (`restore`).
+It receives commands (reads.py), at least once, late and in any order; outcomes of its effects and other stimuli
+(messages.py), Recalled first after a restart; and tables.
 
 It asks for engine effects (messages.py, EFFECTS), for its memory to be stored first (Remember), and for facts and rows
 of its instances and node.
@@ -301,7 +297,6 @@ class AgentController:
     # checks
 
     def validate(self) -> None:
-        """Raise AssertionError naming the contradictions."""
         found = self.violations()
         assert not found, f"agent of {self.node_id}: {'; '.join(found)}"
 

@@ -361,8 +361,6 @@ class CountInFlight(ForEngine):
 
 @dataclass(frozen=True, slots=True)
 class ReportStart:
-    """Measure a start that ended READY."""
-
     instance: Instance
     is_cached: bool = False  # in host memory when it began
 
@@ -377,8 +375,6 @@ class ReportDrain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConsolidation:
-    """Measure a consolidation."""
-
     model_key: str
     spell: Spell
 

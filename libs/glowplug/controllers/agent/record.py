@@ -59,8 +59,6 @@ class ConsolidationState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartProgress:
-    """How far the command's start has come."""
-
     deadline_at: float
     is_launched: bool = False
     arriving_path: str | None = None  # of an engine that streams
@@ -190,7 +188,6 @@ class Holding:
         return shares
 
     def lived(self, *spells: Spell) -> "Holding":
-        """Return the record with these in its instance's life."""
         kept = (*self.instance.spells, *spells)[-MAX_SPELLS:]
         return replace(self, instance=replace(self.instance, spells=kept))
 

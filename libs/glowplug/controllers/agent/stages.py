@@ -193,7 +193,6 @@ def _over(
     phases: tuple[Phase, ...] = (),
     error: str = "",
 ) -> Holding:
-    """Return the record with the consolidation in its instance's life."""
     if not ended.began_at or ended.state is not RUNNING:
         return holding  # told already, or begun by an earlier agent version
     spell = Spell(

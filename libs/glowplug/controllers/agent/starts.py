@@ -119,7 +119,6 @@ def _workers(transaction: Transaction, command: StartInstance, kind: EngineKind 
 
 
 def _refusal(transaction: Transaction, command: StartInstance, holding: Holding) -> tuple[str, str] | None:
-    """Return (code, reason) of a refusal, or None."""
     node_id, engine = transaction.node_id, command.model.engine
     if transaction.node_stops:
         return "node_stopping", f"node {node_id} is stopping: {transaction.node_stops}"

@@ -3,22 +3,17 @@
     request.waiting | load report | forecast | instance fact | operator | tick
         ──▶ policy `scaling` per model ──▶ placer.place · placer.cancel · agent.stop · agent.resume · agent.consolidate
 
-What it is notified of
-  - Facts: `request.waiting`, every `instance.*`, `forecast.made`, `model.undeployed` (of another leader), and
-    `model.keep_alive_asked`, which overrides the model's own keep-alive until none of its instances serves.
-  - Telemetry: `router.load_reported`. Tables: `models`, `tenants`, `keys` (its own, the latter two in access.py),
-    `instances` and `nodes` (engines' abilities).
-  - Operators, over REST or model files: Deploy, Undeploy, Load, Unload, Sleep, Suspend, Pin. Errors: ModelNotFound if
-    not deployed; Conflict for Deploy with a taken name, or Load on one node while another has an equally near copy;
-    EngineMisconfigured where no node's engine can sleep as asked.
+What it is notified of (reads.py)
+  - `model.keep_alive_asked` overrides the model's own keep-alive until none of its instances serves.
+  - Operators, over REST or model files (operator.py). Errors: ModelNotFound if not deployed; Conflict for Deploy with a
+    taken name, or Load on one node while another has an equally near copy; EngineMisconfigured where no node's engine
+    can sleep as asked. Tenants and keys are in access.py.
   - Ticks balance every model: an idle one every `rest_s`, and one whose policy answer still holds (`stands_until`) only
     on a change.
 
 What it asks
-  - `PlaceInstance` and `CancelPlacement` of the placer; `StopInstance`, `ResumeInstance` and `ConsolidateInstance` of
-    an instance's agent. Unanswered commands are repeated after `repeat_s`.
-  - `Save` and `Remove` of rows of `models`, with `model.deployed` and `model.undeployed`, and of `scaling_learned`.
-  - `Record` of each decision, once, with its figures.
+  - The commands above; unanswered ones again after `repeat_s`. Each decision is recorded once, with its figures.
+  - Rows of `models`, with `model.deployed` and `model.undeployed`, and of `scaling_learned`.
 
 What it promises
   - It meets the policy's number within the model's bounds: asks for missing instances (taking back draining ones
@@ -47,7 +42,7 @@ from glowplug.controllers.autoscaler.adapting import on_base
 from glowplug.controllers.autoscaler.decisions import Decisions, figures
 from glowplug.controllers.autoscaler.keeping import BECOMES, check_able, why_unable
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, Learned
-from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start, place
+from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start
 from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
@@ -59,7 +54,7 @@ from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import KeptAt, Model, Rung
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import facts
-from glowplug.events.commands import CancelPlacement, ConsolidateInstance, ResumeInstance, StopInstance
+from glowplug.events.commands import CancelPlacement, ConsolidateInstance, PlaceInstance, ResumeInstance, StopInstance
 from glowplug.events.envelope import Event
 from glowplug.fleet.adapters import with_adapters
 from glowplug.fleet.demand import Demand
@@ -77,7 +72,6 @@ MOST_NAMED = 3
 
 
 def load_of(record: ModelRecord, models: ModelRecords, loads: Demand, instances: InstanceTable) -> ModelLoad:
-    """Return a model's load; a base's includes its adapters'."""
     load, model = loads.of(record.key), record.model
     if model is not None and model.base:
         return _crowded(load, record, models, loads, instances) if load.num_waiting else load
@@ -251,74 +245,6 @@ def _targets(instance: Instance, decided: ConsolidationDecision, rows: Mapping[s
 # have enough instances without it; otherwise it is asked for again as any other.
 
 
-class Starts:
-    def __init__(
-        self, models: ModelRecords, decisions: Decisions, ids: Ids, policy: str, params: AutoscalerParams
-    ) -> None:
-        self._models, self._decisions, self._ids = models, decisions, ids
-        self._policy, self._params = policy, params
-
-    def add(
-        self,
-        record: ModelRecord,
-        model: Model,
-        decision: ScaleDecision,
-        num: int,
-        load: ModelLoad,
-        view: ScalingView,
-        now_s: float,
-    ) -> list[Effect]:
-        """Ask for `num` instances. `load`: as the routers report it."""
-        cause = record.waiting if load.num_waiting else None
-        wanted_at = cause.data.waiting_since if cause else now_s
-        if num <= 0 or now_s < record.not_before or (cause and now_s - wanted_at < self._params.gather_s):
-            return []
-        is_asked = bool(record.asked) and decision.reason == record.asked
-        policy, node_id = (operator.POLICY, record.asked_node) if is_asked else (self._policy, "")
-        effects: list[Effect] = []
-        num_there = view.num_coming_or_there
-        while num > 0:
-            instance_id, num_required = self._ids.next(model.key), min(num, max(1, decision.group_size))
-            num -= num_required
-            start = Start(wanted_at, now_s, decision.reason, cause, num_required, node_id=node_id)
-            start.is_awaited = is_asked or load.num_waiting > 0
-            start.is_batch = not is_asked and _is_for_batch(view, num_there)
-            num_there += num_required
-            self._models.start(record, instance_id, start)
-            effects += [
-                self._decisions.record(decision, instance_id, "start", now_s, policy=policy, cause=cause),
-                place(instance_id, start, model),
-            ]
-        return effects
-
-    def as_urgent(self, record: ModelRecord, model: Model, view: ScalingView, now_s: float) -> list[Effect]:
-        """Turn batch's starts into ordinary ones once other requests need them."""
-        effects: list[Effect] = []
-        num_there = view.num_coming_or_there - record.num_pending
-        for instance_id, start in record.starts.items():
-            if start.is_batch and not _is_for_batch(view, num_there):
-                start.is_batch, start.sent_at = False, now_s
-                effects.append(place(instance_id, start, model))
-            num_there += 0 if start.waits else start.num_required
-        if effects:
-            self._models.changed()
-        return effects
-
-    def cancel_spare(self, record: ModelRecord, decision: ScaleDecision, missing: int, now_s: float) -> list[Effect]:
-        """Cancel at most -`missing` spare instances."""
-        effects: list[Effect] = []
-        for instance_id, start in list(record.starts.items()):
-            if not start.waits and missing + start.num_required <= 0:
-                missing += start.num_required
-                effects.append(self._decisions.record(decision, instance_id, "cancel", now_s))
-                effects += self.cancel(record, instance_id, "it is no longer wanted")
-        return effects
-
-    def cancel(self, record: ModelRecord, instance_id: str, reason: str) -> list[Effect]:
-        self._models.started(record, instance_id)
-        return [Publish(CancelPlacement(instance_id=instance_id, reason=reason))]
-
-
 def _is_for_batch(view: ScalingView, num_there: int) -> bool:
     load = view.load
     if not load.of_class(Priority.BATCH).num_waiting:
@@ -348,7 +274,6 @@ class AutoscalerController:
         self.access = AccessRows()
         self._ticked_at = 0.0
         self._models = ModelRecords()
-        self._starts = Starts(self._models, self._decisions, self._ids, policy, params)
         self.instances, self.loads = InstanceTable(), Demand()
         self.loads.bases = self._models.bases
         self.nodes: dict[str, Node] = {}
@@ -634,7 +559,7 @@ class AutoscalerController:
         put_away = record.kept.put_away
         for instance_id in [i for i in record.starts if only in (None, Rung.READY, put_away.get(i))]:
             effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance_id))
-            effects += self._starts.cancel(record, instance_id, reason)
+            effects.append(self._cancel(record, instance_id, reason))
         for instance in self.instances.living(record.key).values():
             if (becomes != "stopped" and instance.state.is_dormant) or not record.kept.is_at(instance, only):
                 continue
@@ -659,10 +584,19 @@ class AutoscalerController:
     # balance
 
     def _balance(self, record: ModelRecord, now_s: float, *, is_tick: bool = False) -> list[Effect]:
-        """Move one model towards the policy's number. Level-triggered: unanswered commands are sent again. Only a
-        tick's answer may hold for later ticks."""
+        """Move one model towards the policy's number:
+
+        1. Not deployed: stop its instances.
+        2. Keep a copy below READY (_keep).
+        3. Starts for batch that others need by now are asked for as any other.
+        4. Too few: take draining instances back, then ask for starts.
+        5. Too many, and no request waits: call starts off.
+        6. Drain idle instances, and make pipelines whole.
+        7. Ask again where the placer has not answered.
+        8. Until something changes, rest or let the answer stand (_rest); only a tick's may hold for later ticks.
+        """
         model = record.model
-        if model is None:
+        if model is None:  # 1
             return self._orphans(record, now_s)
         rows = self.instances.living(record.key)
         if record.asked and any(i.state is InstanceState.READY and i.serves for i in rows.values()):
@@ -671,26 +605,26 @@ class AutoscalerController:
         reported = load_of(record, self._models, self.loads, self.instances)
         load = record.demand(reported, self.instances.of(record.key))
         has_starts = bool(record.starts)
-        effects = self._keep(record, model, load, rows, now_s)
+        effects = self._keep(record, model, load, rows, now_s)  # 2
         view = self._view(record, bounded, load, rows, now_s)
-        effects += self._starts.as_urgent(record, model, view, now_s)
+        effects += self._as_urgent(record, model, view, now_s)  # 3
         decision, record.policy_state = self._scale(view, record.policy_state)
         if record.asked and not reported.num_waiting:
             decision = replace(decision, reason=record.asked)
         missing = decision.num_wanted - view.num_coming_or_there
-        if missing > 0:
+        if missing > 0:  # 4
             resumed = [i for i in decision.resume if record.may_resume(i, rows) and not bounded.suspended]
             resumed = resumed[:missing]
             effects += self._resume(record, decision, resumed, now_s)
-            effects += self._starts.add(record, model, decision, missing - len(resumed), reported, view, now_s)
-        elif missing < 0 and not load.num_waiting:
-            effects += self._starts.cancel_spare(record, decision, missing, now_s)
-        effects += self._drain(record, bounded, decision, now_s)
+            effects += self._start(record, model, decision, missing - len(resumed), reported, view, now_s)
+        elif missing < 0 and not load.num_waiting:  # 5
+            effects += self._cancel_spare(record, decision, missing, now_s)
+        effects += self._drain(record, bounded, decision, now_s)  # 6
         if self._params.consolidate:
             effects += self._consolidations.of_model(rows, decision, now_s)
-        effects += record.ask_again(model, now_s, self._params.repeat_s)
+        effects += record.ask_again(model, now_s, self._params.repeat_s)  # 7
         is_idle = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
-        self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=is_tick and not effects)
+        self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=is_tick and not effects)  # 8
         return [*effects, *self._learned.noted(record)]
 
     def _rest(
@@ -735,13 +669,21 @@ class AutoscalerController:
     def _keep(
         self, record: ModelRecord, model: Model, load: ModelLoad, rows: dict[str, Instance], now_s: float
     ) -> list[Effect]:
-        """Put away instances started to be kept below READY, and start one where none exists or is coming. Once the
-        model has a request, such a start counts as any other."""
+        """Keep a copy below READY. Take the first that applies:
+
+        1. None is wanted, and none was started for it: nothing.
+        2. None is wanted any more, or the model has requests: such a start counts as any other.
+        3. A copy is there, or an instance that becomes one: nothing more.
+        4. A start is under way, cannot be, or has just failed: wait.
+        5. Start one.
+
+        Before 3, put away those that are READY and were started to be copies.
+        """
         kept = record.kept
         rung = kept.wanted(model)
-        if rung is None and not kept.put_away:
+        if rung is None and not kept.put_away:  # 1
             return []
-        if rung is None or load.num_waiting or load.num_in_flight:
+        if rung is None or load.num_waiting or load.num_in_flight:  # 2
             kept.put_away.clear()
             return self._wait_no_more(record, model, load, now_s)
         effects: list[Effect] = []
@@ -756,42 +698,111 @@ class AutoscalerController:
                 if not record.is_leaving(instance_id):
                     effects.append(self._without_policy(record, why, "sleep", now_s, KEPT, instance_id))
                 effects += self._stop(record, row, why, now_s, BECOMES[to])
-        if kept.is_there(rung, rows, record.is_leaving):
+        if kept.is_there(rung, rows, record.is_leaving):  # 3
             kept.asked = None
             return effects
         node_id = kept.node_id if kept.asked else ""
         is_able = not why_unable(model, rung, self.nodes, node_id)
         if record.starts or kept.is_coming(rows) or not is_able or now_s < max(record.not_before, kept.not_before):
-            return effects
+            return effects  # 4
         why = f"an operator wants it {rung.value}" if kept.asked else f"it is kept {rung.value}, and no copy is"
-        instance_id = self._ids.next(model.key)
-        start = Start(now_s, now_s, why, None, waits=True, node_id=node_id)
-        self._models.start(record, instance_id, start)
+        instance_id = self._ids.next(model.key)  # 5
+        command = PlaceInstance(
+            instance_id=instance_id, model=model, reason=why, wanted_at=now_s, waits=True, node_id=node_id
+        )
+        self._models.start(record, Start(command, now_s, None))
         kept.put_away[instance_id] = rung
         rule = operator.POLICY if kept.asked else KEPT
-        decided = self._without_policy(record, why, "start", now_s, rule, instance_id)
-        return [*effects, decided, place(instance_id, start, model)]
+        return [*effects, self._without_policy(record, why, "start", now_s, rule, instance_id), Publish(command)]
 
     def _wait_no_more(self, record: ModelRecord, model: Model, load: ModelLoad, now_s: float) -> list[Effect]:
         """Once a request waits, turn starts that wait for free memory into ordinary ones; else cancel them."""
         effects: list[Effect] = []
         for instance_id, start in list(record.starts.items()):
-            if not start.waits:
+            if not start.command.waits:
                 continue
             if not load.num_waiting:
                 why = f"{model.name} serves, or is no longer kept asleep"
                 effects.append(self._without_policy(record, why, "cancel", now_s, KEPT, instance_id))
-                effects += self._starts.cancel(record, instance_id, why)
+                effects.append(self._cancel(record, instance_id, why))
                 continue
-            start.waits, start.sent_at, start.cause = False, now_s, record.waiting
-            start.node_id = record.asked_node if record.asked else start.node_id
-            start.is_awaited = True
-            start.wanted_at = record.waiting.data.waiting_since if record.waiting else now_s
-            start.reason = record.asked or "a request waits for what was started to sleep"
-            self._models.start(record, instance_id, start)
-            effects.append(self._without_policy(record, start.reason, "start", now_s, KEPT, instance_id))
-            effects.append(place(instance_id, start, model))
+            start.cause, why = record.waiting, record.asked or "a request waits for what was started to sleep"
+            command = start.again(
+                model,
+                now_s,
+                reason=why,
+                wanted_at=record.waiting.data.waiting_since if record.waiting else now_s,
+                waits=False,
+                node_id=record.asked_node if record.asked else start.command.node_id,
+                is_awaited=True,
+            )
+            self._models.changed()
+            effects += [self._without_policy(record, why, "start", now_s, KEPT, instance_id), command]
         return effects
+
+    def _start(
+        self,
+        record: ModelRecord,
+        model: Model,
+        decision: ScaleDecision,
+        num: int,
+        load: ModelLoad,
+        view: ScalingView,
+        now_s: float,
+    ) -> list[Effect]:
+        """Ask for `num` instances. `load`: as the routers report it."""
+        cause = record.waiting if load.num_waiting else None
+        wanted_at = cause.data.waiting_since if cause else now_s
+        if num <= 0 or now_s < record.not_before or (cause and now_s - wanted_at < self._params.gather_s):
+            return []
+        is_asked = bool(record.asked) and decision.reason == record.asked
+        policy = operator.POLICY if is_asked else self._policy
+        effects: list[Effect] = []
+        num_there = view.num_coming_or_there
+        while num > 0:
+            num_required = min(num, max(1, decision.group_size))
+            command = PlaceInstance(
+                instance_id=self._ids.next(model.key),
+                model=model,
+                reason=decision.reason,
+                wanted_at=wanted_at,
+                num_required=num_required,
+                node_id=record.asked_node if is_asked else "",
+                is_awaited=is_asked or load.num_waiting > 0,
+                is_batch=not is_asked and _is_for_batch(view, num_there),
+            )
+            num -= num_required
+            num_there += num_required
+            self._models.start(record, Start(command, now_s, cause))
+            decided = self._decisions.record(decision, command.instance_id, "start", now_s, policy=policy, cause=cause)
+            effects += [decided, Publish(command, cause)]
+        return effects
+
+    def _as_urgent(self, record: ModelRecord, model: Model, view: ScalingView, now_s: float) -> list[Effect]:
+        """Turn batch's starts into ordinary ones once other requests need them."""
+        effects: list[Effect] = []
+        num_there = view.num_coming_or_there - record.num_pending
+        for start in record.starts.values():
+            if start.command.is_batch and not _is_for_batch(view, num_there):
+                effects.append(start.again(model, now_s, is_batch=False))
+            num_there += 0 if start.command.waits else start.command.num_required
+        if effects:
+            self._models.changed()
+        return effects
+
+    def _cancel_spare(self, record: ModelRecord, decision: ScaleDecision, missing: int, now_s: float) -> list[Effect]:
+        """Cancel at most -`missing` spare instances."""
+        effects: list[Effect] = []
+        for instance_id, start in list(record.starts.items()):
+            if not start.command.waits and missing + start.command.num_required <= 0:
+                missing += start.command.num_required
+                effects.append(self._decisions.record(decision, instance_id, "cancel", now_s))
+                effects.append(self._cancel(record, instance_id, "it is no longer wanted"))
+        return effects
+
+    def _cancel(self, record: ModelRecord, instance_id: str, reason: str) -> Publish:
+        self._models.started(record, instance_id)
+        return Publish(CancelPlacement(instance_id=instance_id, reason=reason))
 
     def _drain(self, record: ModelRecord, model: Model, decision: ScaleDecision, now_s: float) -> list[Effect]:
         if not decision.drain or not (self.loads.is_fresh(now_s) or model.suspended):

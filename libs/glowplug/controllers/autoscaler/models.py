@@ -29,15 +29,13 @@ PLACED_S = 1.0  # a placer with enough free GPUs answers in milliseconds
 class Start:
     """An instance asked of the placer that no fact has answered."""
 
-    wanted_at: float
+    command: PlaceInstance
     sent_at: float
-    reason: str
     cause: Event | None
-    num_required: int = 1
-    waits: bool = False  # for free memory, without a waiting request
-    node_id: str = ""  # "": any
-    is_awaited: bool = False  # by a request or an operator
-    is_batch: bool = False  # by batch requests only
+
+    def again(self, model: Model, now_s: float, **changes: Any) -> Publish:
+        self.command, self.sent_at = replace(self.command, model=model, **changes), now_s
+        return Publish(self.command, self.cause)
 
 
 class OrderKind(StrEnum):
@@ -88,7 +86,7 @@ class ModelRecord:
     @property
     def num_pending(self) -> int:
         """Coming instances that a request or an operator waits for."""
-        return sum(start.num_required for start in self.starts.values() if not start.waits)
+        return sum(start.command.num_required for start in self.starts.values() if not start.command.waits)
 
     @property
     def is_empty(self) -> bool:
@@ -110,7 +108,8 @@ class ModelRecord:
         """Raise Conflict where an operator's load on one node would start nothing there: another node has an equally
         near copy, or one is asked for."""
         check_nowhere_else(to, node_id, rows)
-        elsewhere = [s for s in self.starts.values() if s.node_id != node_id and not (s.waits and to is Rung.READY)]
+        asked = [s.command for s in self.starts.values() if not (s.command.waits and to is Rung.READY)]
+        elsewhere = [command for command in asked if command.node_id != node_id]
         if node_id and elsewhere:
             raise Conflict(f"an instance is asked for already, on {elsewhere[0].node_id or 'any node'}", param="node")
 
@@ -121,13 +120,7 @@ class ModelRecord:
         return model if self.keep_alive_s is None else replace(model, keep_alive_s=self.keep_alive_s)
 
     def ask_again(self, model: Model, now_s: float, repeat_s: float) -> list[Effect]:
-        """Repeat starts that the placer has left unanswered."""
-        effects: list[Effect] = []
-        for instance_id, start in self.starts.items():
-            if now_s - start.sent_at >= repeat_s:
-                start.sent_at = now_s
-                effects.append(place(instance_id, start, model))
-        return effects
+        return [s.again(model, now_s) for s in self.starts.values() if now_s - s.sent_at >= repeat_s]
 
     def undeployed(self) -> "ModelRecord":
         """Keep starts and orders under way."""
@@ -205,7 +198,6 @@ class ModelRecords:
         self.bases: Mapping[str, str] = self._adapters.bases
 
     def of(self, model_key: str) -> ModelRecord:
-        """Return a record, creating a missing one."""
         record = self.records.get(model_key)
         if record is None:
             record = self.records[model_key] = ModelRecord(model_key)
@@ -233,8 +225,8 @@ class ModelRecords:
             self.of(model_key).keep_alive_s = keep_alive_s
             self.wake(model_key, now_s)
 
-    def start(self, record: ModelRecord, instance_id: str, start: Start) -> None:
-        record.starts[instance_id] = start
+    def start(self, record: ModelRecord, start: Start) -> None:
+        record.starts[start.command.instance_id] = start
         self._starting[record.key] = record
         self._late = None
 
@@ -242,7 +234,6 @@ class ModelRecords:
         self._late = None
 
     def started(self, record: ModelRecord, instance_id: str) -> None:
-        """Drop a start reported or no longer wanted."""
         if record.starts.pop(instance_id, None) is not None:
             self._late = None
             if not record.starts:
@@ -264,8 +255,8 @@ class ModelRecords:
             if record.model
             and not record.model.base  # it waits for its base, and takes no memory of others
             and any(
-                now_s - start.wanted_at >= PLACED_S and not (start.waits or start.is_batch)
-                for start in record.starts.values()
+                now_s - command.wanted_at >= PLACED_S and not (command.waits or command.is_batch)
+                for command in (start.command for start in record.starts.values())
             )
         )
         return list(islice(late, 2))
@@ -352,18 +343,3 @@ def check_names(model: Model, deployed: Iterable[Model], *, create: bool) -> Non
                 raise Conflict(f"model {model.name!r} exists (its key is {model.key!r})", param="name")
         elif clash := names.intersection(other.names):
             raise Conflict(f"the name {min(clash)!r} belongs to model {other.name!r}", param="aliases")
-
-
-def place(instance_id: str, start: Start, model: Model) -> Publish:
-    command = PlaceInstance(
-        instance_id=instance_id,
-        model=model,
-        reason=start.reason,
-        wanted_at=start.wanted_at,
-        num_required=start.num_required,
-        waits=start.waits,
-        node_id=start.node_id,
-        is_awaited=start.is_awaited,
-        is_batch=start.is_batch,
-    )
-    return Publish(command, start.cause)

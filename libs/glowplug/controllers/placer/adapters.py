@@ -14,11 +14,10 @@ weights are fetched there meanwhile. Where no READY one was started for such ada
 
 from collections.abc import Iterable, Mapping
 
-from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.effects import Effect, Publish
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
 from glowplug.controllers.placer.placement import Placement, Sent, Waiting, start_commands, stop
-from glowplug.controllers.placer.records import Records
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted
@@ -37,7 +36,7 @@ LEAVE_S = 0.5  # for an idle adapter to leave: routers learn of its drain, and i
 
 class AdapterPlacing:
     def __init__(self, fleet: Fleet) -> None:
-        self.fleet, self._records = fleet, Records(fleet)
+        self.fleet = fleet
         self.placements: dict[str, Placement] = {}
         self._asked_to_leave: dict[str, float] = {}  # by instance_id
         self._fetching: dict[str, str] = {}  # placement -> node
@@ -147,10 +146,9 @@ class AdapterPlacing:
             "adapter_slots": host.adapter_slots,
             "slots_taken": taken,
         }
-        decided = self._records.of(placement, "place", reason, (), now_s, host.instance_id, figures)
-        sent.decision_id = decided.decision_id
-        effects = [Record(decided, placement.event), *self._orders(placement, sent)]
-        return [*effects, *self._free_next(placement, host, now_s)]
+        decided = self.fleet.decided_on(placement, "place", reason, now_s, host.instance_id, figures=figures)
+        sent.decision_id = decided.decision.decision_id
+        return [decided, *self._orders(placement, sent), *self._free_next(placement, host, now_s)]
 
     def _free_next(self, placement: Placement, host: Instance, now_s: float) -> list[Effect]:
         """Free another slot of a full host where that pays: the next cold adapter would wait for it, and is the
@@ -182,10 +180,10 @@ class AdapterPlacing:
             node_id = placement.node_id
             why = "its agent did not answer" if is_late else f"{sent.host_id} no longer serves"
             text = f"{why}, and another host is looked for"
-            decided = self._records.of(placement, "place", text, (), now_s, "anew")
+            decided = self.fleet.decided_on(placement, "place", text, now_s, "anew")
             placement.state = Waiting()
             gone = stop(node_id, placement.instance_id, why, 0.0)
-            return [Record(decided, placement.event), Publish(gone), *self._try(placement, now_s)]
+            return [decided, Publish(gone), *self._try(placement, now_s)]
         if now_s - sent.sent_at >= params.repeat_s:
             sent.sent_at = now_s
             return self._orders(placement, sent)
@@ -263,10 +261,10 @@ class AdapterPlacing:
 
     def _leaves(self, placement: Placement, row: Instance, reason: str, now_s: float, why: str = "") -> list[Effect]:
         self._asked_to_leave[row.instance_id] = now_s
-        decided = self._records.of(placement, "evict", reason, (), now_s, row.instance_id)
+        decided = self.fleet.decided_on(placement, "evict", reason, now_s, row.instance_id)
         why = why or f"it makes way for the adapter {placement.command.model.name}"
         command = stop(row.node_id, row.instance_id, why, self.fleet.params.evict_grace_s)
-        return [Record(decided, placement.event), Publish(command, placement.event)]
+        return [decided, Publish(command, placement.event)]
 
     def _forget_old(self, now_s: float) -> None:
         known, most_s = self.fleet.instances.by_id, self.fleet.params.give_up_s

@@ -1,15 +1,12 @@
 """The placer: choose node, GPUs and bytes of every instance, and the instances that leave when bytes are lacking.
 
-What it is notified of
-    Commands `placer.place` (repeated every 2 s by the requesting service) and `placer.cancel`; facts about instances,
-    nodes, models, fetched weights and forecasts; router load; ends of requests, where a policy learns from them;
-    an operator's `Cordon`, `FetchToHost`, `DropFromHost`; `Tick`. Any stimulus may come late, twice or never.
+What it is notified of (reads.py)
+    `placer.place` is repeated every 2 s by the requesting service. Any stimulus may come late, twice or never.
 
 What it asks for
     Of agents: `agent.start` (an instance, a replica, or each stage of a pipeline), `agent.join`, `agent.stop`. Of
-    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator; `prefetcher.drop`. Of the store:
-    rows of cordons, start times, and instances whose node has left. Each decision is recorded, with its reason, before
-    its commands.
+    prefetchers: `prefetcher.fetch` beside each start, for a pin and for an operator; `prefetcher.drop`. Each decision
+    is recorded, with its reason, before its commands.
 
 What it promises
     1. Grants and claims on a GPU never exceed it, except while it waits for instances that were asked to leave. Only
@@ -20,7 +17,7 @@ What it promises
        no service repeats is dropped after `forget_s`.
     4. A busy instance leaves only after its turn (policies/eviction/turns.py); a pinned one never; a replica at once.
     5. A pipeline serves when all of its stages are ready, and ends when one of them ends.
-    6. A start waits for the GPU where an engine of its model sleeps no longer than the wake should save (sleepers.py).
+    6. A start waits for the GPU where an engine of its model sleeps no longer than the wake should save (placing.py).
     7. A start that waits for free memory (`PlaceInstance.waits`) comes last, and evicts no serving instance. A start
        for batch requests alone (`is_batch`) evicts nothing that others run or are expected to need; instances that run
        only batch requests leave first, and at once.
@@ -41,19 +38,19 @@ from typing import Any, TypeVar, get_args
 from glowplug.controllers import operator
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.fencing import LEADERS, Fence, service_of
+from glowplug.controllers.operator import CORDONS, Cordon, DropFromHost, FetchToHost
 from glowplug.controllers.placer.adapters import AdapterPlacing
 from glowplug.controllers.placer.costs import Costs
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
 from glowplug.controllers.placer.host_memory import HostMemory
-from glowplug.controllers.placer.messages import CORDONS, Cordon, DropFromHost, FetchToHost
 from glowplug.controllers.placer.network import REST, rest_of
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import NEVER, Placement, stop
 from glowplug.controllers.placer.placing import Evict, Place, Placing
 from glowplug.controllers.placer.price_list import PriceList
 from glowplug.controllers.port import Handlers, dispatch
-from glowplug.domain.decision import DecisionRecord, Rival
+from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState, StageAddress, Worker
 from glowplug.domain.model import Model
@@ -61,17 +58,13 @@ from glowplug.events import facts
 from glowplug.events.commands import CancelPlacement, FetchWeights, JoinStages, PlaceInstance, StartInstance
 from glowplug.events.envelope import Event
 from glowplug.events.facts import ForecastMade, InstanceFailed, NodeLeft
-from glowplug.fleet.demand import Demand
 from glowplug.fleet.start_times import PRIORS, START_TIMES, Prior
-from glowplug.fleet.tables import InstanceTable, NodeTable
 from glowplug.policies.placement.links import has_weights
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.placement.shape import weights_per_gpu
 from glowplug.policies.placement.warmserve_evict_aware import SCORE_UNIT, PrewarmStep
 from glowplug.policies.prewarming.port import PrewarmPlan, PrewarmView, reads_profile, weighs_worth
 from glowplug.policies.scaling.port import needed_by_pipeline
-
-__all__ = ["CORDONS", "Cordon", "PlacerController", "PlacerParams"]
 
 # Nodes that fall silent, and nodes that an operator drains.
 #
@@ -94,11 +87,10 @@ class Nodes:
             reason = f"{node.node_id} has given no sign of life for {lease_s:g} s"
             here = self.fleet.on_node(node.node_id)
             inputs = {"lease_s": lease_s, "instances": len(here)}
-            decided = self.fleet.about_node(
-                node.node_id, "expire", "node_lease", reason, "taken as left", inputs, now_s
+            decided = self.fleet.decided(
+                "expire", "node_lease", reason, now_s, node_id=node.node_id, chosen="taken as left", inputs=inputs
             )
-            left = Publish(NodeLeft(node_id=node.node_id, reason=reason))
-            effects += [Record(decided), Remove("nodes", node.node_id), left]
+            effects += [decided, Remove("nodes", node.node_id), Publish(NodeLeft(node_id=node.node_id, reason=reason))]
             for instance in here:
                 lost = replace(
                     instance,
@@ -126,14 +118,15 @@ class Nodes:
     def cordon(self, cordon: Cordon, now_s: float) -> list[Effect]:
         node_id, here = cordon.node_id, self.fleet.on_node(cordon.node_id)
         self.fleet.capacity.cordon(node_id, is_cordoned=cordon.cordoned)
-        inputs: dict[str, float | int | str] = {"instances": len(here)}
         if cordon.cordoned:
             verb, why = "drain", f"an operator drains {node_id}, and nothing is placed there until the drain is lifted"
         else:
             verb = "undrain"
             why = f"an operator has lifted the drain of {node_id}, and instances may be placed there again"
-        decided = self.fleet.about_node(node_id, "drain", operator.POLICY, why, verb, inputs, now_s)
-        effects: list[Effect] = [Record(decided), Save(CORDONS, node_id, cordon)]
+        decided = self.fleet.decided(
+            "drain", operator.POLICY, why, now_s, node_id=node_id, chosen=verb, inputs={"instances": len(here)}
+        )
+        effects: list[Effect] = [decided, Save(CORDONS, node_id, cordon)]
         if cordon.cordoned:
             return [*effects, *self.drain(now_s)]
         for instance in here:
@@ -187,9 +180,19 @@ class Nodes:
         command = Publish(stop(instance.node_id, instance.instance_id, why, self.fleet.params.evict_grace_s))
         if last is not None:
             return [command]
-        busy = {"in_flight": load.in_flight_by_instance.get(instance.instance_id, 0)}
-        decided = self.fleet.about_node(node_id, "drain", operator.POLICY, why, "drain", busy, now_s, instance)
-        return [Record(decided), command]
+        decided = self.fleet.decided(
+            "drain",
+            operator.POLICY,
+            why,
+            now_s,
+            model_key=instance.model_key,
+            instance_id=instance.instance_id,
+            node_id=node_id,
+            gpu_id=instance.gpu_id,
+            chosen="drain",
+            inputs={"in_flight": load.in_flight_by_instance.get(instance.instance_id, 0)},
+        )
+        return [decided, command]
 
 
 # Pipelines: an instance and its later stages start, serve and end together.
@@ -416,7 +419,8 @@ class Prewarming:
         capacity, model = self.fleet.capacity, view.models[step.model_key]
         replica_id = self.fleet.ids.next("r")
         decided = self._record(step, replica_id, plan, view)
-        row = _replica(step, replica_id, model, decided.decision_id, now_s)
+        decision_id = decided.decision.decision_id
+        row = _replica(step, replica_id, model, decision_id, now_s)
         given_up = {g: capacity.bytes_of(g, step.drop) for g in step.gpu_ids}
         workers = tuple(replace(w, num_bytes=max(0, w.num_bytes - given_up[w.gpu_id])) for w in row.workers)
         for dropped in step.drop:
@@ -429,7 +433,7 @@ class Prewarming:
             instance_id=replica_id,
             model=model,
             workers=row.workers,
-            decision_id=decided.decision_id,
+            decision_id=decision_id,
             drops=step.drop,
             replica=True,
         )
@@ -444,7 +448,7 @@ class Prewarming:
         start = self.fleet.for_adapters(start)
         commands = (self.fleet.with_peers(fetch), start) if model.weights.uri else (start,)
         self._ordered[replica_id] = _Ordered(row, commands, now_s, now_s)
-        return [Record(decided), *(Publish(command) for command in commands)]
+        return [decided, *(Publish(command) for command in commands)]
 
     def _repeat(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -480,7 +484,7 @@ class Prewarming:
         self._dropped = {r: at for r, at in self._dropped.items() if r in rows and not rows[r].state.is_gone}
         return [e for replica_id, (_, why) in self._dropped.items() for e in self._drop(replica_id, why, now_s)]
 
-    def _record(self, step: PrewarmStep, replica_id: str, plan: PrewarmPlan, view: PrewarmView) -> DecisionRecord:
+    def _record(self, step: PrewarmStep, replica_id: str, plan: PrewarmPlan, view: PrewarmView) -> Record:
         name, where = view.models[step.model_key].name, ", ".join(step.gpu_ids)
         forecast, on = view.forecasts.get(step.model_key), set(step.gpu_ids)
         inputs: dict[str, float | int | str] = {"score": round(step.score, 4), **plan.inputs}
@@ -500,13 +504,11 @@ class Prewarming:
             for row in self.fleet.capacity.dormant.get(step.node_id, ())
             if any(worker.gpu_id in on for worker in row.workers)
         )
-        return DecisionRecord(
-            decision_id=self.fleet.ids.next("d-p"),
-            kind="prewarm",
-            policy=self.fleet.policies.get("prewarming", ""),
-            service="placer",
-            reason=f"a copy of {name} is prewarmed on {where}" + (f": {step.reason}" if step.reason else ""),
-            made_at=view.now_s,
+        return self.fleet.decided(
+            "prewarm",
+            self.fleet.policies.get("prewarming", ""),
+            f"a copy of {name} is prewarmed on {where}" + (f": {step.reason}" if step.reason else ""),
+            view.now_s,
             model_key=step.model_key,
             instance_id=replica_id,
             node_id=step.node_id,
@@ -587,22 +589,6 @@ class PlacerController:
     def placements(self) -> dict[str, Placement]:
         return {**self._placing.placements, **self._adapters.placements}
 
-    @property
-    def nodes(self) -> NodeTable:
-        return self.fleet.nodes
-
-    @property
-    def instances(self) -> InstanceTable:
-        return self.fleet.instances
-
-    @property
-    def loads(self) -> Demand:
-        return self.fleet.loads
-
-    @property
-    def models(self) -> dict[str, Model]:
-        return self.fleet.models
-
     def handle(self, stimulus: Any, now_s: float) -> list[Effect]:
         """Take a command (raises StaleEpoch when its issuer is fenced off), fact, telemetry or tick."""
         self.fleet.born_at = now_s if self.fleet.born_at is None else self.fleet.born_at
@@ -614,7 +600,7 @@ class PlacerController:
             self.fleet.models = rows
             self.fleet.adapters.restore(rows)
             if rows:  # an emptied store undeploys no model
-                self.fleet.network.keep(rows, self.instances.by_id)
+                self.fleet.network.keep(rows, self.fleet.instances.by_id)
                 self.host_memory.keep_models()
                 gone = self.fleet.network.times.forget(lambda key: key not in rows)
                 return [Remove(START_TIMES, key) for key in gone]
@@ -640,13 +626,13 @@ class PlacerController:
         Nodes come from the table, with a whole lease."""
         self.fleet.network.times.restore(earlier.fleet.network.times.rows)
         self.fleet.network.stage_bytes = earlier.fleet.network.stage_bytes
-        self.fleet.take_over(earlier.instances, earlier.loads, now_s)
+        self.fleet.take_over(earlier.fleet.instances, earlier.fleet.loads, now_s)
         self.fleet.capacity.cordoned |= earlier.fleet.capacity.cordoned
         self.fleet.failed_nodes.inherit(earlier.fleet.failed_nodes)
 
     def cordons(self, now_s: float) -> dict[str, bool]:
         """Return whether each cordoned node, absent ones included, is alive now."""
-        return {node_id: self.nodes.is_alive(node_id, now_s) for node_id in sorted(self.fleet.capacity.cordoned)}
+        return {node_id: self.fleet.nodes.is_alive(node_id, now_s) for node_id in sorted(self.fleet.capacity.cordoned)}
 
     def view(self, now_s: float) -> list[Node]:
         return list(self.fleet.alive(now_s))
@@ -660,7 +646,7 @@ class PlacerController:
     def _tick(self, _: Tick, now_s: float) -> list[Effect]:
         self._notice_jump(now_s)
         self.fleet.loads.expire(now_s)
-        self.fleet.failed_nodes.expire(now_s, self.nodes.by_id.__contains__)
+        self.fleet.failed_nodes.expire(now_s, self.fleet.nodes.by_id.__contains__)
         self._drop_unasked(now_s)
         drained = self._nodes.drain(now_s) if self.fleet.capacity.cordoned else []
         return [
@@ -713,7 +699,7 @@ class PlacerController:
             placement = None
         if placement is not None:
             placement.asked_at = now_s
-        elif command.instance_id in self.instances.by_id:
+        elif command.instance_id in self.fleet.instances.by_id:
             return []
         elif begun := self.fleet.capacity.stages.get(command.instance_id):
             return self._placing.begun_by_half(Placement(event, now_s, now_s), begun.values(), now_s)
@@ -755,7 +741,7 @@ class PlacerController:
         self._prewarming.row_changed(instance, now_s)
         may_free_bytes = self.fleet.row(instance, now_s)
         self._end_placement(instance)
-        newest = self.instances.by_id.get(instance.instance_id)  # a late fact comes after the store's newer row
+        newest = self.fleet.instances.by_id.get(instance.instance_id)  # a late fact comes after the store's newer row
         if newest is None:
             return []
         effects = [*self._stages.row_changed(newest, now_s), *self._adapters.row_changed(newest, now_s)]
@@ -771,7 +757,7 @@ class PlacerController:
         placement = self._placing.placements.get(whole)
         if placement is None:
             return
-        known = self.instances.by_id
+        known = self.fleet.instances.by_id
         if instance.state.is_gone:
             self._placing.drop(whole)
         elif whole in known and all(placement.stage_id(n) in known for n in range(len(placement.stages))):
@@ -800,7 +786,7 @@ class PlacerController:
 
     def _fetched(self, event: Event, now_s: float) -> list[Effect]:
         node_id, model_key = event.data.node_id, event.data.model_key
-        model = self.models.get(model_key)
+        model = self.fleet.models.get(model_key)
         if model is not None and isinstance(event.data, facts.WeightsFetched):
             self.fleet.failed_nodes.forget(model, node_id)
         rows = [i for i in self.fleet.on_node(node_id) if i.model_key == model_key]

@@ -7,10 +7,9 @@ unknown time of a leaving instance's running requests; `num_in_flight` counts th
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.fleet import LEAVE_S, Fleet
 from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.placing import Placing, Preview
-from glowplug.controllers.placer.sleepers import LEAVE_S, becomes_of, leave_s
 from glowplug.domain.errors import BadRequest, NotFound
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Rung
@@ -129,8 +128,7 @@ class Costs:
         if to in _LEAVES:
             after_s, _ = self.fleet.network.leave_s(model, _LEAVES[to]) or (LEAVE_S, 0)
         if leaving and seen.victims:
-            drain_s = [leave_s(self.fleet, [rows[name]]) for name in seen.victims if name in rows]
-            after_s += max(drain_s, default=0.0)
+            after_s += self.fleet.leave_s(rows[name] for name in seen.victims if name in rows)
         shared = self._placing.shared_bytes(model, decision)
         num_bytes = decision.num_bytes - shared
         kept = {Rung.READY: num_bytes, Rung.PREWARMED: model.weights_bytes - shared}.get(to, 0)
@@ -233,7 +231,7 @@ class Costs:
             model_key=row.model_key,
             state=row.state.value,
             num_bytes=sum(worker.num_bytes for worker in row.workers),
-            becomes=becomes or becomes_of(self.fleet, row),
+            becomes=becomes or self.fleet.becomes_of(row),
         )
 
     def _freed(self, rows: list[Instance]) -> int:

@@ -21,8 +21,6 @@ from glowplug.policies.placement.shape import bytes_per_gpu
 
 @dataclass(frozen=True, slots=True)
 class FailedNode:
-    """The last failed start on a node."""
-
     code: str
     at: float
 

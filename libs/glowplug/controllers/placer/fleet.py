@@ -1,28 +1,35 @@
 """State shared by all parts of the placer: nodes, instances, demand, models, and bytes held on GPUs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
+from glowplug.controllers.effects import Record
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.placer.failed_nodes import FailedNodes
 from glowplug.controllers.placer.network import Network
 from glowplug.controllers.placer.params import PlacerParams
-from glowplug.domain.decision import DecisionRecord
+from glowplug.controllers.placer.placement import Placement
+from glowplug.domain.decision import DecisionRecord, Rival
 from glowplug.domain.errors import WEIGHTS_CODES, WeightsUnavailable
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Becomes, Instance
 from glowplug.domain.model import Model
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import FetchWeights, StartInstance
+from glowplug.events.envelope import Event
 from glowplug.fleet.adapters import AdapterIndex, slots_for, with_adapters
 from glowplug.fleet.capacity import Capacity
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.forecasts import Forecasts
 from glowplug.fleet.node_index import NodeIndex
 from glowplug.fleet.start_times import PRIORS, Prior, StartRow
+from glowplug.fleet.status import lacks_one_asleep
 from glowplug.fleet.tables import InstanceTable, NodeTable
 from glowplug.policies.placement.port import PlacementView
 
+LEAVE_S = 0.1  # of an idle engine to leave, before any was measured
 MAX_PEERS = 8  # named to one fetch, beside the source; a prefetcher asks the first of them
 
 
@@ -141,46 +148,87 @@ class Fleet:
     def is_settled(self, now_s: float) -> bool:
         return self.born_at is not None and now_s - self.born_at >= self.params.settle_s
 
-    def about_node(
-        self,
-        node_id: str,
-        kind: str,
-        policy: str,
-        reason: str,
-        chosen: str,
-        inputs: Mapping[str, float | int | str],
-        now_s: float,
-        instance: Instance | None = None,
-    ) -> DecisionRecord:
-        return DecisionRecord(
+    def decided(
+        self, kind: str, policy: str, reason: str, now_s: float, cause: Event | None = None, **fields: Any
+    ) -> Record:
+        """Record a decision; `fields`: of DecisionRecord."""
+        made = DecisionRecord(
             decision_id=self.ids.next("d-p"),
             kind=kind,
             policy=policy,
             service="placer",
             reason=reason,
             made_at=now_s,
-            model_key=instance.model_key if instance else "",
-            instance_id=instance.instance_id if instance else "",
-            node_id=node_id,
-            gpu_id=instance.gpu_id if instance else "",
+            cause_id=cause.event_id if cause else "",
+            traceparent=cause.traceparent if cause else "",
+            **fields,
+        )
+        return Record(made, cause)
+
+    def decided_on(
+        self,
+        placement: Placement,
+        kind: str,
+        reason: str,
+        now_s: float,
+        chosen: str = "",
+        rivals: tuple[Rival, ...] = (),
+        figures: Mapping[str, float | int | str] = MappingProxyType({}),
+    ) -> Record:
+        """Record a decision at the placement's GPU. `figures`: more inputs."""
+        command, expected = placement.command, placement.sent.expected if placement.sent else None
+        inputs: dict[str, float | int | str] = {
+            "need_bytes": command.model.memory_bytes,
+            "waited_s": round(now_s - command.wanted_at, 4),
+            "engine": command.model.engine,
+            "asked_because": command.reason,
+            **figures,
+        }
+        if expected is not None:
+            inputs["start_kind"] = expected.kind.value
+            inputs["predicted_start_s"] = round(expected.start_s, 4)
+            inputs["predicted_ttft_s"] = round(expected.ttft_s, 4)
+        return self.decided(
+            kind,
+            self.policies["eviction" if kind == "evict" else "placement"],
+            reason,
+            now_s,
+            placement.event,
+            model_key=command.model.key,
+            instance_id=command.instance_id,
+            node_id=placement.node_id,
+            gpu_id=placement.gpu_id,
             chosen=chosen,
             inputs=inputs,
+            rivals=rivals,
         )
-
-    def adapters_of(self, base_key: str) -> Mapping[str, Model]:
-        return self.adapters.of(base_key)
 
     def load_of(self, model_key: str) -> ModelLoad:
         """Return the load of a model's instances: of a base, with that of its adapters."""
-        if not self.adapters_of(model_key):
+        if not self.adapters.of(model_key):
             return self.loads.of(model_key)
         return with_adapters(model_key, self.loads, self.instances)
+
+    def becomes_of(self, victim: Instance) -> Becomes:
+        """Return an instance's state after its eviction: asleep where its model lacks a sleeping copy."""
+        if victim.host_id:
+            return "stopped"  # its host serves on
+        owner, rows = self.models.get(victim.model_key), self.instances.living(victim.model_key).values()
+        return "swapped_out" if owner is not None and lacks_one_asleep(owner, rows) else self.params.evict_becomes
+
+    def leave_s(self, leaving: Iterable[Instance]) -> float:
+        return max(map(self._leaves_s, leaving), default=0.0)
+
+    def _leaves_s(self, row: Instance) -> float:
+        model = self.models.get(row.model_key)
+        took = self.network.leave_s(model, self.becomes_of(row)) if model else None
+        return took[0] if took else LEAVE_S
 
     def completed(self, command: FetchWeights | StartInstance) -> FetchWeights | StartInstance:
         return self.with_peers(command) if isinstance(command, FetchWeights) else self.for_adapters(command)
 
     def for_adapters(self, command: StartInstance) -> StartInstance:
-        adapters = self.adapters_of(command.model.key)
+        adapters = self.adapters.of(command.model.key)
         if not adapters:
             return command
         num_slots, rank = slots_for(adapters)

@@ -10,7 +10,6 @@ use, times the seconds between its rung and the one below, as measured.
 from dataclasses import replace
 
 from glowplug.controllers.placer.fleet import Fleet
-from glowplug.controllers.placer.sleepers import becomes_of
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
@@ -87,7 +86,7 @@ class Holdings:
     def _climb_s(self, row: Instance, model: Model, node: Node) -> float:
         fresh = found_at(node, model)
         if not row.state.is_dormant and not row.replica:
-            return self._start_s(model, node, _RETURNS.get(becomes_of(self.fleet, row), fresh))
+            return self._start_s(model, node, _RETURNS.get(self.fleet.becomes_of(row), fresh))
         from_here = kind_from(row.state) if row.state.is_dormant else StartKind.GROWTH
         return max(0.0, self._start_s(model, node, fresh) - self._start_s(model, node, from_here))
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from glowplug.controllers import operator
 from glowplug.controllers.backoff import backoff_s
-from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.effects import Effect, Publish
+from glowplug.controllers.operator import DropFromHost, FetchToHost
 from glowplug.controllers.placer.fleet import Fleet
-from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
 from glowplug.domain.errors import BadRequest, Conflict, NoCapacity, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import KeptAt, Model
@@ -99,8 +99,10 @@ class HostMemory:
                     self._drops[here] = _Drop(cached.digest, now_s, now_s)
                     why = f"an operator wants the weights of {model.name} out of host memory"
                     chosen = f"{show_bytes(cached.num_bytes)} leave"
-                    decided = self.fleet.about_node(node.node_id, "evict", operator.POLICY, why, chosen, {}, now_s)
-                    effects += [Record(decided), Publish(_drop_command(node.node_id, cached.digest))]
+                    decided = self.fleet.decided(
+                        "evict", operator.POLICY, why, now_s, node_id=node.node_id, chosen=chosen
+                    )
+                    effects += [decided, Publish(_drop_command(node.node_id, cached.digest))]
         return effects
 
     def _withdraw(self, model: Model, node_id: str) -> list[Effect]:
@@ -172,9 +174,9 @@ class HostMemory:
 
     def _bring(self, model: Model, node: Node, why: str, rule: str, now_s: float) -> list[Effect]:
         self._fetches[model.key, node.node_id] = now_s
-        chosen, figures = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
-        decided = self.fleet.about_node(node.node_id, "prefetch", rule, why, chosen, figures, now_s)
-        return [Record(decided), Publish(self.fleet.with_peers(_fetch_command(model, node.node_id)))]
+        chosen, inputs = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
+        decided = self.fleet.decided("prefetch", rule, why, now_s, node_id=node.node_id, chosen=chosen, inputs=inputs)
+        return [decided, Publish(self.fleet.with_peers(_fetch_command(model, node.node_id)))]
 
 
 def _fetch_command(model: Model, node_id: str) -> FetchWeights:

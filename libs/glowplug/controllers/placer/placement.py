@@ -82,9 +82,10 @@ class Placement:
         return self.command.instance_id
 
     @property
-    def urgency(self) -> tuple[int, float, str]:
+    def urgency(self) -> tuple[int, float]:
+        """Of equal ones the first that came goes first."""
         first = LAST if self.command.waits else BATCH if self.command.is_batch else 0
-        return (first - self.command.model.priority, self.received_at, self.instance_id)
+        return first - self.command.model.priority, self.received_at
 
     def batch_factor(self, now_s: float) -> float:
         """Return the factor of the batch requests that alone wait for it; 0 otherwise."""

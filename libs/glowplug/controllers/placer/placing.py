@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from glowplug.controllers.effects import Effect, Publish, Record
+from glowplug.controllers.effects import Effect, Publish
 from glowplug.controllers.placer.failed_nodes import others
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
@@ -25,9 +26,7 @@ from glowplug.controllers.placer.placement import (
     stop,
     why_they_leave,
 )
-from glowplug.controllers.placer.records import Records
-from glowplug.controllers.placer.sleepers import Saving, becomes_of, saving
-from glowplug.controllers.placer.victims import Victims, Wanted
+from glowplug.controllers.placer.victims import Found, Victims, Wanted
 from glowplug.domain.address import rendezvous
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -40,11 +39,12 @@ from glowplug.events.facts import InstanceFailed
 from glowplug.fleet.node_index import NodeIndex
 from glowplug.fleet.start_times import StartKind
 from glowplug.policies.decisions import EvictDecision, PlaceDecision, StageDecision
-from glowplug.policies.eviction.turns import Shares, TurnParams, account
-from glowplug.policies.placement.dormant import with_drops
+from glowplug.policies.eviction.turns import Shares, account
+from glowplug.policies.placement.dormant import copies_of, with_drops
 from glowplug.policies.placement.expect import Expected, expect
 from glowplug.policies.placement.links import found_at
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
+from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.worth import patience_s
 
 # Effects of the request class on a placement.
@@ -52,28 +52,6 @@ from glowplug.policies.worth import patience_s
 # Ours (docs/adr/0025): seconds of waiting count by the class's factor (policies/worth.py). A start for batch requests
 # alone takes free memory, and drops only copies less likely to be needed before a reload than the factor of batch. The
 # factor rises as they wait; at a standard request's, routers report them as standard.
-
-
-def may_drop(placement: Placement, decision: PlaceDecision, holdings: Holdings, fleet: Fleet) -> bool:
-    factor, rows = placement.batch_factor(holdings.now_s), fleet.instances.by_id
-    return all(holdings.of(rows[copy]).asked < factor for copy in decision.drops if copy in rows)
-
-
-def weighted_wait_s(placement: Placement, victims: Victims, now_s: float) -> float:
-    return max(0.0, now_s - placement.received_at) * victims.factor_of(placement.command.model)
-
-
-def why_it_waits(
-    placement: Placement, held: Mapping[str, str], now_s: float
-) -> tuple[str, dict[str, float | int | str]]:
-    model, factor = placement.command.model, placement.batch_factor(now_s)
-    left_s = max(0.0, patience_s(model.max_wait_s) - (now_s - placement.command.wanted_at))
-    stays = "; ".join(f"{name}: {why}" for name, why in sorted(held.items()))
-    reason = (
-        f"batch requests wait for {model.name}: nothing may leave for them until memory is free, what lies there is "
-        f"not expected to be needed, or they have waited {left_s:.0f} s more and count as standard requests"
-    )
-    return f"{reason} ({stays})" if stays else reason, {"class": "batch", "class_factor": round(factor, 2)}
 
 
 Place = Callable[..., PlaceDecision]
@@ -84,23 +62,22 @@ class Pass:
     def __init__(self, fleet: Fleet, now_s: float, shares: Shares) -> None:
         self.now_s = now_s
         self.view = fleet.placement_view(now_s)
-        params = fleet.params
         self.holdings = Holdings(fleet, now_s)
-        self.victims = Victims(
-            now_s=now_s,
-            nodes=self.view.fleet,
-            capacity=fleet.capacity,
-            models=fleet.models,
-            loads=fleet.loads,
-            load_of=fleet.load_of,
-            min_residency_s=params.min_residency_s,
-            turns=TurnParams(rule=params.turns, turn_s=params.fair_turn_s, fair_requests=params.fair_requests),
-            rule=params.victims,
-            shares=shares,
-            saves_s=self.holdings.saves_s,
-            asked=lambda row: self.holdings.of(row).asked,
-        )
+        self.victims = Victims(fleet, self.holdings, shares)
         self.batch: list[Placement] | None = None  # waiting for batch requests alone; None: not computed yet
+
+
+class Saving(NamedTuple):
+    """Seconds to the first token: saved by waking a sleeping engine of the model rather than starting elsewhere (0 or
+    less: none, or those that serve there will not leave), and taken by that start.
+
+    Ours: SwapServeLLM (section 4) knows one node, where an engine sleeps on its own GPU. Here another instance may be
+    busy there while other GPUs are free. A start waits for the sleeper as long as the wake should save, times
+    `sleeper_patience`, so that it never takes much longer than twice the better of both (rent or buy), and not past the
+    moment at which a start elsewhere would still meet `max_wait_s`."""
+
+    saved_s: float
+    elsewhere_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +95,8 @@ class Placing:
 
     def __init__(self, fleet: Fleet, place: Place, evict: Evict) -> None:
         self.fleet, self._place, self._evict = fleet, place, evict
-        self._records = Records(fleet)
         self.placements: dict[str, Placement] = {}
-        self._waiting: list[tuple[tuple[int, float, str], Placement]] = []
+        self._waiting: list[tuple[tuple[int, float], Placement]] = []
         self._shares = Shares()
 
     # waiting placements
@@ -144,9 +120,12 @@ class Placing:
         self._waiting = [(p.urgency, p) for _, p in self._waiting]
 
     def _wait_no_more(self, placement: Placement) -> None:
-        at = bisect_left(self._waiting, placement.urgency, key=lambda entry: entry[0])
-        if at < len(self._waiting) and self._waiting[at][1] is placement:
-            del self._waiting[at]
+        for at in range(bisect_left(self._waiting, placement.urgency, key=lambda entry: entry[0]), len(self._waiting)):
+            urgency, waiting = self._waiting[at]
+            if waiting is placement:
+                del self._waiting[at]
+            if waiting is placement or urgency != placement.urgency:
+                return
 
     def _release(self, placement: Placement) -> None:
         capacity = self.fleet.capacity
@@ -175,8 +154,7 @@ class Placing:
             return []
         now = Pass(self.fleet, now_s, self._shares)
         if self.fleet.params.turns == "balanced" and self.fleet.params.fair_requests:
-            self._shares = self._account(now)
-            now.victims = replace(now.victims, shares=self._shares)
+            self._shares = now.victims.shares = self._account(now)
         return [e for placement in self._most_urgent_first(now) for e in self._try(placement, now)]
 
     def _most_urgent_first(self, now: Pass) -> list[Placement]:
@@ -193,7 +171,12 @@ class Placing:
 
             waiting.sort(key=lambda p: (p.urgency[0], not p.stages, -far[p.command.model.key], -waited_s(p), p.urgency))
         elif any(now.victims.factor_of(placement.command.model) > 1 for placement in waiting):
-            waiting.sort(key=lambda p: (p.urgency[0], -weighted_wait_s(p, now.victims, now.now_s), p.urgency))
+
+            def weighted_s(placement: Placement) -> float:
+                waited_s = max(0.0, now.now_s - placement.received_at)
+                return waited_s * now.victims.factor_of(placement.command.model)
+
+            waiting.sort(key=lambda p: (p.urgency[0], -weighted_s(p), p.urgency))
         return waiting
 
     def try_one(self, placement: Placement, now_s: float) -> list[Effect]:
@@ -228,7 +211,7 @@ class Placing:
         decision = self._decide(placement, now)
         if not decision.stages and self._batch_lets_go(placement, now):
             decision = self._decide(placement, now)
-        if placement.command.is_batch and not may_drop(placement, decision, now.holdings, self.fleet):
+        if placement.command.is_batch and not self._may_drop(placement, decision, now):
             decision = PlaceDecision(reason="copies of models that are likelier to be needed would be dropped for it")
         if decision.stages and (decision.source or not _sleeps_at(placement.command.model, now.view)):  # 2
             return self._start(placement, decision, now)
@@ -245,12 +228,12 @@ class Placing:
             return self._start(placement, decision, now)
         wanting = 0 if decision.stages else self._wanting(placement, now)
         chosen = self._make_space(placement, now, decision, wanting)
-        chosen = chosen if chosen and self._is_worth_it(placement, *chosen, now) else None
+        chosen = chosen if chosen and self._is_worth_it(placement, chosen, now) else None
         placement.is_patient = self._waits_for_sleeper(placement, now, decision, chosen)
         if placement.is_patient:  # 7
             return []
         if chosen is not None:  # 8
-            return self._evict_for(placement, *chosen, now)
+            return self._evict_for(placement, chosen, now)
         return self._start(placement, decision, now) if decision.stages else self._say_why(placement, now)  # 9
 
     def _batch_lets_go(self, placement: Placement, now: Pass) -> bool:
@@ -264,14 +247,27 @@ class Placing:
             one.state = Waiting()
         return bool(found)
 
+    def _may_drop(self, placement: Placement, decision: PlaceDecision, now: Pass) -> bool:
+        factor, rows = placement.batch_factor(now.now_s), self.fleet.instances.by_id
+        return all(now.holdings.of(rows[copy]).asked < factor for copy in decision.drops if copy in rows)
+
     def _say_why(self, placement: Placement, now: Pass) -> list[Effect]:
         if not placement.command.is_batch or placement.said_why:
             return []
         placement.said_why = True
-        held = now.victims.held(self._wanted(placement, now, 0))
-        reason, figures = why_it_waits(placement, held, now.now_s)
-        decided = self._records.of(placement, "place", reason, (), now.now_s, "waits", figures)
-        return [Record(decided, placement.event)]
+        model, held = placement.command.model, now.victims.held(self._wanted(placement, now, 0))
+        left_s = max(0.0, patience_s(model.max_wait_s) - (now.now_s - placement.command.wanted_at))
+        stays = "; ".join(f"{name}: {why}" for name, why in sorted(held.items()))
+        reason = (
+            f"batch requests wait for {model.name}: nothing may leave for them until memory is free, what lies there "
+            f"is not expected to be needed, or they have waited {left_s:.0f} s more and count as standard requests"
+        )
+        reason = f"{reason} ({stays})" if stays else reason
+        figures: dict[str, float | int | str] = {
+            "class": "batch",
+            "class_factor": round(placement.batch_factor(now.now_s), 2),
+        }
+        return [self.fleet.decided_on(placement, "place", reason, now.now_s, "waits", figures=figures)]
 
     def _wanted(self, placement: Placement, now: Pass, wanting: int, *, whole: bool = False) -> Wanted:
         model = placement.command.model
@@ -287,17 +283,16 @@ class Placing:
         placement: Placement,
         now: Pass,
         decision: PlaceDecision,
-        chosen: tuple[StageDecision, EvictDecision] | None,
+        chosen: Found | None,
     ) -> bool:
         patience, home = self.fleet.params.sleeper_patience, _sleeps_at(placement.command.model, now.view)
         if not patience or not home or placement.command.node_id:
             return False
         leaving: tuple[str, ...] = ()
         if chosen is not None:
-            stage, eviction = chosen
-            if home.issuperset(stage.gpu_ids):
+            if home.issuperset(chosen.stage.gpu_ids):
                 return False
-            decision, leaving = PlaceDecision(stages=(stage,)), eviction.victims
+            decision, leaving = PlaceDecision(stages=(chosen.stage,)), chosen.eviction.victims
         if not decision.stages:
             return False
         found = self._saving(placement, now, decision, leaving)
@@ -307,8 +302,23 @@ class Placing:
     def _saving(
         self, placement: Placement, now: Pass, elsewhere: PlaceDecision, leaving: tuple[str, ...] = ()
     ) -> Saving:
-        rows = [self.fleet.instances.by_id[name] for name in leaving]
-        return saving(self.fleet, now.view, now.victims, _request(placement, now.now_s), elsewhere, rows)
+        """Compare the quickest wake with a start `elsewhere`, for which `leaving` leave first."""
+        request, victims = _request(placement, now.now_s), now.victims
+        started = expect(elsewhere, request, now.view)
+        if started is None:
+            return Saving(0.0, 0.0)
+        wakes = []
+        for row in copies_of(request, now.view):
+            gpu_ids = tuple(worker.gpu_id for worker in row.workers)
+            if row.state is not InstanceState.SWAPPED_OUT or not victims.may_come_free(gpu_ids, request.model):
+                continue
+            need = bytes_per_gpu(request.model)
+            stage = StageDecision(node_id=row.node_id, gpu_ids=gpu_ids, bytes_per_gpu=need)
+            woken = expect(PlaceDecision(stages=(stage,), source=row.instance_id), request, now.view)
+            if woken is not None:
+                wakes.append(woken.ttft_s + self.fleet.leave_s(victims.serving(gpu_ids)))
+        elsewhere_s = started.ttft_s + self.fleet.leave_s(self.fleet.instances.by_id[name] for name in leaving)
+        return Saving(elsewhere_s - min(wakes) if wakes else 0.0, elsewhere_s)
 
     def _is_making_space(self, placement: Placement, now: Pass) -> bool:
         match placement.state:
@@ -363,9 +373,7 @@ class Placing:
             return 0
         return now.victims.waiting_for(model) if params.turns == "balanced" else 1
 
-    def _make_space(
-        self, placement: Placement, now: Pass, decision: PlaceDecision, wanting: int
-    ) -> tuple[StageDecision, EvictDecision] | None:
+    def _make_space(self, placement: Placement, now: Pass, decision: PlaceDecision, wanting: int) -> Found | None:
         model = placement.command.model
         home, only = _sleeps_at(model, now.view), self._gpus_asked(placement, now)
         home = home & only if only else home
@@ -384,16 +392,17 @@ class Placing:
             now.victims.note_in_vain(wanted)
         return found
 
-    def _is_worth_it(self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass) -> bool:
+    def _is_worth_it(self, placement: Placement, chosen: Found, now: Pass) -> bool:
         """A start that no request awaits, or only batch, has to save more than the victims' loss costs: else two
         models' plans would take the same memory from each other in turns."""
-        model, node, fleet = placement.command.model, self.fleet.nodes.by_id.get(stage.node_id), self.fleet
+        model, fleet, victims = placement.command.model, self.fleet, chosen.eviction.victims
+        node = fleet.nodes.by_id.get(chosen.stage.node_id)
         is_kept = model.pinned or fleet.capacity.num_active.get(model.key, 0) < model.min_instances
         is_batch = placement.command.is_batch
         is_due = not is_batch and (placement.command.is_awaited or now.victims.waiting_for(model) or is_kept)
-        if is_due or not eviction.victims:
+        if is_due or not victims:
             return not is_batch  # batch claims no bytes of a drain: others may need them sooner
-        costs_s = sum(now.holdings.saves_s(fleet.instances.by_id[victim]) for victim in eviction.victims)
+        costs_s = sum(now.holdings.saves_s(fleet.instances.by_id[victim]) for victim in victims)
         if is_batch and node is not None:
             return placement.batch_factor(now.now_s) * now.holdings.start_s(model, node) > costs_s
         return (
@@ -405,24 +414,22 @@ class Placing:
         nodes = [node] if node else self._elsewhere(placement, now)
         return frozenset(gpu.gpu_id for node in nodes for gpu in node.gpus)
 
-    def _evict_for(
-        self, placement: Placement, stage: StageDecision, eviction: EvictDecision, now: Pass
-    ) -> list[Effect]:
-        now_s = now.now_s
+    def _evict_for(self, placement: Placement, chosen: Found, now: Pass) -> list[Effect]:
+        now_s, (_, stage, eviction) = now.now_s, chosen
         placement.state = MakingSpace(stage, eviction.victims, now_s)
         self._promise(placement)
-        chosen = ", ".join(eviction.victims) or "wait for a drain under way"
+        who = ", ".join(eviction.victims) or "wait for a drain under way"
         rows = self.fleet.instances.by_id
         leaving = [now.victims.described(rows[victim]) for victim in eviction.victims]
         reason = why_they_leave(placement, eviction, leaving)
         figures = {"lacking_bytes": eviction.need_bytes, "freed_bytes": eviction.freed_bytes}
-        decided = self._records.of(placement, "evict", reason, eviction.rivals, now_s, chosen, figures)
+        decided = self.fleet.decided_on(placement, "evict", reason, now_s, who, eviction.rivals, figures)
         why = f"it gives its memory to {placement.command.model.name}"
         stops = [self._stop(rows[victim], why, now.victims) for victim in eviction.victims]
-        return [Record(decided, placement.event), *(Publish(s, placement.event) for s in stops)]
+        return [decided, *(Publish(s, placement.event) for s in stops)]
 
     def _stop(self, victim: Instance, why: str, victims: Victims) -> StopInstance:
-        becomes, owner = becomes_of(self.fleet, victim), self.fleet.models.get(victim.model_key)
+        becomes, owner = self.fleet.becomes_of(victim), self.fleet.models.get(victim.model_key)
         expected_s = self.fleet.network.sleep_s(owner, becomes) if owner is not None else 0.0
         params = self.fleet.params
         grace_s = params.batch_grace_s if victims.is_batch_only(victim) else params.evict_grace_s
@@ -442,7 +449,7 @@ class Placing:
             return Preview(decision, None, held=now.victims.held(wanted, self._gpus_asked(placement, now)))
         if chosen is None:
             return Preview(decision, expect(decision, request, now.view))
-        stage, eviction = chosen
+        _, stage, eviction = chosen
         asleep = (row for row in now.view.fleet.copies(model) if row.state is InstanceState.SWAPPED_OUT)
         source = next((row.instance_id for row in asleep if {w.gpu_id for w in row.workers} <= {*stage.gpu_ids}), "")
         then = PlaceDecision(stages=(stage,), source=source, reason=eviction.reason)
@@ -478,7 +485,8 @@ class Placing:
         placement.state = sent
         self._promise(placement)
         self.fleet.network.ordered(placement, self.fleet.nodes.by_id, now_s)
-        reason = f"{model.name} starts on {_chosen(decision)}: {decision.reason}"
+        where = _chosen(decision)
+        reason = f"{model.name} starts on {where}: {decision.reason}"
         reason += failed_nodes.said(failed, sent.tries_left)
         figures: dict[str, float | int | str] = {}
         if failed:
@@ -493,9 +501,9 @@ class Placing:
         if shared := self.shared_bytes(model, decision):
             figures["shared_bytes"] = shared
             reason += f"; {show_bytes(shared)} of its weights are read there by others, and count once"
-        decided = self._records.of(placement, "place", reason, decision.rivals, now_s, _chosen(decision), figures)
-        sent.decision_id = decided.decision_id
-        return [Record(decided, placement.event), *self._orders(placement, sent)]
+        decided = self.fleet.decided_on(placement, "place", reason, now_s, where, decision.rivals, figures)
+        sent.decision_id = decided.decision.decision_id
+        return [decided, *self._orders(placement, sent)]
 
     def _read_from_disk(self, model: Model, decision: PlaceDecision) -> dict[str, float]:
         if decision.source:
@@ -542,16 +550,16 @@ class Placing:
         stops = [Publish(stop(stage.node_id, ids[n], "it is placed anew", 0.0)) for n, stage in enumerate(sent.stages)]
         if len(ids) > 1:  # other stages may have begun: fail the whole; it is asked for anew under another id
             self.drop(placement.instance_id)
-            decided = self._records.of(placement, "place", f"{why}, and the start is given up", (), now_s, "failed")
-            failed = refused(placement, why, decided.decision_id, now_s)
+            decided = self.fleet.decided_on(placement, "place", f"{why}, and the start is given up", now_s, "failed")
+            failed = refused(placement, why, decided.decision.decision_id, now_s)
             is_reported = placement.instance_id in self.fleet.instances.by_id
             facts = [] if is_reported else [Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
-            return [Record(decided, placement.event), *stops, *facts]
-        decided = self._records.of(placement, "place", f"{why}, and another place is looked for", (), now_s, "anew")
+            return [decided, *stops, *facts]
+        decided = self.fleet.decided_on(placement, "place", f"{why}, and another place is looked for", now_s, "anew")
         self._release(placement)
         placement.start_over()
         insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])
-        return [Record(decided, placement.event), *stops]
+        return [decided, *stops]
 
     def begun_by_half(self, placement: Placement, parts: Iterable[Instance], now_s: float) -> list[Effect]:
         """Fail a placement whose later stages, started without the first by an earlier placer, have ended. The
@@ -559,17 +567,16 @@ class Placing:
         if any(not part.state.is_gone for part in parts):
             return []
         why = "its later stages were begun by an earlier placer, and its first one was not"
-        decided = self._records.of(placement, "place", f"{why}: the start is given up", (), now_s, "failed")
-        failed = InstanceFailed(instance=refused(placement, why, decided.decision_id, now_s), code="no_answer")
-        return [Record(decided, placement.event), Publish(failed, placement.event)]
+        decided = self.fleet.decided_on(placement, "place", f"{why}: the start is given up", now_s, "failed")
+        failed = refused(placement, why, decided.decision.decision_id, now_s)
+        return [decided, Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
 
     def _refuse(self, placement: Placement, decision: PlaceDecision, now_s: float) -> list[Effect]:
         self.drop(placement.instance_id)
         reason = f"{placement.command.model.name} cannot start anywhere: {decision.reason}"
-        decided = self._records.of(placement, "refuse", reason, decision.rivals, now_s)
-        failed = refused(placement, reason, decided.decision_id, now_s)
-        fact = InstanceFailed(instance=failed, code="no_capacity")
-        return [Record(decided, placement.event), Publish(fact, placement.event)]
+        decided = self.fleet.decided_on(placement, "refuse", reason, now_s, rivals=decision.rivals)
+        failed = refused(placement, reason, decided.decision.decision_id, now_s)
+        return [decided, Publish(InstanceFailed(instance=failed, code="no_capacity"), placement.event)]
 
 
 def _request(placement: Placement, now_s: float) -> PlaceRequest:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final, get_args
 
 from glowplug.controllers.fencing import LEADERS
-from glowplug.controllers.placer.controller import CORDONS, Cordon
+from glowplug.controllers.operator import CORDONS, Cordon
 from glowplug.controllers.reads import Reads
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from glowplug.controllers.placer.fleet import Fleet
+from glowplug.controllers.placer.holdings import Holdings
 from glowplug.domain.access import Priority
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -13,13 +15,10 @@ from glowplug.domain.model import Model
 from glowplug.domain.phrasing import counted, doing
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.domain.units import show_bytes
-from glowplug.fleet.capacity import LEAVING, Capacity
-from glowplug.fleet.demand import Demand
-from glowplug.fleet.node_index import IndexedNodes
+from glowplug.fleet.capacity import LEAVING
 from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
 from glowplug.policies.eviction.turns import ModelDemand, Shares, Turn, TurnParams, goes_on
-from glowplug.policies.eviction.turns import Victims as VictimsRule
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.scaling.port import needed_by_pipeline
 from glowplug.policies.worth import FACTORS, expected_factor, num_weighted
@@ -36,6 +35,14 @@ class Loss(NamedTuple):
     num_waiting: int  # for the longest queue among them
     used_at: float  # the latest
     gpu_id: str
+
+
+class Found(NamedTuple):
+    """GPUs that can be made free, and who leaves them."""
+
+    loss: Loss
+    stage: StageDecision
+    eviction: EvictDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,24 +71,20 @@ class Wanted:
         return self.wanting >= other.wanting and is_no_richer and self.runs_as in ("", other.runs_as)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    now_s: float
-    nodes: IndexedNodes
-    capacity: Capacity
-    models: dict[str, Model]
-    loads: Demand
-    load_of: Callable[[str], ModelLoad]  # with that of its adapters
-    min_residency_s: float
-    turns: TurnParams
-    rule: VictimsRule
-    shares: Shares
-    saves_s: Callable[[Instance], float]  # seconds of waiting that the loss of an instance should cost
-    asked: Callable[[Instance], float]  # requests that should need the instance, weighted by class
-    _loads: dict[str, ModelLoad] = field(default_factory=dict)
-    _residents: dict[tuple[str, int, int, int | None, float], tuple[list[Resident], int]] = field(default_factory=dict)
-    _tallies: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
-    _in_vain: dict[tuple[object, ...], list[Wanted]] = field(default_factory=dict)
+    """Of one moment: loads and residents are looked up once."""
+
+    def __init__(self, fleet: Fleet, holdings: Holdings, shares: Shares) -> None:
+        params = fleet.params
+        self.fleet, self.holdings, self.shares, self.now_s = fleet, holdings, shares, holdings.now_s
+        self.nodes, self.capacity = fleet.alive(self.now_s), fleet.capacity
+        self.models, self.loads = fleet.models, fleet.loads
+        self.rule = params.victims
+        self.turns = TurnParams(rule=params.turns, turn_s=params.fair_turn_s, fair_requests=params.fair_requests)
+        self._loads: dict[str, ModelLoad] = {}
+        self._residents: dict[tuple[str, int, int, int | None, float], tuple[list[Resident], int]] = {}
+        self._tallies: dict[str, tuple[int, int, int, int]] = {}
+        self._in_vain: dict[tuple[object, ...], list[Wanted]] = {}
 
     def wanted(
         self, model: Model, *, wanting: int, whole: bool = False, is_there: bool = True, batch: float = 0.0
@@ -106,29 +109,25 @@ class Victims:
     def note_in_vain(self, wanted: Wanted) -> None:
         self._in_vain.setdefault(wanted.kind, []).append(wanted)
 
-    def make(
-        self, wanted: Wanted, evict: Evict, only: Collection[str] = ()
-    ) -> tuple[StageDecision, EvictDecision] | None:
+    def make(self, wanted: Wanted, evict: Evict, only: Collection[str] = ()) -> Found | None:
         """Return the GPUs (of `only`, when given) where the eviction costs least, and its victims; None when no
         instance may leave.
 
         Order: GPUs where drains under way suffice, then those whose engines are furthest ahead of the wanting model (by
         whole quanta of requests), then the measure of `rule` (turns.py), then id."""
-        best: tuple[Loss, Node, StageDecision] | None = None
+        best: Found | None = None
         with closing(self._by_least_cost(wanted, only)) as nodes:
             for least, node_id in nodes:
-                if best is not None and least > best[0]:
+                if best is not None and least > best.loss:
                     break
                 node = self.nodes.node(node_id)
                 if node is None or node.draining or wanted.engine not in node.engines:
                     continue
                 found = self._on_node(node, wanted, _sketched(evict), only)
-                if found is not None and (best is None or found[0] < best[0]):
-                    best = (found[0], node, found[1])
-        if best is None:
-            return None
-        chosen = self._on_node(best[1], wanted, evict, best[2].gpu_ids)
-        return (chosen[1], chosen[2]) if chosen else None
+                if found is not None and (best is None or found.loss < best.loss):
+                    best = found
+        node = self.nodes.node(best.stage.node_id) if best is not None else None
+        return self._on_node(node, wanted, evict, best.stage.gpu_ids) if node is not None and best is not None else None
 
     def _by_least_cost(
         self, wanted: Wanted, only: Collection[str]
@@ -215,9 +214,7 @@ class Victims:
                     return True
         return False
 
-    def _on_node(
-        self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]
-    ) -> tuple[Loss, StageDecision, EvictDecision] | None:
+    def _on_node(self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]) -> Found | None:
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
@@ -251,7 +248,7 @@ class Victims:
             max(loss.used_at for loss in losses),
             gpu_ids[0],
         )
-        return whole, stage, first
+        return Found(whole, stage, first)
 
     def _loss(self, gpu_id: str, wanted: Wanted, decision: EvictDecision) -> Loss:
         here = self.capacity.on_gpu.get(gpu_id, {})
@@ -269,7 +266,7 @@ class Victims:
         )
 
     def _saved_s(self, going: Collection[Instance]) -> float:
-        return sum(map(self.saves_s, going)) if self.rule == "least_worth" else 0.0
+        return sum(map(self.holdings.saves_s, going)) if self.rule == "least_worth" else 0.0
 
     def _on(self, gpu: Gpu, wanted: Wanted, evict: Evict) -> EvictDecision | None:
         if gpu.total_bytes < wanted.bytes_per_gpu:
@@ -370,7 +367,7 @@ class Victims:
             priority=self._priority(instance),
             held=self._held(instance, load, wanted),
             num_waiting=load.num_waiting,
-            saves_s=self.saves_s(instance) if self.rule == "least_worth" else 0.0,
+            saves_s=self.holdings.saves_s(instance) if self.rule == "least_worth" else 0.0,
         )
 
     def _held(self, instance: Instance, load: ModelLoad, wanted: Wanted) -> str:
@@ -383,8 +380,8 @@ class Victims:
             return f"{pipeline} still runs its layers"
         if instance.state is not InstanceState.READY:
             return f"it is {instance.state.word}"
-        if self.now_s - instance.ready_at < self.min_residency_s:
-            return f"it has been ready for less than {self.min_residency_s:g} s"
+        if self.now_s - instance.ready_at < (least_s := self.fleet.params.min_residency_s):
+            return f"it has been ready for less than {least_s:g} s"
         if self._priority(instance) > wanted.priority:
             return f"its priority is {self._priority(instance)}, and that of who wants the memory {wanted.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
@@ -399,8 +396,8 @@ class Victims:
         num_waiting = load.num_waiting if wanted.batch else load.num_urgent_waiting
         if num_waiting:
             return f"{doing(num_waiting, 'request', 'waits')} for it"
-        if wanted.batch and self.asked(instance) >= wanted.batch:
-            return f"it is likelier to be needed soon ({self.asked(instance):.2f}) than batch counts ({wanted.batch:g})"
+        if wanted.batch and (asked := self.holdings.of(instance).asked) >= wanted.batch:
+            return f"it is likelier to be needed soon ({asked:.2f}) than batch counts ({wanted.batch:g})"
         return ""
 
     def described(self, instance: Instance) -> str:
@@ -439,7 +436,7 @@ class Victims:
     def _load(self, model_key: str) -> ModelLoad:
         load = self._loads.get(model_key)
         if load is None:
-            load = self._loads[model_key] = self.load_of(model_key)
+            load = self._loads[model_key] = self.fleet.load_of(model_key)
         return load
 
 

@@ -2,10 +2,8 @@
 
     router.load_reported | router.requests_finished | tick ──▶ windows ──▶ policy `prediction` ──▶ forecast.made
 
-What it is notified of
-  - Telemetry: `router.load_reported` (requests held and running, with instances) and `router.requests_finished`.
-  - Facts: `model.deployed`, for objectives; every `instance.*`, for start seconds, engines' own reports and whether
-    they serve. Tables: `models`, `instances`.
+What it is notified of (reads.py)
+  - `model.deployed`, for objectives; every `instance.*`, for start seconds, engines' reports and whether they serve.
   - Ticks, which close windows and forget the load of a router silent for `router_lease_s`.
 
 What it asks
@@ -99,8 +97,6 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
-    """One router's requests of a model, and their instances."""
-
     concurrency: int
     busy: Collection[str]
 
@@ -212,7 +208,6 @@ class ModelForecasts:
         return True
 
     def make(self, now_s: float, num_ahead: int) -> tuple[Forecast, ...]:
-        """Forecast the next `num_ahead` windows, with mu and the recent error."""
         made, mu = self.forecaster.forecast(now_s, num_ahead), self.throughput.capacity
         self.latest = tuple(
             replace(
@@ -316,8 +311,6 @@ NUM_STARTS: Final = 3
 
 @dataclass(slots=True)
 class Horizons:
-    """Seconds of each model's last starts."""
-
     _took: dict[str, deque[tuple[str, float]]] = field(default_factory=dict)
 
     def take(self, row: Instance) -> None:
@@ -410,7 +403,6 @@ class PredictorController:
 
     @property
     def forecasts(self) -> dict[str, tuple[Forecast, ...]]:
-        """Forecasts by model_key, of the open and later windows."""
         return {key: expected.latest for key, expected in self._expected.items() if expected.latest}
 
     def past_forecasts(self, model_key: str) -> list[Forecast]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from glowplug.controllers.effects import Effect, Publish, Record
 from glowplug.controllers.prefetcher.messages import DropRegion, Want
-from glowplug.controllers.prefetcher.params import SecondsParams
+from glowplug.controllers.prefetcher.params import PrefetcherParams, SecondsParams
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.phrasing import listed
 from glowplug.domain.units import show_bytes
@@ -14,10 +14,6 @@ from glowplug.events.facts import WeightsEvicted
 from glowplug.policies.caching import ordering
 from glowplug.policies.caching.ordering import Ordering, Resident
 from glowplug.policies.decisions import EvictDecision
-
-Held = Callable[[str], str]  # digest -> why it must stay, "" when it may go
-HasCopy = Callable[[Set[str]], bool]  # model_keys -> whether a GPU has a replica of one
-OnDisk = Callable[[str], bool]  # digest -> whether the disk has a copy
 
 
 @dataclass(slots=True)
@@ -43,19 +39,21 @@ class Fit:
 
 class HostCache:
     """Host memory, never more than `capacity_bytes`. Every entry counts: complete, partial or reserved. `order` is
-    notified of every use and eviction, and chooses the victims."""
+    notified of every use and eviction, and chooses the victims. `held`: why a digest must stay now, "" if it may go;
+    `has_copy`: whether a GPU has a replica of one of the models."""
 
     def __init__(
         self,
         node_id: str,
-        capacity_bytes: int,
-        policy: str,
+        params: PrefetcherParams,
         order: Ordering,
-        has_copy: HasCopy = lambda _: False,
-        on_disk: OnDisk = lambda _: False,
+        held: Callable[[str, float], str],
+        has_copy: Callable[[Set[str]], bool],
+        on_disk: Callable[[str], bool],
     ) -> None:
-        self.node_id, self.capacity_bytes = node_id, capacity_bytes
-        self._policy, self._order, self._has_copy, self._on_disk = policy, order, has_copy, on_disk
+        self.node_id, self.capacity_bytes = node_id, params.capacity_bytes
+        self._policy, self._order = params.caching, order
+        self._held, self._has_copy, self._on_disk = held, has_copy, on_disk
         self.entries: dict[str, Cached] = {}
 
     @property
@@ -78,7 +76,7 @@ class HostCache:
         if digest not in self.entries:
             self._order.left(digest)
 
-    def fit(self, digest: str, size: int, held: Held, now_s: float) -> Fit:
+    def fit(self, digest: str, size: int, now_s: float) -> Fit:
         """Return whether `size` bytes of `digest` (0: unknown, takes all free ones) fit, its own bytes included."""
         if size > self.capacity_bytes:
             has = f"the host cache of {self.node_id} has {show_bytes(self.capacity_bytes)}"
@@ -88,7 +86,7 @@ class HostCache:
         free = self.capacity_bytes - self.used_bytes + (own.num_bytes if own else 0)
         if max(size, 1) <= free:
             return Fit(size or free, EvictDecision(reason="enough is free"))
-        residents = self._residents(held, without=digest)
+        residents = self._residents(now_s, without=digest)
         decision = ordering.evict(self._order, residents, max(size, 1) - free, now_s)
         if decision.victims:
             return Fit(size or free + decision.freed_bytes, decision)
@@ -112,25 +110,25 @@ class HostCache:
             )
         self.never_came(digest)
 
-    def shrink(self, held: Held, now_s: float) -> EvictDecision:
+    def shrink(self, now_s: float) -> EvictDecision:
         excess = self.used_bytes - self.capacity_bytes
         if excess <= 0:
             return EvictDecision(reason="nothing has to be freed")
-        return ordering.evict(self._order, self._residents(held), excess, now_s)
+        return ordering.evict(self._order, self._residents(now_s), excess, now_s)
 
-    def free_up(self, num_bytes: int, held: Held, now_s: float) -> EvictDecision:
-        residents = self._residents(held)
+    def free_up(self, num_bytes: int, now_s: float) -> EvictDecision:
+        residents = self._residents(now_s)
         could = sum(r.num_bytes for r in residents if not r.held)
         return ordering.evict(self._order, residents, min(num_bytes, could), now_s)
 
-    def leaving(self, held: Held, now_s: float) -> frozenset[str]:
+    def leaving(self, now_s: float) -> frozenset[str]:
         """Return entries that would leave next for weights as large as the largest here; empty while that much is
         free."""
         largest = max((c.num_bytes for c in self.entries.values()), default=0)
         lacking = largest - (self.capacity_bytes - self.used_bytes)
         if lacking <= 0:
             return frozenset()
-        ordered = [resident for _, resident in self._order.order(self._residents(held), now_s)]
+        ordered = [resident for _, resident in self._order.order(self._residents(now_s), now_s)]
         ordered.sort(key=lambda resident: bool(resident.held))  # entries in use leave last
         return frozenset(resident.name for resident in ordering.first_enough(ordered, lacking))
 
@@ -181,13 +179,13 @@ class HostCache:
         where = f"leave the host memory of {self.node_id} {whom} {show_bytes(decision.need_bytes)}"
         return f"{listed(leaving)} {where}: {decision.reason}"
 
-    def _residents(self, held: Held, without: str = "") -> list[Resident]:
+    def _residents(self, now_s: float, without: str = "") -> list[Resident]:
         return [
             Resident(
                 name=c.digest,
                 num_bytes=c.num_bytes,
                 last_used_at=c.last_used_at,
-                held=held(c.digest),
+                held=self._held(c.digest, now_s),
                 has_copy=self._has_copy(c.model_keys),
             )
             for c in self.entries.values()

@@ -3,20 +3,10 @@
     fetch and drop commands | instances and models | outcomes of fetch tasks | tick
         ──▶ one fetch per digest · policy `caching` ──▶ start, grant, stop, use, drop · weights.* facts
 
-What it is notified of
-  - Commands to this node: `FetchWeights` and `DropWeights`, fenced by the epoch of their sender.
-  - Facts: every `instance.*`, `model.deployed`, `model.undeployed`. Tables: `models`, `instances`, `leaders`.
-  - Telemetry: `router.load_reported`, where the policy `caching` orders by requests.
-  - By its shell: memory and disk contents at the start (RegionsFound), progress of a fetch task (FetchSized,
-    FetchProgressed, FetchEnded), lost and changed regions, ends of copies on disk (CopyEnded, CopyLost, DiskFailed),
-    a person's FetchAsked (raises InvalidModelFile) and DropAsked (raises NotFound or Conflict).
-  - Ticks: waiting fetches are retried, and lost commands made up for.
-
-What it asks (messages.py: EFFECTS)
-  - StartFetch, RaiseUrgency and StopFetch of a fetch task; GrantRoom once its bytes fit.
-  - UseRegion, NameRegion, MarkFailed and DropRegion of the directory of a digest.
-  - WriteCopy, StopCopy and DropCopy of its copy on disk, where the node has a disk tier.
-  - Facts `weights.fetched`, `fetch_failed`, `progressed` and `evicted`, and a record of each eviction.
+What it is notified of (reads.py, messages.py) and asks (messages.py: EFFECTS)
+  - Commands to this node are fenced by the epoch of their sender. At ticks waiting fetches are retried, and lost
+    commands made up for.
+  - A record of each eviction, beside facts and effects.
 
 What it promises
   - One fetch per digest for all requests, at most `max_fetches` at once, the most urgent first; those that an instance
@@ -357,12 +347,10 @@ class PrefetcherController:
         self.node_id, self.params = node_id, params
         self._digest_of = digest_of
         self.seconds, self.moves = FetchSeconds(), TierMoves()
-        self.disk = DiskTier(node_id, params, self.seconds, self._make_order)
+        self.disk = DiskTier(node_id, params, self.seconds, self._make_order, self._read_now)
         order = self._make_order(self.miss_s)
         self.holds = Holds(node_id, digest_of, params.hold_s)
-        self.cache = HostCache(
-            node_id, params.capacity_bytes, params.caching, order, self.holds.has_copy, self.disk.has
-        )
+        self.cache = HostCache(node_id, params, order, self.held, self.holds.has_copy, self.disk.has)
         self.jobs: dict[str, FetchJob] = {}
         self._arrivals = Arrivals()
         self._counters = [one for one in map(request_counter, (order, self.disk.order)) if one is not None]
@@ -452,7 +440,7 @@ class PrefetcherController:
         self._arrivals.expire(now_s)
         first = [*self._drop_stale(now_s), *self._heal(now_s)]
         rest = [*self._shrink(now_s), *self._settle_waiting(now_s), *self._start_next(now_s)]
-        return [*first, *rest, *self.disk.shrink(self._read_now, now_s), *self._write_copy(now_s)]
+        return [*first, *rest, *self.disk.shrink(now_s), *self._write_copy(now_s)]
 
     def _on_instance(self, event: Event, now_s: float) -> list[Effect]:
         instance = event.data.instance
@@ -583,7 +571,7 @@ class PrefetcherController:
 
     def _make_space(self, job: FetchJob, now_s: float) -> list[Effect]:
         assert job.asks is not None
-        fit = self.cache.fit(job.digest, job.asks.num_bytes, lambda digest: self.held(digest, now_s), now_s)
+        fit = self.cache.fit(job.digest, job.asks.num_bytes, now_s)
         if fit.num_bytes is None:
             waited = now_s - job.asks.asked_at >= self.params.room_wait_s
             return self._give_up(job, fit.why) if fit.never or waited else []
@@ -603,15 +591,14 @@ class PrefetcherController:
         if job.is_squeezed or not job.wants:
             return []
         job.is_squeezed = True
-        decision = self.cache.free_up(job.num_bytes, lambda digest: self.held(digest, now_s), now_s)
+        decision = self.cache.free_up(job.num_bytes, now_s)
         if decision.victims:
             job.stage, job.is_counted = Stage.QUEUED, False
             self.jobs[job.digest] = job
         return self._leaving(self.cache.evict(decision, job.wants[0], now_s))
 
     def _shrink(self, now_s: float) -> list[Effect]:
-        decision = self.cache.shrink(lambda digest: self.held(digest, now_s), now_s)
-        return self._leaving(self.cache.evict(decision, None, now_s))
+        return self._leaving(self.cache.evict(self.cache.shrink(now_s), None, now_s))
 
     # disk
 
@@ -629,12 +616,7 @@ class PrefetcherController:
     def _write_copy(self, now_s: float) -> list[Effect]:
         if any(job.from_disk for job in self.jobs.values()):
             return []
-        return self.disk.write_next(
-            self.cache.entries,
-            lambda: self.cache.leaving(lambda digest: self.held(digest, now_s), now_s),
-            self._read_now,
-            now_s,
-        )
+        return self.disk.write_next(self.cache.entries, lambda: self.cache.leaving(now_s), now_s)
 
     def _on_copy_ended(self, end: msg.CopyEnded, now_s: float) -> list[Effect]:
         effects = self.disk.wrote(end, now_s)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from glowplug.controllers.effects import Effect, Record
-from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds, Held
+from glowplug.controllers.prefetcher.cache import Cached, FetchSeconds
 from glowplug.controllers.prefetcher.messages import CANCELLED, CopyEnded, DropCopy, StopCopy, WriteCopy
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.decision import DecisionRecord
@@ -51,11 +51,18 @@ class DiskTier:
 
     `trouble`: why nothing is written now, as the disk is full or fails. Writing is retried later."""
 
-    def __init__(self, node_id: str, params: PrefetcherParams, fetches: FetchSeconds, make_order: MakeOrder) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        params: PrefetcherParams,
+        fetches: FetchSeconds,
+        make_order: MakeOrder,
+        held: Callable[[str], str],
+    ) -> None:
         self.node_id, self.capacity_bytes, self._params = node_id, params.disk_bytes, params
         self.copies: dict[str, Copy] = {}
         self.trouble = params.disk_trouble
-        self._fetches = fetches
+        self._fetches, self._held = fetches, held  # `held`: digest -> why its copy must stay, "" if it may go
         self._reads, self._writes = FetchSeconds(params.disk_seconds), FetchSeconds(params.disk_seconds)
         self._order = make_order(self.saved_s)
         self._refused: dict[str, str] = {}  # digest -> why
@@ -179,9 +186,7 @@ class DiskTier:
 
     # writing
 
-    def write_next(
-        self, present: Mapping[str, Cached], leaving: Callable[[], Set[str]], held: Held, now_s: float
-    ) -> list[Effect]:
+    def write_next(self, present: Mapping[str, Cached], leaving: Callable[[], Set[str]], now_s: float) -> list[Effect]:
         """Write the most important weights of host memory without a copy. On a full disk, copies of weights that stay
         in host memory leave first: the next start needs none of those. Such weights are written only into free
         space."""
@@ -194,7 +199,7 @@ class DiskTier:
             return []
         stays = {digest for digest, c in present.items() if c.complete} - leaving()
         for entry, less_important in self._by_importance(wanted, stays, now_s):
-            decision = self._space_for(entry, less_important, stays, held, now_s)
+            decision = self._space_for(entry, less_important, stays, now_s)
             if decision is not None:
                 return self._write(entry, decision, now_s)
         return []
@@ -224,15 +229,13 @@ class DiskTier:
             return False
         return now_s - entry.came_at >= self._params.copy_after_s and not self.why_not(entry.digest, entry.num_bytes)
 
-    def _space_for(
-        self, entry: Cached, may_go: Set[str], stays: Set[str], held: Held, now_s: float
-    ) -> EvictDecision | None:
+    def _space_for(self, entry: Cached, may_go: Set[str], stays: Set[str], now_s: float) -> EvictDecision | None:
         lacking = entry.num_bytes - (self.capacity_bytes - self.used_bytes)
         if lacking <= 0:
             return EvictDecision(reason="enough is free")
         kept = [
             replace(r, held=r.held or ("" if r.name in may_go else WORTH_MORE), priority=int(r.name not in stays))
-            for r in self._residents(held)
+            for r in self._residents()
         ]
         decision = ordering.evict(self._order, kept, lacking, now_s)
         return decision if decision.victims else None
@@ -247,9 +250,9 @@ class DiskTier:
         self._order.used(entry.digest, entry.num_bytes, entry.last_used_at, hit=False)
         return [*effects, WriteCopy(entry.digest, entry.num_bytes)]
 
-    def shrink(self, held: Held, now_s: float) -> list[Effect]:
+    def shrink(self, now_s: float) -> list[Effect]:
         excess = self.used_bytes - self.capacity_bytes
-        residents = self._residents(held)
+        residents = self._residents()
         could = sum(r.num_bytes for r in residents if not r.held)
         decision = ordering.evict(self._order, residents, min(excess, could), now_s)
         return self._evict(decision)
@@ -262,9 +265,9 @@ class DiskTier:
             self._forget(digest)
         return [*leaving]
 
-    def _residents(self, held: Held) -> list[Resident]:
+    def _residents(self) -> list[Resident]:
         return [
-            replace(_resident(c), held=held(c.digest) if c.state is CopyState.WHOLE else f"it is {c.state}")
+            replace(_resident(c), held=self._held(c.digest) if c.state is CopyState.WHOLE else f"it is {c.state}")
             for c in self.copies.values()
         ]
 

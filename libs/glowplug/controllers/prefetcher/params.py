@@ -10,8 +10,6 @@ from glowplug.policies.caching.mcache_importance import ImportanceParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondsParams:
-    """For the measurement of fetches."""
-
     newest: float = 0.5
     bytes_per_s: float = 1e9  # of a source that was never read
     max_digests: int = 4096
@@ -22,8 +20,6 @@ IMPORTANCE: Final = ImportanceParams(renew_s=10.0, counts="requests")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetcherParams:
-    """Bounds of fetches, host memory and the disk tier behind it."""
-
     capacity_bytes: int
     max_fetches: int = 2  # at once
     max_queue: int = 1000

@@ -98,7 +98,6 @@ class Verdict:
 
 
 def model_ready(row: Row, state: str) -> Verdict:
-    """Return whether a request is answered now."""
     if state == "suspended":
         return Verdict(False, "Suspended", "an operator has drained it: glowplug load starts it again")
     if state == HOT:
@@ -121,8 +120,8 @@ def status_of(
     now_s: float,
     own: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the desired status. `generation`: of the spec last taken or refused, 0: none; `accepted`: None while open;
-    `own`: the fields of its kind."""
+    """`generation`: of the spec last taken or refused, 0: none; `accepted`: None while open; `own`: the fields of its
+    kind."""
     old = {one["type"]: one for one in resource.status.get("conditions", ()) if isinstance(one, dict) and "type" in one}
     conditions = []
     for name, verdict in (("Accepted", accepted), ("Ready", ready)):
@@ -147,7 +146,6 @@ def status_of(
 def model_fields(
     resource: Resource, row: Row | None, instances: Iterable[Instance], eta_s: float | None
 ) -> dict[str, Any]:
-    """Return a model's status fields other than conditions."""
     living = [one for one in instances if not one.state.is_gone]
     made: dict[str, Any] = {
         "replicas": sum(map(is_ready, living)),
@@ -188,7 +186,6 @@ def fields_of(
 
 
 def written(at_s: float) -> str:
-    """Return a time in Kubernetes' format."""
     return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -78,7 +78,6 @@ def evict(ordering: Ordering, residents: Iterable[Resident], need_bytes: int, no
 
 
 def first_enough(ordered: Sequence[Resident], need_bytes: int) -> list[Resident]:
-    """Return the shortest sufficient prefix."""
     victims: list[Resident] = []
     freed = 0
     for resident in ordered:

@@ -6,8 +6,6 @@ from glowplug.policies.fairness.port import Claim, Discipline
 
 
 class Fifo:
-    """Dispatch the oldest request, and refuse the newest when full."""
-
     may_recall = False
 
     def __init__(self) -> None:

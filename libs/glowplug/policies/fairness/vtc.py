@@ -60,11 +60,8 @@ from glowplug.policies.fairness.port import Claim, Discipline, FairnessParams
 
 _NEWEST_TIMES = 0.2  # of the newest prompt
 # Unread prompts at the engines. An engine reads prompts in order and answers little meanwhile, so a free slot is of no
-# use behind three long prompts. A shared model's instance gets at most `unread_tokens` of one tenant's prompts, or one
-# longer prompt while fewer are unread than the model has instances; the rest would only wait inside the engine.
-#
-# A prompt is read at its answer's first token. Unstreamed answers count after twice the measured reading time, or at
-# the end before any measurement: engines differ a hundredfold.
+# use behind three long prompts. A prompt is read at its answer's first token. Unstreamed answers count after twice the
+# measured reading time, or at the end before any measurement: engines differ a hundredfold.
 
 _LEAST_TOKENS = 64  # for a measurement
 _SLACK_S = 0.2
@@ -134,7 +131,6 @@ class Reading:
         return self._tokens
 
     def is_long(self, tokens: int) -> bool:
-        """Whether a prompt alone exceeds one tenant's bound."""
         return tokens > self.most
 
     def is_full(self, tenant: str, tokens: int, num_instances: int, now_s: float) -> bool:
@@ -241,8 +237,6 @@ class _Tenant:
 
 
 class Vtc:
-    """The `Discipline` of virtual token counters."""
-
     def __init__(self, params: FairnessParams) -> None:
         self._params = params
         self._factors = (params.interactive, params.standard, params.batch)
@@ -545,8 +539,7 @@ class Vtc:
         return num_slots / (self._urgent_weight - own + tenant.weight)
 
     def _num_left_free(self, tenant: _Tenant, rank: int, num_slots: int, is_long: bool, now_s: float) -> int:
-        """Return the slots left free for other recently active tenants; -1: none. Enough for their requests, except a
-        share `missed`, while one slot becomes free; batch that can give way leaves one of many."""
+        """Return the slots left free for other recently active tenants, as above; -1: none."""
         keeps, per_s = self._stay_ratio > _MOSTLY or not self._params.most_recalls, self._rate.at(now_s)
         if rank == _BATCH:
             most = self._params.batch_reserve

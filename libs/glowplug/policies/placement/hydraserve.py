@@ -7,13 +7,10 @@ the disk's rate, without the network.
 Departures:
 - A TPOT objective that one warm worker misses is raised to that worker's TPOT with the hops added (the paper then falls
   back to one worker, however late its first token).
-- Where no scheme fits the request waits (erratum E19).
 - Pipelines use only nodes whose engine serves stages.
 - A stage prefers a GPU that could hold the whole model, since consolidation makes it grow there.
 - A copy that will sleep is one worker, since no pipeline sleeps.
-- A model of several GPUs starts whole, on the node that is ready soonest: the paper raises pipelining over tensor
-  parallelism (section 7) but does not evaluate it. `allocation.pipeline_over_tensor` enables it: each stage is a tensor
-  group on one server.
+- A model of several GPUs starts whole, on the node that is ready soonest, unless `allocation.pipeline_over_tensor`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -51,7 +48,6 @@ class HydraserveParams:
 
 @reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = HydraserveParams()) -> PlaceDecision:
-    """Choose one or several stages; none when nothing fits now."""
     return grow(request, view) or lay_out(request, view, params)
 
 

@@ -47,8 +47,6 @@ AS_SOON: Final = 1.1  # times the soonest: fewer stages are preferred
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """Measured stages of starts and of warm inference."""
-
     container_s: Annotated[float, Setting(name="start_container_s", advanced=True)] = 0.0  # t_cc
     cuda_s: Annotated[float, Setting(name="start_cuda_s", advanced=True)] = 0.0  # t_cu
     library_s: Annotated[float, Setting(name="start_library_s", advanced=True)] = 0.0  # t_l
@@ -95,7 +93,6 @@ class ColdStart:
         return self.weight_bytes + self.kv_bytes
 
     def bytes_per_gpu(self, num_stages: int = 1) -> int:
-        """Return bytes per GPU for an even part of the model."""
         return -(-self.memory_bytes // (num_stages * self.num_gpus))
 
 
@@ -126,8 +123,6 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A laid-out start: its workers by stage, and expected latency."""
-
     workers: tuple[StagePlace, ...]
     ttft_s: float
     tpot_s: float

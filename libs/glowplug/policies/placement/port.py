@@ -50,7 +50,6 @@ class PlacementView(FleetView):
     start_stages: StageSeconds = NO_STAGES  # of models that have not served yet
 
     def warm(self, model: Model) -> StageSeconds | None:
-        """Return measured warm inference, if any."""
         return self.seconds.get(model.key)
 
     def parts(self, model: Model, num_stages: int) -> tuple[int, ...]:
@@ -59,5 +58,4 @@ class PlacementView(FleetView):
         return parts_of(known, num_stages)
 
     def first_tokens(self, model: Model, otherwise_s: float) -> float:
-        """Return seconds from READY to a waiting request's first token."""
         return self.first_token_s.get(model.key, otherwise_s)

@@ -29,5 +29,4 @@ def parts_of(stage_bytes: Sequence[int], num_stages: int) -> tuple[int, ...]:
 
 
 def free_bytes(gpu: Gpu, reserved: Mapping[str, int]) -> int:
-    """Return a GPU's bytes neither granted nor promised."""
     return gpu.free_bytes - reserved.get(gpu.gpu_id, 0)

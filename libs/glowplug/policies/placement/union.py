@@ -5,8 +5,7 @@ replicas are taken (WarmServe section 5.2's scores). A sleeping engine is a copy
 
 Departures: WarmServe gives an instance whole GPUs; here bytes decide, and no more replicas go than needed.
 
-Without a TTFT objective HydraServe's smallest layout is one worker on one link while others idle. Where a request waits
-the soonest first token is taken instead (`allocation.soonest`).
+Without a TTFT objective the soonest first token is taken where a request waits (`allocation.soonest`).
 """
 
 from glowplug.policies.decisions import PlaceDecision
@@ -20,5 +19,4 @@ PARAMS = HydraserveParams(clear=True, allocation=AllocationParams(soonest=True))
 
 @reads_seconds
 def place(request: PlaceRequest, view: PlacementView, params: HydraserveParams = PARAMS) -> PlaceDecision:
-    """Place as `hydraserve.place` does, but drop replicas for the bytes."""
     return grow(request, view) or lay_out(request, view, params)

@@ -61,7 +61,6 @@ class PrewarmNode:
 
 @lru_cache(maxsize=256)
 def groups_of(num_gpus: int, size: int) -> tuple[int, ...]:
-    """Return every set of `size` GPUs, as bits, lowest first."""
     return tuple(sum(1 << at for at in chosen) for chosen in combinations(range(num_gpus), size))
 
 
@@ -202,8 +201,6 @@ class ReplicaClass(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmDemand:
-    """One model's next window, and its current instances."""
-
     model_key: str
     concurrency_mean: float  # L_A
     concurrency_peak: float  # L_P
@@ -263,7 +260,6 @@ def _of(demand: PrewarmDemand, params: ScoreParams) -> tuple[_Ranked, ...]:
 
 
 def burst_factor(average: float, peak: float, params: ScoreParams) -> float:
-    """Return the bounded last factor of Eq. 8."""
     floor = max(average, params.min_average)
     factor = peak / floor if params.burst == "ratio" else (peak - average) / floor
     return min(max(factor, 0.0), params.max_burst_factor)

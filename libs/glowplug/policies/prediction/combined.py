@@ -397,8 +397,8 @@ def _fades(pairs: Sequence[tuple[float, float]], steps: NDArray[np.int_]) -> tup
 #     w_i     ~ exp(-eta (L_i / min L - 1)), then a share is given to all alike
 #
 # A rule that forgets within hours is right after a change, one that remembers days on a steady load. Each of RULES
-# makes a forecast; these are weighted by the same formula (ACROSS). Herbster and Warmuth 1998, "Tracking the best
-# expert"; weights of several learning rates as in van Erven and Koolen 2016, "MetaGrad".
+# makes a forecast; these are weighted by the same formula (ACROSS): several learning rates, as in van Erven and Koolen
+# 2016, "MetaGrad".
 #
 # Twelve windows ahead, losses are known twelve windows late and overlap, but the load's distance from the days before
 # is known at each window. So the mixture leans by it towards the expert of days alike (`DAYS_ALIKE`, `Changes`):
@@ -408,8 +408,6 @@ def _fades(pairs: Sequence[tuple[float, float]], steps: NDArray[np.int_]) -> tup
 #     g_h    = 1 / (1 + d / (NEAR (v_h - v_1))): a day alike explains what a load changes within h windows beyond its
 #              change from each to the next; for a load without a shape this is nothing
 #     likened = mixture + g_h (days alike - mixture)
-#
-# Shapes: K kinds of load, H windows ahead.
 
 Mask = NDArray[np.bool_]
 

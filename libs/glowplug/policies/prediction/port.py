@@ -69,7 +69,6 @@ def reading_of(window: WindowTotals) -> Reading:
 
 
 def mean_of(readings: Collection[Reading]) -> Reading:
-    """Return the mean by kind; NOTHING without readings."""
     count = max(1, len(readings))
     return Reading(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
 

@@ -76,7 +76,6 @@ class LookAhead:
         return self._end_sum - len(self._ramps) * self.now_step
 
     def tokens_left_within(self, num_steps: int) -> int:
-        """Return response tokens expected in the next steps."""
         end = self.now_step + num_steps
         tokens = len(self._ramps) * num_steps
         for turn, count in zip(self._steps, self._counts, strict=True):

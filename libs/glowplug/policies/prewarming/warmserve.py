@@ -240,8 +240,6 @@ def _after(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile(Bounded):
-    """One model on one GPU."""
-
     num_layers: Count  # L, all alike
     weights_bytes: int  # W, of all layers on that GPU
     load_bytes_per_s: Positive  # b, host memory to GPU

@@ -77,7 +77,6 @@ def capacity_in(known: Forecast) -> Capacity:
 
 
 def instances_for(predicted: Forecast, capacity: Capacity) -> int:
-    """N of Algorithm 2, line 5."""
     if predicted.window_s <= 0:
         raise ValueError(f"a window of {predicted.window_s} s")
     share = share_of(predicted.prompt_tokens, predicted.response_tokens, predicted.window_s, capacity)
@@ -178,7 +177,6 @@ def scale(
 
 
 def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[Target, ScalerState]:
-    """Return this window's plan (Algorithm 2, then section 4.3.2)."""
     if view.forecast is None:
         return _added(view, state, "there is no forecast", params)
     predicted = _prediction(view.forecast, view.next_forecast)

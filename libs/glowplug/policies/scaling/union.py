@@ -255,8 +255,6 @@ class UnionParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionState:
-    """The union's memory of one model."""
-
     FORMAT: ClassVar[str] = "union/1"
 
     plan: PlanState = field(default_factory=PlanState)

@@ -262,9 +262,9 @@ class HubSource:
             try:
                 found = self._from_cache(str(error))
             except WeightsUnavailable as lacking:
-                log.debug("%s", lacking)
+                log.debug("the cache of the hub cannot serve %s either: %s", self._shown, lacking)
                 raise error from None  # the hub may answer next time, and has the missing files
-            log.warning("%s; the weights come from the cache of the hub instead", error)
+            log.warning("the weights of %s come from the cache of the hub: %s", self._shown, error)
             return found
 
     def _from_hub(self) -> HubSnapshot:

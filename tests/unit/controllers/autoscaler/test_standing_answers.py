@@ -99,19 +99,23 @@ def test_who_lacks_gpus_is_known_as_of_now() -> None:
     records = ModelRecords()
     for name in "abc":
         records.deploy(a_model(name), create=True, now_s=0.0)
-    start = Start(wanted_at=0.0, sent_at=0.0, reason="", cause=None)
+
+    def start(key: str) -> None:
+        command = PlaceInstance(instance_id=f"{key}-1", model=a_model(key), reason="", wanted_at=0.0)
+        records.start(records.of(key), Start(command, 0.0, None))
+
     short = []
     for change in (
         lambda: None,
-        lambda: records.start(records.of("b"), "b-1", start),
-        lambda: records.start(records.of("a"), "a-1", start),
+        lambda: start("b"),
+        lambda: start("a"),
         lambda: records.started(records.of("a"), "a-1"),
         lambda: records.undeploy(records.of("b")),
     ):
         change()
         short.append("".join(key for key in "abc" if records.is_short_elsewhere(key, PLACED_S)))
     assert short == ["", "ac", "abc", "ac", ""]
-    records.start(records.of("c"), "c-1", start)
+    start("c")
     assert [records.is_short_elsewhere("a", at) for at in (PLACED_S / 2, PLACED_S)] == [False, True]
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from glowplug.controllers.effects import Effect, Publish, Tick
-from glowplug.controllers.placer.controller import PlacerController, PlacerParams
+from glowplug.controllers.placer.controller import PlacerController
+from glowplug.controllers.placer.params import PlacerParams
 from glowplug.domain.hardware import Node
 from glowplug.domain.model import Model
 from glowplug.events.commands import PlaceInstance

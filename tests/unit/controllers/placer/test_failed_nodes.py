@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from glowplug.controllers.effects import Record, Tick
-from glowplug.controllers.placer.controller import Cordon, PlacerController
+from glowplug.controllers.operator import Cordon
+from glowplug.controllers.placer.controller import PlacerController
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import WeightsRef

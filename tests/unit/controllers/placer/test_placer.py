@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Record, Remove, Save, Tick
-from glowplug.controllers.placer.controller import Cordon
+from glowplug.controllers.operator import Cordon
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.lease import Leader
@@ -165,7 +165,7 @@ def test_a_node_that_comes_back_brings_its_instance_back():
     ticks(controller, 0, 8.5)
     beat(controller, 9.0, a_node(revision=2))
     controller.restore("instances", {"i-1": an_instance(revision=3)}, 9.1)
-    assert controller.instances.by_id["i-1"].state is InstanceState.READY
+    assert controller.fleet.instances.by_id["i-1"].state is InstanceState.READY
 
 
 def test_a_command_of_an_older_autoscaler_is_refused():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Tick
-from glowplug.controllers.placer.messages import Cordon
+from glowplug.controllers.operator import Cordon
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState, StageAddress
 from glowplug.events.commands import CancelPlacement, FetchWeights, JoinStages, StartInstance, StopInstance

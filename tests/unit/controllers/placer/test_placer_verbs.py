@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from glowplug.controllers.effects import Record, Tick
+from glowplug.controllers.operator import DropFromHost, FetchToHost
 from glowplug.controllers.placer.controller import PlacerController
-from glowplug.controllers.placer.messages import DropFromHost, FetchToHost
 from glowplug.domain.errors import BadRequest, Conflict, ModelNotFound, NoCapacity, NotFound
 from glowplug.domain.hardware import CachedWeights, Node
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
