@@ -18,6 +18,7 @@ Commands of the blocks after it (times in seconds):
     table NAME                                the controller reads a table of the store
     MESSAGE [VALUE ...] [FIELD=VALUE ...]     one of the controller's own (messages.py)
     restart                                   the process is killed and comes back
+    fresh [DECLARATION; ...]                  all begins anew, with these declarations beside the first
 An effect is a line. A row is shown by its changes since it was shown last.
 """
 
@@ -54,9 +55,10 @@ class Script:
     GIVEN: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # class -> fields that scripts leave out
 
     def __init__(self, declarations: Iterable[str]) -> None:
+        self._first = tuple(declarations)
         self.params: list[str] = []
         self.models: dict[str, Model] = {}
-        for line in declarations:
+        for line in self._first:
             verb, *words = _split(line)
             getattr(self, f"declare_{verb}")(*words)
         self.plane = Recorded(self.make(), self.begin_s, keeps=True)
@@ -91,6 +93,12 @@ class Script:
             "weights_bytes": 0, "kv_bytes": 0, "revision": 1,
         }  # fmt: skip
         self.models[name] = self.built(Model, words, self.models.get(name, given))
+
+    def do_fresh(self, *words: str) -> None:
+        more = " ".join(words).split("; ") if words else []
+        first = self._first
+        type(self).__init__(self, [*first, *more])
+        self._first = first
 
     def do_after(self, seconds: str) -> None:
         self.plane.now_s += float(seconds)
