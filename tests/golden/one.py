@@ -7,6 +7,7 @@ The first block declares; values of fields are words without spaces, or in quote
     params FIELD=VALUE ...                    of the controller
     model NAME FIELD=VALUE ...                of Model; in the store too
 Commands of the blocks after it (times in seconds):
+    model NAME FIELD=VALUE ...                it changes, unsaid
     after SECONDS                             time passes, and the controller is not told
     tick [SECONDS [COUNT]]                    time passes, and a tick follows; COUNT times
     TYPE [VALUE ...] [FIELD=VALUE ...]        an event; its required fields in order, others by name;
@@ -74,7 +75,9 @@ class Script:
     def run(self, command: str) -> list[str]:
         verb, *words = _split(command)
         self.plane.lines = []
-        if verb in INSTANCE_FACTS:
+        if verb == "fresh":
+            self.fresh(command.removeprefix("fresh").strip())
+        elif verb in INSTANCE_FACTS:
             self.instance(verb, *words)
         elif verb in PAYLOADS:
             self.event(verb, *words)
@@ -94,11 +97,14 @@ class Script:
         }  # fmt: skip
         self.models[name] = self.built(Model, words, self.models.get(name, given))
 
-    def do_fresh(self, *words: str) -> None:
-        more = " ".join(words).split("; ") if words else []
+    def fresh(self, declarations: str) -> None:
         first = self._first
-        type(self).__init__(self, [*first, *more])
+        type(self).__init__(self, [*first, *(declarations.split("; ") if declarations else [])])
         self._first = first
+
+    def do_model(self, name: str, *words: str) -> None:
+        self.declare_model(name, *words)
+        self.plane.store["models"][name] = self.models[name]
 
     def do_after(self, seconds: str) -> None:
         self.plane.now_s += float(seconds)
@@ -152,6 +158,8 @@ class Script:
         }  # fmt: skip
         given = _fields(given) | {"state": state, "revision": (before.revision if before else 0) + 1}
         given["changed_at"] = self.plane.now_s
+        if words and "=" not in words[0]:
+            given["model_key"], words = words[0], words[1:]
         row: Instance = self.built(Instance, words, given)
         rows[instance_id] = row
         return row
@@ -176,8 +184,9 @@ class Script:
         named = [word for word in words if _name(word, hints)]
         values |= {} if given is None else _fields(given)
         bare = [word for word in words if word not in named]
-        free = [name for name in _required(cls) if name not in values] or list(hints)
+        free = [name for name in _required(cls) if name not in values]
         free += [name for name in hints if name not in free and name not in values]
+        assert len(bare) <= len(free), f"{cls.__name__} has no fields for {bare[len(free) :]}"
         pairs = [*zip(free, bare, strict=False), *(word.split("=", 1) for word in named)]
         inner: dict[str, list[str]] = {}
         for name, text in pairs:
