@@ -1,10 +1,10 @@
 """Mutation tests: put one fault at a time into the code and see if tests notice it: `python -m tests.mutants`.
 
 Each mutant is one change of one place: an operator replaced, a condition dropped, a number off by one, a statement left
-out. It is made in a copy of the tree, and the nearest test files of the fast lane run against it: first those that
-import the changed module, then those that import its importers. A mutant that no file notices has survived, and is
-printed with its place and its change. The sample is drawn by a seed, so that two runs on one commit try the same
-mutants. Tests of style, browsers and whole fleets are not used.
+out. It is made in a copy of the tree, and the nearest test files of the fast lane run against it: the golden scripts,
+those that import the changed module, then those that import its importers. A mutant that no file notices has survived,
+and is printed with its place and its change. The sample is drawn by a seed, so that two runs on one commit try the same
+mutants. Tests of style, browsers and fleets of processes are not used.
 """
 
 import argparse
@@ -50,6 +50,8 @@ COPIED = (
     "README.md",
 )
 LEFT_OUT = ("tests/house", "tests/e2e", "tests/howto", "tests/k8s", "tests/compose", "tests/golden", "tests/unit/bench")
+SCRIPTED = tuple(f"libs/glowplug/{package}/" for package in ("controllers", "policies", "fleet"))
+GOLDEN = "tests/golden/test_scripts.py"  # its scripts run these
 NEAR, FAR = 8, 24
 TRY_S = 120.0  # per round; an endless mutant counts as noticed
 _TURNED: dict[type[ast.AST], type[ast.AST]] = {
@@ -231,7 +233,7 @@ class Nearest:
         self._graph = grimp.build_graph("glowplug", "bench", "tests", cache_dir=None)
 
     def files(self, path: str) -> list[str]:
-        """At most NEAR + FAR; among equals, first those named after the module."""
+        """The golden scripts, and at most NEAR + FAR files; among equals, first those named after the module."""
         module = path.removeprefix("libs/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         module = f"glowplug.{module}" if module.startswith("services.") else module
         stem, asked, seen, found = module.rpartition(".")[2], {module}, {module}, list[str]()
@@ -242,7 +244,7 @@ class Nearest:
             found += sorted(near, key=lambda file: (stem not in file, not file.startswith("tests/unit"), file))
             seen |= importers
             asked = importers
-        return found[: NEAR + FAR]
+        return [*([GOLDEN] if path.startswith(SCRIPTED) else []), *found[: NEAR + FAR]]
 
 
 def _is_asked(file: str) -> bool:

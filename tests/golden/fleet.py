@@ -1,5 +1,5 @@
-"""Runs golden scripts: a fleet under the union, with the services' own controllers and simulated engines.
-A script's blocks are commands, `----`, and the decisions, messages and engines' work that follow, line by line.
+"""Runs golden scripts of a fleet under the union (see form.py), with the services' own controllers and simulated
+engines: decisions, messages and engines' work follow each command.
 
     python -m tests.golden.fleet      rewrites the traces; read the diff before the commit
 
@@ -23,10 +23,9 @@ Commands of the blocks after it (times in seconds):
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from glowplug.controllers import operator
@@ -58,8 +57,8 @@ from glowplug_lab.simulator.setup import (
 from glowplug_lab.simulator.workload.arrival import Arrival
 from glowplug_lab.simulator.world import World, break_at
 from glowplug_lab.systems import SYSTEMS
+from tests.golden.form import SCRIPTS, rewrite
 
-SCRIPTS = Path(__file__).parent / "scripts"
 BEAT_S, RESYNC_S, HEAL_S = 1.0, 2.0, 2.0  # as in the services' settings
 SHOWN = ("source", "host_id", "drops", "becomes", "replica", "if_idle", "waits")
 HIDDEN = (
@@ -297,23 +296,6 @@ def _words(payload: Any) -> str:
     return " ".join([*dict.fromkeys(filter(None, names)), *words])
 
 
-def played(script: str) -> str:
-    """Return the script with current traces; its blocks are commands, `----`, trace, empty line."""
-    first, *blocks = _blocks(script)
-    fleet, out = Fleet([line for line in first if line and not line.startswith("#")]), ["\n".join(first)]
-    for block in blocks:
-        commands = [line for line in block if line and not line.startswith("#")]
-        trace = [line for command in commands for line in fleet.run(command)] or ["nothing"]
-        out.append("\n".join([*block, *(["----", *trace] if commands else [])]))
-    return "\n\n".join(out) + "\n"
-
-
-def _blocks(script: str) -> Iterator[list[str]]:
-    for block in script.strip().split("\n\n"):
-        yield block.split("\n----")[0].split("\n")
-
-
 if __name__ == "__main__":
-    for path in sorted(SCRIPTS.glob("*.txt")):
-        path.write_text(played(path.read_text(encoding="utf-8")), encoding="utf-8")
-        sys.stdout.write(f"{path.name}\n")
+    for changed in rewrite(SCRIPTS, Fleet):
+        sys.stdout.write(f"{changed}\n")
