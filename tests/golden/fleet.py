@@ -5,15 +5,20 @@ engines: decisions, messages and engines' work follow each command.
 
 The first block declares the fleet (sizes in GB; `gb=` of a model's KV cache):
     servers NAME COUNT GPUS GB [FIELD=VALUE ...]    model NAME GB [gb=KV] [FIELD=VALUE ...]    of Model or StartSeconds
-    policies SYSTEM                                 another system than the union
+    tenant NAME [FIELD=VALUE ...]                   policies SYSTEM, where it is not the union
 Commands of the blocks after it (times in seconds):
-    request NAME MODEL [TOKENS] [COUNT]    requests NAME (NAME-1 ...) come, each for an answer of TOKENS
+    request NAME MODEL [TOKENS] [COUNT] [TENANT]   requests NAME (NAME-1 ...) come, each for an answer of TOKENS
     leave NAME                             its client leaves
     after SECONDS                          time passes
-    operator load|unload|drain|pin|unpin|remove MODEL        cordon NODE, uncordon NODE
+    operator load MODEL [RUNG] [NODE], unload MODEL [RUNG], pin MODEL [RUNG], sleep|drain|unpin|remove MODEL
+    operator fetch|drop MODEL [NODE]       to or from host memory
+    change MODEL FIELD=VALUE ...           it is declared anew
+    cordon NODE, uncordon NODE
     kill NODE [MODEL]                      a node dies, or the oldest engine of a model there
-    lose TYPE [COUNT]                      the next messages of a type reach nobody
-    restart SERVICE, elect SERVICE         a process is killed and comes back; a standby takes over
+    fail NODE MODEL                        the next stage there that is to become whole does not
+    lose TYPE [COUNT], double TYPE [COUNT] the next messages of a type reach nobody, or arrive twice
+    restart SERVICE, elect SERVICE [lingers]   a process is killed and comes back; a standby takes over
+    empty                                  the store loses its rows
 """
 
 import sys
@@ -30,7 +35,9 @@ from glowplug.controllers.operator import Cordon
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.prefetcher import messages as pw
 from glowplug.controllers.router import messages as rw
-from glowplug.domain.model import Model, Slo, WeightsRef
+from glowplug.domain.access import Priority, Tenant
+from glowplug.domain.errors import GlowplugError
+from glowplug.domain.model import Model, OnCold, Rung, Slo, WeightsRef
 from glowplug.events import facts
 from glowplug.events.commands import StartInstance
 from glowplug.events.envelope import COMMANDS, Event
@@ -73,11 +80,17 @@ class Script:
 
     def __init__(self) -> None:
         self.lost: Counter[str] = Counter()
+        self.doubled: Counter[str] = Counter()
         self.now_told = ""
 
     def delays_s(self) -> Sequence[float]:
-        self.lost[self.now_told] -= 1
-        return () if self.lost[self.now_told] >= 0 else (0.0,)
+        if self.lost[self.now_told] > 0:
+            self.lost[self.now_told] -= 1
+            return ()
+        if self.doubled[self.now_told] > 0:
+            self.doubled[self.now_told] -= 1
+            return (0.0, 0.0)
+        return (0.0,)
 
     def phase_s(self, period_s: float) -> float:
         return 0.0
@@ -98,7 +111,7 @@ class Fleet:
     """The declared fleet, and the lines of its trace since the last command."""
 
     def __init__(self, declarations: Sequence[str]) -> None:
-        declared: dict[str, list[list[str]]] = {"servers": [], "model": [], "policies": []}
+        declared: dict[str, list[list[str]]] = {"servers": [], "model": [], "tenant": [], "policies": []}
         for line in declarations:
             verb, *words = line.split()
             declared[verb].append(words)
@@ -106,6 +119,7 @@ class Fleet:
         setup = Setup(
             servers=tuple(_servers(*words) for words in declared["servers"]),
             models=tuple(_model(*words) for words in declared["model"]),
+            tenants=tuple(Tenant(name=name, **_fields(given)) for name, *given in declared["tenant"]),
             policies=PolicyNames(**system.policies),
             params=Params(
                 agent=replace(QUIET_AGENT, beat_s=BEAT_S, **system.params["agent"]),
@@ -116,7 +130,7 @@ class Fleet:
                 heal_s=HEAL_S,
             ),
         )
-        self.script, self.lines = Script(), [""]
+        self.script, self.lines = Script(), list[str]()
         self.tickets: dict[str, int] = {}
         self.names: dict[int, str] = {}
         self.world = World(setup, [], delivery=self.script)
@@ -130,17 +144,17 @@ class Fleet:
 
     def run(self, command: str) -> list[str]:
         verb, *words = command.split()
-        self.lines = []
         getattr(self, f"do_{verb}")(*words)
         self.world.run_until(self.world.kernel.now_s)
-        return self.lines
+        lines, self.lines = self.lines, []
+        return lines
 
-    def do_request(self, name: str, model: str, tokens: str = "8", count: str = "1") -> None:
+    def do_request(self, name: str, model: str, tokens: str = "8", count: str = "1", tenant: str = "") -> None:
         for number in range(int(count)):
             mine = name if count == "1" else f"{name}-{number + 1}"
             ticket = self.tickets[mine] = self.world.traffic.num_arrived + 1
             self.names[ticket] = mine
-            self.world.traffic.arrive(Arrival(self.now_s, model, 16, int(tokens)))
+            self.world.traffic.arrive(Arrival(self.now_s, model, 16, int(tokens), tenant=tenant))
 
     def do_leave(self, name: str) -> None:
         self.world.traffic.leave(self.tickets[name])
@@ -148,12 +162,24 @@ class Fleet:
     def do_after(self, seconds: str) -> None:
         self.world.run_until(self.world.kernel.now_s + float(seconds))
 
-    def do_operator(self, verb: str, key: str) -> None:
+    def do_operator(self, verb: str, key: str, *given: str) -> None:
+        rung = Rung(given[0]) if given and verb in ("load", "unload", "pin") else None
+        node_id = given[-1] if given and given[-1] not in tuple(Rung) else ""
         asked = {
-            "load": operator.Load(key), "unload": operator.Unload(key), "drain": operator.Suspend(key),
-            "pin": operator.Pin(key, True), "unpin": operator.Pin(key, False), "remove": operator.Undeploy(key),
+            "load": operator.Load(key, rung or Rung.READY, node_id), "unload": operator.Unload(key, rung),
+            "sleep": operator.Sleep(key), "drain": operator.Suspend(key),
+            "pin": operator.Pin(key, True, rung or Rung.READY), "unpin": operator.Pin(key, False),
+            "remove": operator.Undeploy(key),
+            "fetch": operator.FetchToHost(key, node_id), "drop": operator.DropFromHost(key, node_id),
         }  # fmt: skip
-        self.control.give("autoscaler", asked[verb])
+        try:
+            self.control.give("placer" if verb in ("fetch", "drop") else "autoscaler", asked[verb])
+        except GlowplugError as error:
+            self._say(f"the operator is refused: {error.message}")
+
+    def do_change(self, key: str, *given: str) -> None:
+        model = self.control.services["autoscaler"].models[key]
+        self.control.give("autoscaler", operator.Deploy(model=replace(model, **_fields(given))))
 
     def do_cordon(self, node_id: str) -> None:
         self.control.give("placer", Cordon(node_id, True))
@@ -164,14 +190,24 @@ class Fleet:
     def do_kill(self, node_id: str, model: str = "") -> None:
         break_at(self.world.nodes[node_id], Fault(at_s=0.0, node_id=node_id, model=model))
 
+    def do_fail(self, node_id: str, model: str) -> None:
+        fault = Fault(at_s=0.0, node_id=node_id, model=model, kind="consolidation")
+        break_at(self.world.nodes[node_id], fault)
+
     def do_lose(self, kind: str, count: str = "1") -> None:
         self.script.lost[kind] = int(count)
+
+    def do_double(self, kind: str, count: str = "1") -> None:
+        self.script.doubled[kind] = int(count)
 
     def do_restart(self, service: str) -> None:
         self.control.restart(service)
 
-    def do_elect(self, service: str) -> None:
-        self.control.elect(service)
+    def do_elect(self, service: str, lingers: str = "") -> None:
+        self.control.elect(service, lingers=bool(lingers))
+
+    def do_empty(self) -> None:
+        self.control.empty_store()
 
     @property
     def now_s(self) -> float:
@@ -181,7 +217,8 @@ class Fleet:
         self.script.now_told = event.type
         if not isinstance(event.data, HIDDEN):
             is_lost = " (lost)" if self.script.lost[event.type] > 0 else ""
-            self._say(f"{event.type} {_words(event.data)}{is_lost}")
+            is_double = " (twice)" if self.script.doubled[event.type] > 0 else ""
+            self._say(f"{event.type} {_words(event.data)}{is_lost or is_double}")
 
     def _works(self, name: str, effect: Any) -> None:
         if isinstance(effect, ENGINE_WORK):
@@ -234,6 +271,8 @@ def _value(text: str) -> Any:
         return frozenset(text.split(","))
     if text in ("true", "false"):
         return text == "true"
+    if text in (*OnCold, *Priority):
+        return OnCold(text) if text in tuple(OnCold) else Priority(text)
     if not text.replace(".", "").lstrip("-").isdecimal():
         return text
     return float(text) if "." in text else int(text)

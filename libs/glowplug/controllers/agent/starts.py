@@ -272,4 +272,5 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
             transaction.ask(SleepEngine(holding.engine, holding.drain.becomes, holding.drain.busy_until > 0))
             deadline_at = transaction.now_s + transaction.params.sleep_deadline_s
             holding = replace(holding, drain=replace(holding.drain, deadline_at=deadline_at))
-        transaction.publish(holding, reason="its agent has restarted and found it again")
+        why = holding.instance.reason if holding.drain is not None else "its agent has restarted and found it again"
+        transaction.publish(holding, reason=why)

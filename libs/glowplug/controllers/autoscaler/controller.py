@@ -170,7 +170,7 @@ class Consolidations:
             assert decided is not None
             for target in _targets(instance, decided, rows):
                 stage = self._stage(target)
-                if now_s - stage.asked_at >= self._repeat_s:
+                if not target.consolidating and now_s - stage.asked_at >= self._repeat_s:
                     stage.asked_at = now_s
                     command = ConsolidateInstance(
                         target=target.node_id, instance_id=target.instance_id, reason=decided.reason

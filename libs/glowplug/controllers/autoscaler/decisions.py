@@ -69,6 +69,7 @@ _DONE: Mapping[str, str] = {  # an operator's action has a whole sentence as its
     "cancel": "a start of {} is called off",
     "drain": _DRAINS,
     "unload": _DRAINS,
+    "sleep": _DRAINS,
     "undeploy": _DRAINS,
     "stop": _DRAINS,
     "consolidate_down": "a pipeline of {} becomes one instance",

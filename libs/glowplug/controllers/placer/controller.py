@@ -31,6 +31,7 @@ What it never does
     Start a process, move bytes, read a clock, claim more than a node's beat offers, undeploy or scale a model.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, get_args
@@ -397,6 +398,9 @@ class Prewarming:
             draining=frozenset(row.instance_id for rows in finishing.values() for row in rows),
             finishing=finishing,
             num_active=capacity.num_active,
+            num_leaving_copies=Counter(
+                row.model_key for rows in finishing.values() for row in rows if self._is_idle(row)
+            ),
             slots={key: holdings.slots_of(models[key]) for key in forecasts},
             forecasts=forecasts,
             load_s={key: fleet.network.load_seconds(models[key]) for key in forecasts},
@@ -409,6 +413,9 @@ class Prewarming:
                 for row in self._weighed(row for rows in capacity.dormant.values() for row in rows)
             },
         )
+
+    def _is_idle(self, row: Instance) -> bool:
+        return not self.fleet.loads.of(row.model_key).in_flight_by_instance.get(row.instance_id, 0)
 
     def _weighed(self, some: Iterable[_T]) -> Iterable[_T]:
         return some if self._weighs else ()

@@ -52,6 +52,7 @@ from glowplug.domain.access import Priority
 from glowplug.domain.errors import Contended, EngineFailed, GlowplugError, ModelNotFound, NoCapacity
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model, OnCold
+from glowplug.domain.phrasing import doing
 from glowplug.domain.snapshot import ClassLoad, ModelLoad, Outlook
 from glowplug.events import Event, facts
 from glowplug.fleet.start_times import PRIORS, START_TIMES, Prior, StartTimes
@@ -258,7 +259,8 @@ class Refusals:
             text = f"The model `{model.name}` is not running and is set to refuse rather than hold (on_cold: refuse)."
             return coded(NoCapacity(text, retry_after_s=retry_s), "model_cold")
         if len(queue.waiting) >= model.max_queue:
-            text = f"{len(queue.waiting)} requests already wait for `{model.name}` (max_queue {model.max_queue})."
+            waits = doing(len(queue.waiting), "request", "already waits")
+            text = f"{waits} for `{model.name}` (max_queue {model.max_queue})."
             return Contended(text, retry_after_s=self._overload.ask_back_s(model, queue, now_s))
         if self._overload.is_late(model, num_ahead, 0.0, now_s):
             return self._overload.error(model, queue, now_s)

@@ -70,7 +70,9 @@ class Sharing:
             queue.discipline.stays(ticket)
             return []
         request.gives_way = True
-        return [Recall(ticket, "the request gives way to one of a tenant with less", gives_way=True)]
+        return [
+            Recall(ticket, "it gives way to a request that is more urgent, or of a tenant with less", gives_way=True)
+        ]
 
     def gave_way(self, request: Request, num_tokens: int | None, now_s: float) -> None:
         """Hold a recalled request again. `num_tokens`: its client's, of a begun stream; None: no part of this engine's

@@ -26,6 +26,7 @@ class PrewarmView(FleetView):
     draining: frozenset[str] = frozenset()
     finishing: Mapping[str, Sequence[Instance]] = field(default_factory=dict)  # node_id -> rows of draining instances
     num_active: Mapping[str, int] = field(default_factory=dict)  # model_key -> instances that serve or will (K)
+    num_leaving_copies: Mapping[str, int] = field(default_factory=dict)  # model_key -> idle ones that drain
     slots: Mapping[str, int] = field(default_factory=dict)  # concurrent requests; absent: as declared
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
     load_s: Mapping[str, float] = field(default_factory=dict)

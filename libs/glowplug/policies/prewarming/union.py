@@ -3,7 +3,8 @@
 A replica's worth (`policies/worth.py`) is the probability that the load reaches it before a reload, times the saving of
 a start from it. The i-th replica of a model with K instances of B slots is needed beyond (K + i) B concurrent requests,
 the first of a model without any with the next request. WarmServe's Algorithm 1 places them (section 5.2) with these
-worths for its scores (Eq. 7-8); a wish that fits nowhere replaces copies worth less.
+worths for its scores (Eq. 7-8); a wish that fits nowhere replaces copies worth less. An idle instance that drains is
+about to leave a copy, and counts among the K.
 
 Replicas are made only where host memory has the weights, as everywhere in WarmServe (section 7.1). Over the network
 they slow cold starts: with 384 models on 16 Gbit/s cards TTFT attainment on HydraServe's workload fell from 100 % to 94
@@ -59,7 +60,7 @@ def wishes(view: PrewarmView, params: UnionParams) -> list[ReplicaWish]:
         model, climb_s = view.models.get(key), view.climb_s.get(key, 0.0)
         if model is None or climb_s <= 0:
             continue
-        there, slots = view.num_active.get(key, 0), view.slots_of(model)
+        there, slots = view.num_active.get(key, 0) + view.num_leaving_copies.get(key, 0), view.slots_of(model)
         for rank in range(params.max_replicas):
             probability = asked(level(forecast, there + rank, slots), away_s(climb_s))
             if probability < params.least_asked:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 from glowplug.domain.instance import Instance, InstanceState, slots_per_instance
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import doing
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.policies.decisions import ScaleDecision
 
@@ -181,12 +182,17 @@ def settle(
     if wanted < view.num_running:
         alive_s = model.keep_alive_s if keep_alive_s is None else keep_alive_s
         drain, left = _drain(view, wanted, may_go, alive_s)
-        if wanted == 0 and not model.suspended and len(view.running) <= view.ceiling:
-            why = f"it has been idle for its keep-alive of {alive_s:g} s" if drain else "its keep-alive is not over"
+        if not drain and wanted == 0 and not model.suspended and len(view.running) <= view.ceiling:
+            why = "its keep-alive is not over"
+        elif left == 0 and not model.suspended and len(view.running) <= view.ceiling:
+            why = f"it has been idle for its keep-alive of {alive_s:g} s"
         active_at = view.load.last_active_at
         figures["idle_s"] = round(max(0.0, view.now_s - active_at), 3) if active_at else -1
-    elif take_back and view.draining:
-        resume = _taken_back(view, wanted - view.num_running)
+    else:
+        if wanted > target:
+            why = f"at least {doing(view.floor, 'instance', 'stays')}{': it is pinned' if model.pinned else ''}"
+        if take_back and view.draining:
+            resume = _taken_back(view, wanted - view.num_running)
     return ScaleDecision(
         model_key=model.key,
         num_wanted=left,
