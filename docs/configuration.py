@@ -7,7 +7,16 @@ from typing import Any
 
 from glowplug.domain.bounds import Bounds, marks_of
 from glowplug.events.document import comments_of
-from glowplug.runtime.settings import ElectedSettings, NodeSettings, ServiceSettings, Settings, SourceSettings, Variable
+from glowplug.runtime.settings import (
+    ElectedSettings,
+    EngineSecret,
+    NodeSettings,
+    ServiceSettings,
+    Settings,
+    SharedSettings,
+    SourceSettings,
+    Variable,
+)
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 # ruff: noqa: E501 - a row of a table is one line
@@ -108,10 +117,12 @@ def _advanced(found: dict[str, type[Settings]]) -> list[str]:
 def classes() -> dict[str, type[Settings]]:
     """Title -> settings class, in the order of the page."""
     found: dict[str, type[Settings]] = {
+        "Every service and the local fleet": SharedSettings,
         "Every service": ServiceSettings,
         "Autoscaler, placer, predictor and operator": ElectedSettings,
         "Prefetcher and autoscaler: sources of weights": SourceSettings,
-        "Agent and prefetcher": NodeSettings,
+        "Agent and prefetcher, with the same values": NodeSettings,
+        "Router, agent and the local fleet": EngineSecret,
     }
     for service in SERVICES:
         module = importlib.import_module(f"glowplug.services.{service}.settings")

@@ -152,7 +152,6 @@ class AgentService:
             settings.node,
             ByteLedger(found.gpus),
             kinds,
-            agent_url=settings.agent_url,
             stages_at=settings.stages_at,
             params=settings.params,
             memory=self._state.memory,
@@ -186,7 +185,7 @@ class AgentService:
 
     async def start(self, url: str = "") -> None:
         """Resume living engines, then serve. Returns at once."""
-        self.controller.agent_url = self.settings.agent_url or url
+        self.controller.agent_url = url
         living = self.engines.living()
         unknown = self._state.handles.keys() - self.controller.holdings.keys()
         for instance_id in unknown:

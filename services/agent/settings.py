@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from glowplug.controllers.agent.params import AgentParams
 from glowplug.domain.address import PortRange, host_and_port, reachable
@@ -12,7 +11,7 @@ from glowplug.domain.reading import ADVANCED, CONSTANT
 from glowplug.domain.units import parse_bytes
 from glowplug.engines.port import EngineSettings
 from glowplug.policies.systems import UNION
-from glowplug.runtime.settings import NodeSettings
+from glowplug.runtime.settings import EngineSecret, GpuKind, NodeSettings
 
 
 def _are_sizes(given: str) -> None:
@@ -24,22 +23,18 @@ Ports = Annotated[str, Checked(PortRange.parse)]
 
 
 @dataclass(kw_only=True)
-class AgentSettings(NodeSettings):
+class AgentSettings(EngineSecret, NodeSettings):
     """`gpu_budgets`: "1GiB,1GiB" gives the node two GPUs of host memory. Times are seconds."""
 
-    agent_url: Annotated[str, ADVANCED] = ""  # how others reach this agent; empty: its own address
     prefetcher_url: str = ""
-    gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"  # host: GPUs of host memory
+    gpu_kind: GpuKind = "host"  # host: GPUs of host memory
     gpu_budgets: Annotated[str, Checked(_are_sizes)] = "1GiB"  # of each GPU, comma-separated
-    host_cache_bytes: int = 8 << 30  # the same as the prefetcher's
-    shm_dir: Path = Path(".glowplug/shm")
     engine_ports: Ports = ""  # first-last, ports that engines listen on; empty: any free one
     stage_ports: Ports = "29400-29999"  # first-last, ports by which the stages of a pipeline meet
     engines: str = ""  # comma-separated, may start here; empty: every one that can
     warm_engines: str = ""  # comma-separated, prepared at start (vLLM: 15 s of CPU, 630 MB); empty: all
     stream_weights: Annotated[bool, ADVANCED] = True  # engines that can load weights while they arrive
     engines_on_stop: Literal["stop", "leave"] = "stop"  # what a stopping agent does with its engines
-    engine_secret: str = ""  # keys of engines are made from it; routers need the same; empty: no keys
     engine_overhead_bytes: int = 0  # host memory an engine may take beyond its grant; 0: its kind's
     engine_memory_s: Annotated[Positive, CONSTANT] = 0.25  # how often that is checked
     inventory_s: Annotated[Positive, CONSTANT] = 1.0
@@ -47,10 +42,6 @@ class AgentSettings(NodeSettings):
     drain_s: Annotated[float, ADVANCED] = 5.0
     params: AgentParams = field(default_factory=lambda: AgentParams(**UNION.params["agent"]))
     driver: EngineSettings = field(default_factory=EngineSettings)
-
-    def own_names(self) -> tuple[str, ...]:
-        """Hosts by which others reach this process."""
-        return (*super().own_names(), urlsplit(self.agent_url).hostname or "")
 
     @property
     def port_range(self) -> PortRange | None:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from glowplug.domain.address import is_loopback
 from glowplug.domain.bounds import Bounds, Count, Positive
-from glowplug.domain.reading import ADVANCED, CONSTANT, Setting
+from glowplug.domain.reading import CONSTANT, Setting
 from glowplug.runtime.settings import ServiceSettings
 from glowplug.runtime.web import MAX_BODY_BYTES
 
@@ -31,17 +31,17 @@ class ConsoleSettings(ServiceSettings):
     events_per_beat: Annotated[Count, CONSTANT] = 60  # shown of each class per beat; the rest are counted
     events_max_watchers: Annotated[Count, CONSTANT] = 16
     decisions_kept: Annotated[Count, CONSTANT] = 2000
-    stream_beat_s: Annotated[Positive, ADVANCED] = 0.05
+    stream_beat_s: Annotated[Positive, CONSTANT] = 0.05
     stream_queue: Annotated[int, Bounds(least=2), CONSTANT] = 64
     stream_max_clients: Annotated[Count, CONSTANT] = 64
     router_url: str = ""  # of the playground; empty, here and below: learned from the service's announcement
     autoscaler_url: str = ""  # of actions on models
     placer_url: str = ""  # of actions on nodes
     predictor_url: str = ""  # of forecasts
-    action_timeout_s: Annotated[Positive, ADVANCED] = 15.0
-    chat_max_body_bytes: Annotated[int, Bounds(least=1024, most=MAX_BODY_BYTES), ADVANCED] = 2 << 20
-    chat_max_streams: Annotated[Count, ADVANCED] = 64  # through this console at once
-    chat_silence_s: Annotated[Positive, ADVANCED] = 600.0  # until a router that sends nothing is given up
+    action_timeout_s: Annotated[Positive, CONSTANT] = 15.0
+    chat_max_body_bytes: Annotated[int, Bounds(least=1024, most=MAX_BODY_BYTES), CONSTANT] = 2 << 20
+    chat_max_streams: Annotated[Count, CONSTANT] = 64  # through this console at once
+    chat_silence_s: Annotated[Positive, CONSTANT] = 600.0  # until a router that sends nothing is given up
     requests_shown: Annotated[Count, CONSTANT] = 2000  # finished ones kept
     usage_database_url: str = ""  # of SQLAlchemy; empty: SQLite in <state_dir>/console/usage.db
     usage_kept_days: Positive = 90.0  # records of single requests; hourly totals are kept for good

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glowplug.controllers.prefetcher.params import PrefetcherParams
-from glowplug.domain.bounds import Bounds, Count, Positive
+from glowplug.domain.bounds import Bounds, Positive
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.reading import ADVANCED, CONSTANT
 from glowplug.policies.systems import UNION
@@ -17,13 +17,11 @@ USABLE_RATIO = 0.9  # of the shared-memory file system: filling it up would take
 
 @dataclass(kw_only=True)
 class PrefetcherSettings(NodeSettings, SourceSettings):
-    shm_dir: Path = Path("/dev/shm/glowplug")  # weights in host memory; agent and prefetcher need the same
-    host_cache_bytes: Count = 8 << 30  # host memory for weights; agent and prefetcher need the same
     disk_cache_bytes: int = 0  # local disk for copies of weights; 0: none
     disk_cache_dir: Path | None = None  # empty: <state_dir>/weights
     link_bytes_per_s: float = 0.0  # most that fetches of this node take; 0: no limit
     max_peers: Annotated[int, Bounds(most=8), ADVANCED] = 3  # nodes that one fetch reads from, beside its source
-    max_peer_reads: Annotated[int, ADVANCED] = 8  # by other nodes from this one, at once
+    max_peer_reads: Annotated[int, CONSTANT] = 8  # by other nodes from this one, at once
     recheck_s: Annotated[Positive, CONSTANT] = 3.0  # of files without a checksum
     policy_caching: Annotated[str, a_policy("caching")] = UNION.policies["caching"]  # who leaves host memory first
     params: PrefetcherParams = field(default_factory=lambda: PrefetcherParams(capacity_bytes=0))

@@ -7,7 +7,7 @@ from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.bounds import Bounds, Count, Positive, Share
 from glowplug.domain.reading import ADVANCED, CONSTANT, SETTING
 from glowplug.policies.systems import UNION
-from glowplug.runtime.settings import Port, ServiceSettings, a_policy
+from glowplug.runtime.settings import EngineSecret, Port, ServiceSettings, a_policy
 from glowplug.services.router.tracing import Sampler
 
 
@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(kw_only=True)
-class RouterSettings(ServiceSettings):
+class RouterSettings(EngineSecret, ServiceSettings):
     data_port: Port = 0  # 0 lets the kernel choose
     reuse_port: bool = False  # several router processes share the port (SO_REUSEPORT)
     drain_delay_s: float = 0.0  # after SIGTERM: not ready, but serving, so that balancers notice
@@ -50,7 +50,6 @@ class RouterSettings(ServiceSettings):
     policy_routing: Annotated[str, a_policy("routing")] = UNION.policies["routing"]
     policy_fairness: Annotated[str, a_policy("fairness")] = UNION.policies["fairness"]  # among waiting tenants
     length_model: Annotated[str, ADVANCED] = ""  # file; empty: the one included; none: none
-    engine_secret: str = ""  # keys of engines are made from it; set it on routers first
     strict_fields: Annotated[bool, ADVANCED] = False  # unknown field: 400
     console_url: str = ""  # the console's address for people, shown at / of the data port
     trace_ratio: Share = 1.0  # share of requests without a trace of their own that are traced
@@ -62,7 +61,6 @@ class RouterSettings(ServiceSettings):
     files_kept_s: float = 30 * 86_400.0  # until files and ended batches are removed; 0: never
     batch_max_lines: Count = 50_000  # requests of one batch
     batch_lines_at_once: Count = 64  # most requests of all batches sent at once
-    batch_lease_s: Annotated[float, Bounds(least=1), ADVANCED] = 6.0  # after which another router runs batches
     usage_dir: Annotated[str, ADVANCED] = ""  # of usage records not stored yet; empty: the state directory
     usage_spool_bytes: int = 256 << 20  # usage records kept while the bus is away; 0: no records are made
 

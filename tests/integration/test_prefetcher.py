@@ -117,7 +117,6 @@ async def prefetcher(infra: Infra, tmp_path: Path) -> AsyncIterator[Prefetcher]:
         "GLOWPLUG_ADMIN_TOKEN": TOKEN,
         "GLOWPLUG_FETCH_CHUNK_BYTES": "65536",
         "GLOWPLUG_RESYNC_S": "0.3",
-        "GLOWPLUG_HEAL_S": "0.5",
     }
     bus, store = NatsBus(infra.nats.url, "test"), RedisStore(infra.valkey.url)
     await bus.connect()
@@ -172,7 +171,7 @@ async def test_weights_are_pulled_over_rest(prefetcher: Prefetcher, tmp_path: Pa
 
     with HubServer({"org/one": {"one.gguf": DATA}}) as hub:
         prefetcher.process.env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-        await prefetcher.start(fetch_max_attempts=1)
+        await prefetcher.start()
         row = await pulled("hf://org/one")
         assert (row["where"], row["num_bytes"], row["source"]) == (prefetcher.node_id, len(DATA), "hf")
         assert (await pulled("hf:org/one"))["source"] == "cache"

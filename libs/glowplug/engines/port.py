@@ -100,9 +100,9 @@ class EngineSettings:
     """Times in seconds."""
 
     vllm_python: Annotated[str, SETTING] = ""  # interpreter with vLLM; empty: GLOWPLUG_VLLM_ENV's
-    llamacpp_parked: Annotated[bool, ADVANCED] = True  # engines are forks of one process (20 MB)
+    llamacpp_parked: bool = True  # engines are forks of one process (20 MB)
     vllm_parked: bool = True
-    launch_timeout_s: Annotated[Positive, ADVANCED] = 120.0
+    launch_timeout_s: Positive = 120.0
     load_timeout_s: Annotated[Positive, ADVANCED] = 600.0
     health_timeout_s: float = 2.0
     servers: Annotated[str, SETTING] = ""  # TOML file of the servers that `engine: command` may start

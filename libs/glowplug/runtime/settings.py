@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from glowplug.domain.bounds import Bounded, Bounds, Checked, OutOfBounds, Positive, kinds_of, marks_of, word
+from glowplug.domain.bounds import Bounded, Bounds, Checked, Count, OutOfBounds, Positive, kinds_of, marks_of, word
 from glowplug.domain.reading import ADVANCED, CONSTANT, SETTING, Misread, Setting, laid_over, nested
 from glowplug.policies.registry import choose
 from glowplug.policies.systems import DEFAULT, installed, system
@@ -23,6 +23,7 @@ from glowplug.weights.source import SourceOptions
 
 S = TypeVar("S", bound="Settings")
 SHORTEST_LEASE_S = 1.0  # below it a busy machine's pauses would look like deaths
+LOCAL_NATS, LOCAL_REDIS = "nats://127.0.0.1:4222", "redis://127.0.0.1:6379/0"
 
 
 def _level(given: str) -> None:
@@ -37,6 +38,7 @@ def a_policy(kind: str) -> Checked:
 Port = Annotated[int, Bounds(most=65535)]
 NodeId = Annotated[str, word(r"[a-z0-9][a-z0-9.-]*|", 64)]
 """A server's name as one word of a subject, where dots divide: `ip-10-0-0-1.internal` is `ip-10-0-0-1-internal`."""
+GpuKind = Literal["host", "cuda", "auto", "emulated"]
 Hosts = Annotated[str, Checked(AllowedHosts.parse)]
 Origins = Annotated[str, Checked(parse_origins)]
 SystemName = Annotated[str, Checked(lambda name: system(name or DEFAULT))]
@@ -110,19 +112,31 @@ def _default(cls: type[S], named: Mapping[str, Any]) -> S:
 
 
 @dataclass(kw_only=True)
-class ServiceSettings(Settings):
-    """Base of each service's settings; a service adds its own fields and params."""
+class SharedSettings(Settings):
+    """Of every service and of `glowplug up`, which generates the keys and embeds the servers that it is not given."""
 
-    service_id: Annotated[str, word(r"[A-Za-z0-9_-]*", 128)] = ""  # one per process; empty: "<service>-1"
     host: str = "127.0.0.1"  # address the ports listen on
-    advertise_host: Annotated[str, word(r"[A-Za-z0-9._:-]*")] = ""  # name that others use; empty: `host`
-    port: Port = 0  # admin REST; 0 lets the kernel choose
-    nats_url: str = "nats://127.0.0.1:4222"  # several of one cluster: with commas; users: docs/network.md
-    nats_replicas: Annotated[int, Bounds(least=1, most=5)] = 1  # copies of each stream in a NATS cluster
-    redis_url: str = "redis://127.0.0.1:6379/0"  # rediss://, unix:///path, redis+sentinel://HOST:PORT,.../MASTER
+    nats_url: str = ""  # several of one cluster: with commas; users: docs/network.md; empty: local
+    redis_url: str = ""  # redis://, rediss://, unix:///path, redis+sentinel://HOST:PORT,.../MASTER; empty: local
     state_dir: Path = Path(".glowplug")  # what the process keeps on disk
     admin_token: str = ""  # asked of every changing call of an admin port; empty: none
     api_key: str = ""  # asked of every call of the data port; empty: none
+    drain_s: float = 10.0  # how long a stopping service may finish its work
+
+
+@dataclass(kw_only=True)
+class EngineSecret(Settings):
+    engine_secret: str = ""  # keys of engines are made from it; set it on routers first; empty: no keys
+
+
+@dataclass(kw_only=True)
+class ServiceSettings(SharedSettings):
+    """Base of each service's settings; a service adds its own fields and params."""
+
+    service_id: Annotated[str, word(r"[A-Za-z0-9_-]*", 128)] = ""  # one per process; empty: "<service>-1"
+    advertise_host: Annotated[str, word(r"[A-Za-z0-9._:-]*")] = ""  # name that others use; empty: `host`
+    port: Port = 0  # admin REST; 0 lets the kernel choose
+    nats_replicas: Annotated[int, Bounds(least=1, most=5)] = 1  # copies of each stream in a NATS cluster
     allowed_hosts: Hosts = ""  # further names its ports answer to: a.example,*.example.org; `*`: any
     allowed_origins: Origins = ""  # other sites whose pages may use its ports: https://a.example; `*`: any
     policies: SystemName = ""  # a system of docs/policies.md; empty: the union; settings of its own go before it
@@ -130,7 +144,11 @@ class ServiceSettings(Settings):
     log_json: bool = False  # one JSON object per line instead of text
     tick_s: Annotated[Positive, CONSTANT] = 0.5  # how often a controller sees time pass
     resync_s: Annotated[Positive, ADVANCED] = 2.0  # how often tables are read again
-    drain_s: float = 10.0  # how long a stopping service may finish its work
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.nats_url = self.nats_url or LOCAL_NATS
+        self.redis_url = self.redis_url or LOCAL_REDIS
 
     def own_names(self) -> tuple[str, ...]:
         """Hosts by which others reach this process."""
@@ -146,6 +164,8 @@ class NodeSettings(ServiceSettings):
     """Of a service that runs on every node."""
 
     node_id: NodeId = ""  # a dot becomes a dash
+    shm_dir: Path = Path("/dev/shm/glowplug")  # weights in host memory
+    host_cache_bytes: Count = 8 << 30  # of weights
 
     def __post_init__(self) -> None:
         self.node_id = self.node_id.replace(".", "-") or "node-1"

@@ -18,6 +18,8 @@ from glowplug.services.router.shell import RouterShell
 from glowplug.services.router.upload import Uploads
 from glowplug.state.redis_store import RedisStore
 
+LEASE_S = 6.0  # without its router, after which another runs batches
+
 
 class Batches:
     """One router's files and batches."""
@@ -57,7 +59,7 @@ class Batches:
             world.service,
             settings.service_id,
             url,
-            settings.batch_lease_s,
+            LEASE_S,
             world.store,
             world.metrics,
             self._term,

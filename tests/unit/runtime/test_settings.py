@@ -57,10 +57,10 @@ def test_no_service_takes_a_number_that_nobody_can_mean(monkeypatch, settings):
 
 
 def test_a_setting_of_the_params_reaches_them_and_an_unknown_variable_nothing(monkeypatch):
-    for name, value in {"FAIR_WAIT_S": "7", "START_CUDA_S": "0.5", "FAIR_TURN_S": "9"}.items():
+    for name, value in {"FAIR_WAIT_S": "7", "FAIR_TURN_S": "9"}.items():
         monkeypatch.setenv(f"GLOWPLUG_{name}", value)
     params = PlacerSettings.read().params
-    assert (params.fair_wait_s, params.start_stages.cuda_s) == (7.0, 0.5)
+    assert params.fair_wait_s == 7.0
     assert params.fair_turn_s == PlacerParams().fair_turn_s, "no setting"
 
 

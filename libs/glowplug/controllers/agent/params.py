@@ -25,7 +25,7 @@ class EngineKind:
 class AgentParams(Bounded):
     beat_s: Positive = 1.0
     start_deadline_s: Annotated[Positive, ADVANCED] = 180.0  # command -> READY
-    sleep_deadline_s: Annotated[Positive, ADVANCED] = 30.0  # drained -> asleep; then it is stopped
+    sleep_deadline_s: Positive = 30.0  # drained -> asleep; then it is stopped
     wake_deadline_s: Annotated[Positive, ADVANCED] = 30.0  # command -> READY, from a dormant instance
     drain_quiet_s: float = 0.05  # for routers to learn of the drain
     stop_grace_s: Annotated[float, ADVANCED] = 3.0  # SIGTERM -> SIGKILL
@@ -34,8 +34,7 @@ class AgentParams(Bounded):
     health_misses: Count = 3
     keep_gone_s: float = 180.0  # longer than a command lives on the bus
     max_tick_gap_s: float = 5.0  # longer: a clock jump or a machine asleep
-    # command -> whole or given up; then -> its stages have ended
-    consolidate_deadline_s: Annotated[Positive, ADVANCED] = 600.0
+    consolidate_deadline_s: Positive = 600.0  # command -> whole or given up; then -> its stages have ended
     consolidate_retry_s: float = 10.0  # after a failure; doubles each time
     consolidate_retry_max_s: float = 300.0
     # of a draining KV cache (WarmServe Eq. 1)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from glowplug.domain.bounds import Bounded
 from glowplug.domain.instance import Becomes
-from glowplug.domain.reading import SETTING, Setting
+from glowplug.domain.reading import SETTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,5 +22,4 @@ class AutoscalerParams(Bounded):
     stop_becomes: Annotated[Becomes, SETTING] = "stopped"  # an idle instance becomes this where its engine can
     rest_s: float = 5.0  # between looks at a model without instances or load
     gather_s: float = 0.0  # queue age before starts, to see a burst whole (HydraServe's window)
-    # from now to the policy's forecast window
-    lead_s: Annotated[float, Setting(name="forecast_lead_s", advanced=True)] = 0.0
+    lead_s: float = 0.0  # from now to the policy's forecast window

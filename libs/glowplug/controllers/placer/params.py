@@ -31,9 +31,9 @@ class PlacerParams(Bounded):
     max_tick_gap_s: float = 3.0  # a longer gap means a pause or clock jump of this process, not silent nodes
     settle_s: float = 3.0  # time for nodes and routers to report, before evictions or refusals
     retry_s: float = 1.0  # between tries of a refused placement, without new bytes
-    turns: Annotated[Turns, ADVANCED] = "fair"  # when a busy instance gives way: policies/eviction/turns.py
-    victims: Annotated[Victims, ADVANCED] = "oldest_use"  # choice among several GPUs: policies/eviction/turns.py
-    sleeper_patience: Annotated[float, ADVANCED] = 1.0  # wait for a sleeping engine, as a multiple of the wake's saving
+    turns: Turns = "fair"  # policies/eviction/turns.py
+    victims: Annotated[Victims, ADVANCED] = "oldest_use"  # of several GPUs, likewise
+    sleeper_patience: float = 1.0  # wait for a sleeping engine, as a multiple of the wake's saving
     evict_becomes: Annotated[Becomes, SETTING] = "stopped"  # a victim becomes this where its engine can
     prewarm_every_s: float = 2.0  # between prewarming plans, when nothing happens
     prewarm_gap_s: float = 0.25  # ... and when something happens
@@ -41,8 +41,8 @@ class PlacerParams(Bounded):
     follows_parts: bool = False  # prefetchers report that a stage has its part, and fetch the rest if it becomes whole;
     # False: the part counts as fetched when the stage loads, and its engine fetches the rest, as in scenarios
     hole_grace_s: float = 0.0  # for a stage that becomes whole to go on without a lost stage
-    avoid_node_s: Annotated[float, ADVANCED] = 120.0  # after which a node that failed to get weights is tried again
-    max_start_nodes: Annotated[Count, ADVANCED] = 3  # tried before waiting requests are refused
+    avoid_node_s: float = 120.0  # after which a node that failed to get weights is tried again
+    max_start_nodes: Count = 3  # tried before waiting requests are refused
     network_bytes_per_s: Positive = 2e9  # of a node that reports no rate: 16 Gbit/s
     pcie_bytes_per_s: Positive = 32e9  # host to GPU, of a node that reports no rate
     start_stages: StageSeconds = field(default_factory=StageSeconds)  # of models not started yet

@@ -1,10 +1,9 @@
 """Bounds and times of the prefetcher."""
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 from glowplug.domain.bounds import Positive
-from glowplug.domain.reading import ADVANCED
 from glowplug.policies.caching.mcache_importance import ImportanceParams
 
 
@@ -23,17 +22,15 @@ class PrefetcherParams:
     capacity_bytes: int
     max_fetches: int = 2  # at once
     max_queue: int = 1000
-    room_wait_s: Annotated[float, ADVANCED] = 10.0  # longest wait of a fetch for host memory
+    room_wait_s: float = 10.0  # longest wait of a fetch for host memory
     hold_s: float = 120.0  # a region stays this long for an instance not reported yet
-    # after this a starting instance without a fetch of its weights gets one
-    heal_s: Annotated[Positive, ADVANCED] = 2.0
+    heal_s: Positive = 2.0  # after this a starting instance without a fetch of its weights gets one
     caching: str = "lru"  # eviction order: a name of the policy kind `caching`
     disk_bytes: int = 0  # 0: no disk tier
     disk_trouble: str = ""  # why the disk cannot be used, if known at the start
     disk_gain: float = 0.25  # a copy is written where a read saves at least this share of a fetch
-    disk_retry_s: Annotated[Positive, ADVANCED] = 60.0  # after this a failed disk is written again
-    # fetched weights are copied after this: their engine's start goes first
-    copy_after_s: Annotated[float, ADVANCED] = 2.0
+    disk_retry_s: Positive = 60.0  # after this a failed disk is written again
+    copy_after_s: float = 2.0  # fetched weights are copied after this: their engine's start goes first
     # A disk never used counts as fast: the first copy measures it.
     disk_seconds: SecondsParams = SecondsParams(bytes_per_s=4e9)
     importance: ImportanceParams = IMPORTANCE  # parameters of mcache

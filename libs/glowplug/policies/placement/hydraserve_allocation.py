@@ -35,11 +35,10 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from typing import Final
 
 from glowplug.domain.bounds import Count, Positive
 from glowplug.domain.decision import Rival
-from glowplug.domain.reading import Setting
 from glowplug.policies.placement.links import LinkLedger, admits, settle
 
 AS_SOON: Final = 1.1  # times the soonest: fewer stages are preferred
@@ -47,9 +46,9 @@ AS_SOON: Final = 1.1  # times the soonest: fewer stages are preferred
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    container_s: Annotated[float, Setting(name="start_container_s", advanced=True)] = 0.0  # t_cc
-    cuda_s: Annotated[float, Setting(name="start_cuda_s", advanced=True)] = 0.0  # t_cu
-    library_s: Annotated[float, Setting(name="start_library_s", advanced=True)] = 0.0  # t_l
+    container_s: float = 0.0  # t_cc
+    cuda_s: float = 0.0  # t_cu
+    library_s: float = 0.0  # t_l
     hop_s: float = 0.0  # t_n
     prefill_s: float = 0.0  # t_p
     decode_s: float = 0.0  # t_d

@@ -3,10 +3,9 @@ no more than among four. Times are seconds on a monotonic clock; tickets are the
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Protocol
 
 from glowplug.domain.bounds import Bounded, Count, Positive
-from glowplug.domain.reading import Setting
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.fleet.throughput import MEMORY_RATIO
 from glowplug.policies.decisions import RouteDecision
@@ -28,8 +27,7 @@ class BalancerParams(Bounded):
     overload_share: float = OVERLOAD_SHARE
     learn_lengths: bool = False  # use actual lengths; False: expected, as printed
     decode_horizon: int = 0  # steps ahead in L_d; 0: all, as printed
-    # requests wait while all instances are overloaded
-    hold_overloaded: Annotated[bool, Setting(name="routing_hold_overloaded", advanced=True)] = False
+    hold_overloaded: bool = False  # requests wait while all instances are overloaded
     hold_ratio: float = OVERLOAD_RATIO  # as `overload_ratio`, but for `hold_overloaded`
     tpot_s: Positive = 0.05  # seconds of an engine step, until measured
     tpot_slo_s: float = 0.0  # the model's objective for a token; 0: none

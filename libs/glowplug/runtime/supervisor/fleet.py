@@ -20,7 +20,13 @@ from glowplug.runtime.supervisor import embedded, plan, probe
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
 from glowplug.runtime.supervisor.output import Output
 from glowplug.runtime.supervisor.samples import place_samples, prepare
-from glowplug.runtime.supervisor.settings import RESTART_MAX_S, SHM_NEEDED_BYTES, FleetSettings, check_services
+from glowplug.runtime.supervisor.settings import (
+    RESTART_MAX_S,
+    SHM_NEEDED_BYTES,
+    STOP_MARGIN_S,
+    FleetSettings,
+    check_services,
+)
 from glowplug.runtime.supervisor.statedir import Secrets, StateDir
 from glowplug.runtime.supervisor.sweep import sweep
 
@@ -92,7 +98,6 @@ class LocalFleet:
                 lambda _child: self._changed.set(),
                 longest_wait_s=RESTART_MAX_S,
                 hang_misses=self.settings.hang_misses,
-                start_timeout_s=self.settings.start_timeout_s,
             )
             for spec in specs
         ]
@@ -203,7 +208,7 @@ class LocalFleet:
         self.state.remove_fleet()
 
     async def _stop(self, children: list[Child]) -> None:
-        await asyncio.gather(*(child.stop(self.settings.stop_grace_s) for child in children))
+        await asyncio.gather(*(child.stop(self.settings.drain_s + STOP_MARGIN_S) for child in children))
 
     def _sweep_engines(self) -> None:
         mine = frozenset(child.pid for child in self.children if child.pid)

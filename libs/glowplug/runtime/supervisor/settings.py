@@ -7,14 +7,15 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from glowplug.domain.bounds import Bounds, Positive
 from glowplug.domain.reading import ADVANCED
-from glowplug.runtime.settings import ServiceSettings, Settings
+from glowplug.runtime.settings import EngineSecret, GpuKind, ServiceSettings, SharedSettings
 
 LOG_MAX_BYTES = 10 << 20  # of one process; one older file is kept
 RESTART_MAX_S = 10.0  # longest wait between two restarts of one process
+STOP_MARGIN_S = 2.0  # past `drain_s`, from SIGTERM to SIGKILL
 SHM_NEEDED_BYTES = 1 << 30  # where less of /dev/shm is free, weights go to the state directory
 SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
 # What each process is given by the plan, so that the environment of `glowplug up` has no say in it.
@@ -22,26 +23,17 @@ _GIVEN = {"port": 0, "data_port": 0, "service_id": "", "node_id": "node-1", "adv
 
 
 @dataclass(kw_only=True)
-class FleetSettings(Settings):
+class FleetSettings(EngineSecret, SharedSettings):
     """Settings of `glowplug up`. Ports are `port_base` + a fixed offset, see plan.py; 0 looks for a free block."""
 
-    state_dir: Path = Path(".glowplug")
     engine: str = "llamacpp"  # of the sample models: llamacpp, vllm or emulated
     nodes: Annotated[int, Bounds(least=1, most=64)] = 3  # with vllm: 1
     port_base: Annotated[int, Bounds(most=65000)] = 8000  # first port of the fleet; 0: a free block
-    host: str = "127.0.0.1"
-    nats_url: str = ""  # empty: an embedded NATS server
-    redis_url: str = ""  # empty: an embedded Valkey server
-    api_key: str = ""  # empty: generated, asked only where `host` is not loopback
     console_key: str = ""  # empty: the API key where that is asked
-    admin_token: str = ""  # empty: generated
-    engine_secret: str = ""  # empty: generated
     models_dir: Path | None = None  # empty: <state_dir>/models/<engine>, with the samples
     shm_dir: Path | None = None  # empty: /dev/shm when it has enough free, else <state_dir>/shm
-    gpu_kind: Literal["host", "cuda", "auto", "emulated"] = "host"
+    gpu_kind: GpuKind = "host"
     ready_timeout_s: Annotated[Positive, ADVANCED] = 60.0
-    stop_grace_s: Annotated[float, ADVANCED] = 12.0  # SIGTERM to SIGKILL, per tier
-    start_timeout_s: Annotated[float, ADVANCED] = 60.0  # until a silent first start is killed; 0: never
     hang_misses: Annotated[int, ADVANCED] = 8  # probes missed before a kill, 2 s apart; 0: never
     min_free_bytes: Annotated[int, ADVANCED] = 200 * 1024 * 1024  # needed in the state directory
 
