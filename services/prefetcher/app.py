@@ -134,7 +134,7 @@ def fetch_routes(service: ControlService, settings: PrefetcherSettings) -> APIRo
         if job is not None:
             return job_row(job)
         if not DIGEST.fullmatch(digest):
-            raise NotFound(f"{digest[:80]!r} is no digest of weights")
+            raise NotFound(f"{digest[:80]!r} is not a digest of weights")
         region = Region.at(settings.shm_dir, settings.node_id, digest)
         return end_row(digest, await asyncio.to_thread(region.read_state))
 

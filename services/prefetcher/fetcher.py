@@ -463,7 +463,7 @@ class SourceChecks:
 
     def __init__(self, put: Callable[[Any], Awaitable[None]], options: SourceOptions) -> None:
         self._put = put
-        self._options = replace(options, hf_falls_back=False)  # an older commit in the cache is no change
+        self._options = replace(options, hf_falls_back=False)  # an older commit in the cache is not a change
         self._running: dict[str, asyncio.Task[None]] = {}
 
     @property

@@ -556,7 +556,7 @@ class Exchange:
             self.engine = None
 
     def _fail(self, error: GlowplugError) -> None:
-        """End the request with an error; a begun answer that is no stream breaks off."""
+        """End the request with an error; a begun answer that is not a stream breaks off."""
         request, answer = self.request, self.answer
         body = api_errors.body(request.path, error)
         if self.framing is None:

@@ -216,7 +216,7 @@ def _has_zlib_header(body: bytes) -> bool:
 
 def _wrong(encoding: bytes, why: str) -> ApiError:
     name = encoding.decode()
-    return refused(400, f"The body is labelled `content-encoding: {name}`, and is no {name}: {why}.", "invalid_body")
+    return refused(400, f"The body is labelled `content-encoding: {name}`, and is not {name}: {why}.", "invalid_body")
 
 
 # On /v1/responses llama.cpp ignores `text.format` and heeds `response_format`; on /v1/completions it ignores

@@ -252,7 +252,7 @@ class _Messages(Continuation):
         return b'event: message_stop\ndata: {"type":"message_stop"}\n\n' if self.is_finished else b""
 
     def _has_schema(self) -> bool:
-        in_config = (self._asked.get("output_config") or {}).get("format")  # its effort is no structure
+        in_config = (self._asked.get("output_config") or {}).get("format")  # its effort is not a structure
         return bool(self._asked.get("output_format") or in_config)
 
     def _go_on(self, body: dict[str, Any]) -> None:

@@ -120,7 +120,7 @@ SECOND = sse({"id": "x", "choices": [{"index": 1, "delta": {"content": "a"}, "fi
         (CHAT, {}, (ROLE, delta(reasoning_content="hm")), "reasoning"),
         (CHAT, JSON_FORMAT, (ROLE, delta(content="{")), "structured output"),
         (COMPLETIONS, JSON_FORMAT, (b'data: {"choices":[{"text":"{"}]}\n\n',), "structured output"),
-        (CHAT, {}, (ROLE, b"data: {no json\n\n"), "no JSON"),
+        (CHAT, {}, (ROLE, b"data: {no json\n\n"), "not JSON"),
         (CHAT, {}, (ROLE, b'data: {"choices":[{"delta":5}]}\n\n'), "not as those of its API"),
         (COMPLETIONS, {"prompt": ["a", "b"]}, (b'data: {"choices":[{"text":"a"}]}\n\n',), "more than one prompt"),
         (

@@ -1,7 +1,7 @@
 """The runner of the fleet's batches, in the router that holds the lease; another takes over from a dead one.
 
 Rows are fenced, and part names contain the holder's epoch: a paused holder cannot write rows, and parts that no row
-counts are no results.
+counts are not results.
 """
 
 import asyncio

@@ -70,7 +70,7 @@ def a_model(**fields: Any) -> Model:
         ("max_concurrency", 0, "0 is below 1"),
         ("max_queue", -1, "-1 is below 0"),
         ("max_wait_s", -0.1, "-0.1 is below 0"),
-        ("max_wait_s", float("nan"), "nan is no number"),
+        ("max_wait_s", float("nan"), "nan is not a number"),
         ("keep_alive_s", -2, "-2 is below -1"),
         ("min_instances", -1, "-1 is below 0"),
         ("min_instances", 2, "2 is above max_instances, 1"),
