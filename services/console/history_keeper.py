@@ -28,7 +28,7 @@ class HistoryDisk:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._one = threading.Lock()  # an abandoned write goes on in its thread
+        self._one = threading.Lock()  # an abandoned write continues in its thread
         try:
             self._connection = _opened(path)
         except sqlite3.DatabaseError as error:

@@ -202,7 +202,10 @@ def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: Prefetch
         "/v1/regions/{digest}/bytes",
         status_code=206,
         response_class=StreamingResponse,
-        responses={409: {"description": "not all of it has landed"}, 503: {"description": "too many read already"}},
+        responses={
+            409: {"description": "not all of it has arrived"},
+            503: {"description": "too many nodes already read"},
+        },
     )
     async def content(digest: str, request: Request) -> StreamingResponse:
         """Bytes of the weights by a Range header, `bytes=first-last`: offsets over all files, end to end. Starts of

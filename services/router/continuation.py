@@ -98,7 +98,7 @@ class Continuation:
             if self._why_not:
                 raise NotContinuable(self._why_not)
             if self._has_schema() and not self._api.continues_schemas:
-                raise NotContinuable("it asks for structured output, which another engine would begin again")
+                raise NotContinuable("it asks for structured output, which another engine would start over")
             self._go_on(body)
         self._limit(body)
         return encode_json(body)

@@ -182,7 +182,7 @@ def undo_coding(request: HttpRequest, limits: Limits) -> int:
     if encoding not in (b"", b"identity"):
         if encoding not in _GZIP and encoding != b"deflate":
             shown = encoding[:100].decode("ascii", "replace")
-            message = f"The content-encoding `{shown}` is not taken; send the body plain, or as {TAKEN}."
+            message = f"The content-encoding `{shown}` is not supported; send the body plain, or as {TAKEN}."
             raise refused(415, message, "unsupported_media_type")
         request.body = _inflated(before, encoding, limits)
     request.body = request.body.removeprefix(BOM)

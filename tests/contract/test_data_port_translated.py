@@ -494,4 +494,4 @@ async def test_what_an_engine_answers_that_is_no_answer_is_an_error() -> None:
         await rig.until(lambda: len(engine.served) == 2)
         client.close()
         await asyncio.wait_for(engine.served[1].left.wait(), WAIT_S)
-    assert odd.status >= 500 and "not as its API has it" in odd.json()["error"]["message"]
+    assert odd.status >= 500 and "not match its API" in odd.json()["error"]["message"]

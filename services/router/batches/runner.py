@@ -99,7 +99,7 @@ class BatchRun:
         self._stopped.set()
 
     async def run(self) -> None:
-        """Run the batch to its end. Raises StoreUnavailable and ObjectsUnavailable; another run goes on then."""
+        """Run the batch to its end. Raises StoreUnavailable and ObjectsUnavailable; another run resumes it then."""
         found = await self._means.records.batch(self._opened.batch_id)
         if found is None:
             await self._means.records.delete_open(self._opened.batch_id)

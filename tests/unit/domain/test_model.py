@@ -127,5 +127,5 @@ class Some:
 def test_numbers_above_zero_are_so_and_what_is_no_number_is_passed_over() -> None:
     check_bounds(Some(rate=0.0))
     for number in (0.0, -1.0, float("nan")):
-        with pytest.raises(OutOfBounds, match=r"above: .* is (not above 0|no number)"):
+        with pytest.raises(OutOfBounds, match=r"above: .* is (not above 0|not a number)"):
             check_bounds(Some(above=number))

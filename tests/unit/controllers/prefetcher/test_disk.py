@@ -188,7 +188,7 @@ def test_a_copy_of_what_lies_on_the_same_disk_is_not_tried_twice() -> None:
     prefetcher = with_disk()
     bring(prefetcher, A, 1.0)
     prefetcher.handle(Tick(), 1.5)
-    why = "/w/a lies on the same file system"
+    why = "/w/a is on the same file system"
     needless = msg.CopyEnded(digest=region_digest(A), code="disk_failed", message=why, is_needless=True)
     prefetcher.handle(needless, 2.0)
     assert prefetcher.disk.trouble == "" and prefetcher.placed()[0].why_not_on_disk == why
