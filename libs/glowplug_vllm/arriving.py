@@ -68,7 +68,7 @@ def _not_as_they_land(root: Path, args: Any) -> str:
         return "--model-loader-extra-config may read files ahead"
     if "bitsandbytes" in (str(getattr(args, "quantization", "")), _quantization(root)):
         return "bitsandbytes reads its files in its own way"
-    return "" if any(root.glob("*.safetensors")) else "they are no safetensors"
+    return "" if any(root.glob("*.safetensors")) else "they are not safetensors"
 
 
 def _quantization(root: Path) -> str:

@@ -302,7 +302,7 @@ class EngineExecutor:
         host_id = effect.command.host_id
         handle = self._host(host_id)
         if handle is None:
-            raise EngineFailed(f"the engine of {host_id}, which was to take the adapter, is gone")
+            raise EngineFailed(f"the engine of {host_id}, which should load the adapter, is gone")
         await self._adapter_host(handle).load_adapter(handle, effect.command.model, Path(effect.path))
         await self._report(self._ready(effect.instance_id, handle, ()))
 
@@ -415,7 +415,7 @@ class EngineExecutor:
         if not isinstance(driver, Mover):
             await self._whole(handle.instance_id, kv_tokens, phases)
         elif (whole := driver.whole(handle)) is None:
-            raise EngineFailed("the process that was to run all of the model has ended")
+            raise EngineFailed("the process that should run the whole model has ended")
         else:
             await self._moved(handle.instance_id, driver, whole, phases)
 
@@ -441,14 +441,14 @@ class EngineExecutor:
     async def _kv_moved(self, driver: Mover, handle: EngineHandle) -> Moved | str:
         """Return the moved part of the KV cache, or the reason why nothing moved."""
         if not self._weights_watch.is_as_read(handle.instance_id):
-            return "its weights were fetched anew, and what was computed with those before is computed again"
+            return "its weights were fetched again, so its KV cache is recomputed"
         try:
             async with asyncio.timeout(KV_MOVES_S):
                 return await driver.move_requests(handle)
         except EngineFailed as error:
             return error.message
         except TimeoutError:
-            return f"its KV cache did not come within {KV_MOVES_S:g} s"
+            return f"its KV cache did not arrive within {KV_MOVES_S:g} s"
 
     async def _finish_stages(self, effect: msg.FinishStages) -> None:
         """Let routers take their streams away first; the rest, and requests that have not begun, end in the stages.
@@ -496,7 +496,7 @@ class EngineExecutor:
             await self._report(msg.ConsolidationFailed(effect.instance_id, error.message))
         except EngineFailed as error:
             log.warning(
-                "the engine of %s does not say what became of its consolidation: %s", effect.instance_id, error.message
+                "the engine of %s does not say how its consolidation ended: %s", effect.instance_id, error.message
             )
         else:
             if kv_tokens is None:

@@ -173,7 +173,7 @@ def kill_orphans(run_root: Path, known_pids: Collection[int]) -> list[int]:
     known = set(known_pids)
     leaders = {leader for leader in _leaders(run_root) if leader not in known}
     for leader in sorted(leaders):
-        log.warning("no record names the engine that runs under %s: the agent kills pid %s", run_root, leader)
+        log.warning("no record has the engine that runs in %s: the agent kills pid %s", run_root, leader)
         kill_group(leader, started_at(leader) or 0.0)
     return sorted(leaders)
 

@@ -142,7 +142,7 @@ class AgentService:
         found = discover(settings.node, kind, settings.gpu_budgets.split(","))
         self.warnings = found.warnings
         for warning in self.warnings:
-            log.warning("the agent starts under a restriction: %s", warning)
+            log.warning("the agent starts with a limitation: %s", warning)
         if is_wildcard(settings.host) and not settings.advertise_host:
             log.warning("GLOWPLUG_ADVERTISE_HOST is empty: other machines cannot reach this agent and its engines")
         self._state = StateFile(settings.node_dir / "agent.json")
@@ -192,7 +192,7 @@ class AgentService:
             self._state.drop_handle(instance_id)
         await asyncio.to_thread(kill_orphans, self.settings.node_dir / "run", self.engines.processes())
         if living:
-            log.info("the agent goes on with the engines of %s", ", ".join(sorted(living)))
+            log.info("the agent resumes the engines of %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))
         warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
         reading = self.outputs.follow(lambda: self.controller.instances)

@@ -25,7 +25,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         used = GaugeMetricFamily(semconv.GPU_BYTES, "Bytes granted on a GPU, by owner", labels=["node", "gpu", "owner"])
-        total = GaugeMetricFamily(semconv.GPU_TOTAL_BYTES, "Bytes a GPU has to grant", labels=["node", "gpu"])
+        total = GaugeMetricFamily(semconv.GPU_TOTAL_BYTES, "Bytes that a GPU can grant", labels=["node", "gpu"])
         node = self._controller.node_id
         for gpu in self._controller.ledger.gpus:
             total.add_metric([node, gpu.gpu_id], gpu.total_bytes)
@@ -50,11 +50,9 @@ class Reporter:
 
         actual = "Seconds of each phase of a cold start; phase `total` is command to ready"
         self._seconds = histogram(semconv.COLD_START_SECONDS, actual, ["model", "phase"])
-        expected = "What each phase was expected to take"
+        expected = "Expected seconds of each phase"
         self._predicted = histogram(semconv.COLD_START_PREDICTED_SECONDS, expected, ["phase"])
-        self._error = histogram(
-            semconv.COLD_START_ERROR_SECONDS, "How far the prediction was off, either way", ["phase"]
-        )
+        self._error = histogram(semconv.COLD_START_ERROR_SECONDS, "Absolute error of the prediction", ["phase"])
         self._starts = Counter(
             semconv.STARTS_TOTAL,
             "Starts that ended READY, by where the weights were",
@@ -64,13 +62,13 @@ class Reporter:
 
         self._drains = histogram(
             semconv.DRAIN_SECONDS,
-            "Seconds of leaving a GPU: until nothing ran any more, and until the engine was asleep then",
+            "Seconds to leave a GPU: until the last request ended, then until the engine was asleep",
             ["model", "part"],
         )
 
         self._consolidations = histogram(
             semconv.CONSOLIDATE_SECONDS,
-            "Seconds until a stage of a pipeline ran all of its model, or gave that up",
+            "Seconds until a pipeline stage ran its whole model, or gave up",
             ["model", "result"],
         )
 

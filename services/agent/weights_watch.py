@@ -42,7 +42,7 @@ class WeightsWatch:
         while self._clock() < effect.deadline_at:
             status = region.read_state(effect.instance_id, stage=stage, num_stages=num_stages)
             if generation and status.state is not RegionState.FAILED and status.generation != generation:
-                why = "they were dropped, and come again from the start"
+                why = "they were dropped and are fetched again from the start"
                 await self._report(msg.WeightsReplaced(effect.instance_id, why))
                 generation = ""
             if effect.streams and not generation and status.state is RegionState.FETCHING and status.path:
@@ -83,7 +83,7 @@ class WeightsWatch:
             failure = status.failure
             if status.state is RegionState.FAILED and failure is not None and failure.failed_at >= began:
                 error = ChecksumMismatch if failure.code == ChecksumMismatch.code else WeightsUnavailable
-                raise error(f"the rest of its weights did not come: {failure.message}")
+                raise error(f"the rest of its weights did not arrive: {failure.message}")
             await self._until_next_look(began)
 
     def is_as_read(self, instance_id: str) -> bool:

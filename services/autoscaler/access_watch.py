@@ -59,7 +59,7 @@ def load(path: Path) -> tuple[Tenant, list[ApiKey]]:
     tenant = file.to_tenant(file.tenant, str(path))
     keys = [key.of(tenant) for key in file.keys]
     if len({key.key_id for key in keys}) < len(keys):
-        raise InvalidModelFile("keys: an id is there twice")
+        raise InvalidModelFile("keys: an id appears twice")
     return tenant, keys
 
 

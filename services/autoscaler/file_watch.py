@@ -97,7 +97,7 @@ class FileWatch:
         except OSError as error:
             reason = f"cannot read the directory: {error.strerror}"
             if self.errors.get(str(directory)) != reason:
-                log.error("the autoscaler keeps what it has read from %s: %s", directory, reason)
+                log.error("the autoscaler keeps the last state it read from %s: %s", directory, reason)
             self.errors[str(directory)] = reason
             return
         self.errors.pop(str(directory), None)

@@ -77,8 +77,10 @@ class VerbBody(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     to: Rung | None = Field(None, description="of load: ready, prewarmed or asleep; host is the placer's (fetch)")
-    node: str = Field("", max_length=256, description="of load: that node alone")
-    from_: Rung | None = Field(None, alias="from", description="of unload: what stands there alone; host: the placer's")
+    node: str = Field("", max_length=256, description="of load: only on that node")
+    from_: Rung | None = Field(
+        None, alias="from", description="of unload: only instances at this rung; host is the placer's (drop)"
+    )
     at: Rung | None = Field(None, description="of pin: ready, asleep or host")
 
 
@@ -109,9 +111,7 @@ def _left(rung: Rung | None) -> Rung | None:
 def _kept(rung: Rung | None) -> Rung:
     """Raises BadRequest for a replica, which the placer may drop."""
     if rung is Rung.PREWARMED:
-        raise BadRequest(
-            "a copy is kept at ready, asleep or host: replicas come and go with what is expected", param="at"
-        )
+        raise BadRequest("a copy is kept ready, asleep or in host memory; replicas follow the forecast", param="at")
     return rung or Rung.READY
 
 

@@ -114,7 +114,7 @@ def read_draft(body: DraftBody) -> tuple[dict[str, Any], list[Fault]]:
     faults = []
     for field, text in body.texts.items():
         try:
-            value = model_forms.read(text, "write one argument in a line, as name: value") if text.strip() else {}
+            value = model_forms.read(text, "write one argument per line, as name: value") if text.strip() else {}
         except InvalidModelFile as error:
             faults.append(Fault(field, error.message))
             continue

@@ -139,7 +139,7 @@ def read_page(model_key: str, windows: Any, forecasts: Any, now_s: float) -> For
 
 def _why_empty(policy: str) -> str:
     if policy == "none":
-        return "no forecasting policy is in force: the past is kept, nothing is expected yet"
+        return "no forecasting policy is in force: past demand is recorded, none is forecast"
     return f"the policy {policy} has not forecast this model yet"
 
 

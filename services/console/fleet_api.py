@@ -61,8 +61,8 @@ def why_so(model_key: str, instances: Iterable[Instance], decisions: DecisionLog
     if found is not None:
         return found.reason, found
     if living:
-        return living[-1].reason or "the decision that placed it is on record no more", None
-    return "nothing has been decided about it: no request has asked for it", None
+        return living[-1].reason or "the decision that placed it is no longer on record", None
+    return "no decision about it yet: no request has asked for it", None
 
 
 def _concerns(record: DecisionRecord, model_key: str, decisions: DecisionLog) -> bool:

@@ -40,7 +40,7 @@ class WatchedFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStart:
-    """An instance's start. `ended_at`: ready or failed; 0 while it goes on. `fetch`: of its weights, while reported."""
+    """An instance's start. `ended_at`: ready or failed; 0 while it lasts. `fetch`: of its weights, while reported."""
 
     instance: Instance
     began_at: float
@@ -154,7 +154,7 @@ def timed_start(instance: Instance, fetch: WatchedFetch | None = None) -> TimedS
 
 
 def past_start(instance: Instance) -> TimedStart | None:
-    """None for a start that goes on, or was not seen."""
+    """None for a start that is under way, or was not seen."""
     start = timed_start(instance)
     return start if start.ended_at and not instance.state.is_coming else None
 

@@ -43,7 +43,7 @@ DECISIONS_SHOWN: Final = 200
 MODELS_REMEMBERED: Final = 4096
 CORDONS: Final = "cordons"
 STALLED_S: Final = 3.0  # without a report a fetch's rate is 0
-FETCH_LEASE_S: Final = 10.0  # without a report a fetch is no part of a start
+FETCH_LEASE_S: Final = 10.0  # without a report a fetch is not part of a start
 FORGOTTEN_S: Final = 60.0  # without a report a fetch is over
 NEWEST: Final = 0.5
 

@@ -23,12 +23,12 @@ _TABLE: Final = """CREATE TABLE IF NOT EXISTS history (
 
 
 class HistoryDisk:
-    """A file that is no database is renamed to `<name>.broken`. Raises OSError or sqlite3.Error if the folder takes no
-    file."""
+    """Rename a file that is not a database to `<name>.broken`. Raises OSError or sqlite3.Error if the folder is not
+    writable."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._one = threading.Lock()  # an abandoned write goes on in its thread
+        self._one = threading.Lock()  # an abandoned write continues in its thread
         try:
             self._connection = _opened(path)
         except sqlite3.DatabaseError as error:

@@ -10,15 +10,15 @@ class ConsoleMetrics:
         def of_console(name: str, doc: str) -> Counter:
             return Counter(name, doc, ["service"], registry=registry).labels("console")
 
-        self.spans_exported = of_console(semconv.SPANS_EXPORTED_TOTAL, "Spans the receiver has taken")
-        self.spans_dropped = of_console(semconv.SPANS_DROPPED_TOTAL, "Spans the receiver never got")
+        self.spans_exported = of_console(semconv.SPANS_EXPORTED_TOTAL, "Spans that the receiver accepted")
+        self.spans_dropped = of_console(semconv.SPANS_DROPPED_TOTAL, "Spans that never reached the receiver")
         self.traces = Gauge(semconv.TRACES_KEPT, "Traces kept", registry=registry)
         self.usage_records = Counter(semconv.USAGE_RECORDS_TOTAL, "Usage records put in the ledger", registry=registry)
         self.usage_repeated = Counter(
             semconv.USAGE_REPEATED_TOTAL, "Usage records that were in the ledger already", registry=registry
         )
         self.ledger_failures = Counter(
-            semconv.LEDGER_FAILURES_TOTAL, "Tries at which the ledger's database failed", registry=registry
+            semconv.LEDGER_FAILURES_TOTAL, "Failed uses of the ledger's database", registry=registry
         )
         self.stream_clients = Gauge(semconv.STREAM_CLIENTS, "Open pages", registry=registry)
         self.stream_dropped = Counter(

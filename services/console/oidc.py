@@ -117,7 +117,7 @@ class Oidc:
         """Raises LoginFailed if this browser began no login, or another one."""
         body, _, mac = cookie.partition(".")
         if not body or not hmac.compare_digest(mac.encode(), self._mac(body)):
-            raise LoginFailed("stale", "no login was begun in this browser, or the console has started anew since")
+            raise LoginFailed("stale", "no login was started in this browser, or the console has restarted since")
         attempt = msgspec.json.decode(base64.urlsafe_b64decode(body), type=Attempt)
         if not hmac.compare_digest(state.encode(), attempt.state.encode()):
             raise LoginFailed("stale", "the answer belongs to another login")

@@ -41,13 +41,13 @@ CLIENT_LEFT: Final = 499
 
 
 _SAID: Final[dict[int | str, dict[str, object]]] = {
-    202: {"description": "taken by the owner"},
+    202: {"description": "accepted by the owner"},
     401: {"description": "the admin token is missing or wrong"},
     403: {"description": "asked for by a page of another origin"},
     404: {"description": "no such model or node"},
     502: {"description": "the owner does not answer"},
     503: {"description": "the owner's address is not known, or it is still connecting"},
-    504: {"description": "the owner took it and was silent; look before asking again"},
+    504: {"description": "the owner accepted it and did not answer in time; check before asking again"},
 }
 
 
@@ -234,5 +234,5 @@ async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
     except httpx.HTTPError:
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):
             raise
-        error = error_body("the router broke off", "server_error", "upstream_unreachable")
+        error = error_body("the router closed the connection early", "server_error", "upstream_unreachable")
         yield b"\n\ndata: " + msgspec.json.encode(error) + b"\n\n"

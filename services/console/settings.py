@@ -56,6 +56,6 @@ class ConsoleSettings(ServiceSettings):
         if where.scheme != "https" and not (where.scheme == "http" and is_loopback(where.hostname or "")):
             raise ValueError(f"GLOWPLUG_OIDC_ISSUER: expected https://..., not {self.oidc_issuer!r}")
         if not self.oidc_client_id:
-            raise ValueError("GLOWPLUG_OIDC_CLIENT_ID is not set, and GLOWPLUG_OIDC_ISSUER is")
+            raise ValueError("GLOWPLUG_OIDC_CLIENT_ID is not set, but GLOWPLUG_OIDC_ISSUER is")
         if not (self.oidc_viewers or self.oidc_operators or self.oidc_admins):
-            raise ValueError("GLOWPLUG_OIDC_ISSUER is set, and none of GLOWPLUG_OIDC_VIEWERS, _OPERATORS and _ADMINS")
+            raise ValueError("GLOWPLUG_OIDC_ISSUER is set, but none of GLOWPLUG_OIDC_VIEWERS, _OPERATORS and _ADMINS")

@@ -96,9 +96,9 @@ class Upstream:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL) as error:
             raise ServiceUnreachable(f"the {service} does not answer at {base}") from error
         except httpx.TimeoutException as error:
-            raise TimedOut(f"the {service} took the request and has been silent for {silence_s:g} s") from error
+            raise TimedOut(f"the {service} accepted the request and has been silent for {silence_s:g} s") from error
         except httpx.HTTPError as error:
-            raise ServiceUnreachable(f"the {service} broke off: {type(error).__name__}") from error
+            raise ServiceUnreachable(f"the {service} closed the connection early: {type(error).__name__}") from error
 
     async def close(self) -> None:
         if self._client is not None:
@@ -133,7 +133,7 @@ async def read_answer(response: httpx.Response, max_bytes: int) -> bytes:
             if len(body) >= max_bytes:
                 break
     except httpx.HTTPError as error:
-        raise ServiceUnreachable("the answer broke off") from error
+        raise ServiceUnreachable("the answer ended early") from error
     finally:
         await response.aclose()
     return bytes(body[:max_bytes])

@@ -71,7 +71,7 @@ class UsageReader:
                 await asyncio.sleep(self._retry_s)
                 continue
             if self.problem:
-                log.warning("the usage ledger takes records again")
+                log.warning("the usage ledger accepts records again")
                 self.problem = ""
             self._metrics.usage_records.inc(num)
             self._metrics.usage_repeated.inc(len(data.records) - num)
@@ -92,7 +92,7 @@ class UsageReader:
         self._metrics.ledger_failures.inc()
         reason = str(error).splitlines()[0]
         if not self.problem:
-            log.error("the usage ledger cannot use its database, and tries again: %s", reason)
+            log.error("the usage ledger cannot use its database and tries again: %s", reason)
         self.problem = reason
 
 

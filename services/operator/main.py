@@ -129,13 +129,13 @@ class Operator:
                     version = await self._watched(kind, version)
                     await asyncio.sleep(BETWEEN_S)
             except Expired:
-                log.info("the operator lists every %s again: the API server has forgotten the version it watched", kind)
+                log.info("the operator lists every %s again: the API server no longer has the version it watched", kind)
             except (ApiError, Unreachable) as error:
                 num_failures += 1
                 pause_s = backoff.backoff_s(num_failures, FIRST_S, MOST_S)
                 if isinstance(error, ApiError) or num_failures > 1:  # a watch may end by a lost connection
                     self._troubles[kind] = str(error)
-                    log.warning("the operator tries to watch %s again in %g s: %s", kind, pause_s, self.trouble)
+                    log.warning("the operator watches %s again in %g s: %s", kind, pause_s, self.trouble)
                 await asyncio.sleep(pause_s)
 
     async def _watched(self, kind: Kind, version: str) -> str:
@@ -165,7 +165,7 @@ class Operator:
 
     def _say(self, trouble: str) -> None:
         if trouble != self._said:
-            log.warning("the operator is held up: %s", trouble)
+            log.warning("the operator is blocked: %s", trouble)
         self._said = trouble
 
     async def _work(self) -> None:
@@ -177,7 +177,7 @@ class Operator:
                 try:
                     outcomes = await self._perform(effect)
                 except Unreachable as error:
-                    self._say(f"the API server does not answer: {error}; what it was to take is decided again")
+                    self._say(f"the API server does not answer: {error}; its changes are decided again")
                     for missed in (effect, *effects):
                         self._handle(msg.NotDone(missed))
                     break
@@ -314,7 +314,8 @@ class Leading:
             except (ApiError, Unreachable, TimeoutError) as error:
                 self._trouble = f"the Lease cannot be renewed: {error or 'no answer came'}"
                 holds = self._work is not None and loop.time() - renewed_at < 2 * RENEW * lease_s
-                log.warning("this operator %s: %s", "goes on" if holds else "does not act", self._trouble)
+                state = "acts until its lease ends" if holds else "does not act"
+                log.warning("this operator %s: %s", state, self._trouble)
             else:
                 renewed_at = loop.time()
             if holds and self._work is None:
@@ -329,7 +330,7 @@ class Leading:
     def _start(self) -> asyncio.Task[None]:
         settings = self._settings
         self._operator = Operator(self._api, self._fleet, self._metrics, settings.service_id, settings.resync_s)
-        log.info("%s makes the fleet what the custom resources declare", settings.service_id)
+        log.info("%s applies the custom resources to the fleet", settings.service_id)
         return asyncio.create_task(self._operator.run(), name="operator")
 
     async def _stop(self) -> None:

@@ -84,7 +84,7 @@ def make(service: ControlService, settings: PlacerSettings, policies: dict[str, 
         settings.service_id,
         ready=service.not_ready,
         policies=lambda: policies,
-        description="Where instances go.",
+        description="Chooses the GPUs of instances.",
     )
     _fleet(app, service)
     _decisions(app, service)
@@ -101,9 +101,9 @@ def _leaders(app: FastAPI, service: ControlService) -> None:
         try:
             rows = await service.world.store.load(LEADERS)
         except NotATable as error:
-            raise NoCapacity(f"who leads cannot be read: {error}", retry_after_s=2) from error
+            raise NoCapacity(f"the leaders cannot be read: {error}", retry_after_s=2) from error
         except StoreUnavailable as error:
-            raise NoCapacity("the store does not answer; who leads is written there", retry_after_s=2) from error
+            raise NoCapacity("the store, which keeps the leaders, does not answer", retry_after_s=2) from error
         found, _ = read_rows(LEADERS, rows, Leader)
         return {"object": "list", "data": [msgspec.to_builtins(found[key]) for key in sorted(found)]}
 
@@ -212,7 +212,7 @@ def _decisions(app: FastAPI, service: ControlService) -> None:
         except NotATable as error:
             raise NoCapacity(f"the decisions cannot be read: {error}", retry_after_s=2) from error
         except StoreUnavailable as error:
-            raise NoCapacity("the store does not answer; decisions are kept there", retry_after_s=2) from error
+            raise NoCapacity("the store, which keeps the decisions, does not answer", retry_after_s=2) from error
         found, _ = read_rows(DECISIONS_LOG, {str(place): row for place, row in enumerate(raw)}, DecisionRecord)
         return list(found.values())
 

@@ -32,13 +32,17 @@ class ForecastCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         load = GaugeMetricFamily(
-            semconv.FORECAST_CONCURRENCY, "Requests at once expected of the open window", labels=["model", "stat"]
+            semconv.FORECAST_CONCURRENCY, "Concurrent requests expected in the open window", labels=["model", "stat"]
         )
         tokens = GaugeMetricFamily(
-            semconv.FORECAST_TOKENS_PER_SECOND, "Tokens a second expected of the open window", labels=["model", "kind"]
+            semconv.FORECAST_TOKENS_PER_SECOND,
+            "Tokens per second expected in the open window",
+            labels=["model", "kind"],
         )
         error = GaugeMetricFamily(
-            semconv.FORECAST_ERROR_RATIO, "Mean absolute error of late over the mean of what came", labels=["model"]
+            semconv.FORECAST_ERROR_RATIO,
+            "Recent mean absolute error over the mean of the actual values",
+            labels=["model"],
         )
         made = GaugeMetricFamily(
             semconv.FORECAST_MADE_TIMESTAMP_SECONDS, "When the forecast was made", labels=["model"]
@@ -69,7 +73,7 @@ def make(service: ControlService, settings: PredictorSettings) -> FastAPI:
         settings.service_id,
         ready=service.not_ready,
         policies=lambda: {"prediction": settings.policy_prediction},
-        description="Demand to come: what was observed, window by window, and what is expected of the next ones.",
+        description="Forecasts demand: the observed windows, and the expected next ones.",
     )
 
     def controller() -> PredictorController:

@@ -134,7 +134,7 @@ def fetch_routes(service: ControlService, settings: PrefetcherSettings) -> APIRo
         if job is not None:
             return job_row(job)
         if not DIGEST.fullmatch(digest):
-            raise NotFound(f"{digest[:80]!r} is no digest of weights")
+            raise NotFound(f"{digest[:80]!r} is not a digest of weights")
         region = Region.at(settings.shm_dir, settings.node_id, digest)
         return end_row(digest, await asyncio.to_thread(region.read_state))
 
@@ -202,7 +202,10 @@ def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: Prefetch
         "/v1/regions/{digest}/bytes",
         status_code=206,
         response_class=StreamingResponse,
-        responses={409: {"description": "not all of it has landed"}, 503: {"description": "too many read already"}},
+        responses={
+            409: {"description": "not all of it has arrived"},
+            503: {"description": "too many nodes already read"},
+        },
     )
     async def content(digest: str, request: Request) -> StreamingResponse:
         """Bytes of the weights by a Range header, `bytes=first-last`: offsets over all files, end to end. Starts of

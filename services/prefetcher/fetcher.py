@@ -72,7 +72,7 @@ class Copier:
             del self._writing[digest]
         if end.code and not end.is_needless and end.code != msg.CANCELLED:
             self._metrics.disk_failures(end.code).inc()
-            log.warning("the prefetcher has written no copy of %s to disk: %s", digest[:12], end.message)
+            log.warning("the prefetcher could not copy %s to disk: %s", digest[:12], end.message)
         elif not end.code:
             self._metrics.disk_written_bytes.inc(end.num_bytes)
             log.info(
@@ -85,7 +85,7 @@ class Copier:
         memory = self._region(digest)
         source = local_path(str(memory.read_meta().get("source", "x:")))
         if source is not None and await self._is_beside(source):
-            why = f"{source} lies on the same file system"
+            why = f"{source} is on the same file system"
             return msg.CopyEnded(digest=digest, code=DISK_FAILED, message=why, is_needless=True)
         began = time.monotonic()
         writing = asyncio.create_task(asyncio.to_thread(self._copies.write, memory, stop))
@@ -283,7 +283,7 @@ class Fetcher:
                 await asyncio.to_thread(copy.forget_pages)
             except OSError as error:
                 log.warning(
-                    "the prefetcher has read the copy of %s on disk and could not tidy up after it: %s",
+                    "the prefetcher could not clean up after it read the copy of %s on disk: %s",
                     digest[:12],
                     error,
                 )
@@ -463,7 +463,7 @@ class SourceChecks:
 
     def __init__(self, put: Callable[[Any], Awaitable[None]], options: SourceOptions) -> None:
         self._put = put
-        self._options = replace(options, hf_falls_back=False)  # an older commit in the cache is no change
+        self._options = replace(options, hf_falls_back=False)  # an older commit in the cache is not a change
         self._running: dict[str, asyncio.Task[None]] = {}
 
     @property

@@ -52,7 +52,7 @@ def found_disk(settings: PrefetcherSettings) -> Disk:
         trouble = f"cannot keep weights in GLOWPLUG_DISK_CACHE_DIR={settings.disk_dir}: {error.strerror or error}"
         log.warning("the prefetcher keeps no weights on disk: %s", trouble)
         return Disk(trouble=trouble)
-    return Disk(copies, whole, capacity_bytes, "" if capacity_bytes else f"nothing is free at {settings.disk_dir}")
+    return Disk(copies, whole, capacity_bytes, "" if capacity_bytes else f"no space is free at {settings.disk_dir}")
 
 
 def found_regions(settings: PrefetcherSettings, disk: Disk = Disk()) -> RegionsFound:
@@ -145,7 +145,7 @@ def _wrote(settings: PrefetcherSettings, on_disk: DiskContent) -> bool:
     try:
         write_disk(settings.shm_dir, settings.node_id, on_disk)
     except OSError as error:
-        log.warning("the prefetcher cannot tell the agent which weights lie on disk: %s", error)
+        log.warning("the prefetcher cannot tell the agent which weights are on disk: %s", error)
         return False
     return True
 

@@ -98,7 +98,7 @@ class Continuation:
             if self._why_not:
                 raise NotContinuable(self._why_not)
             if self._has_schema() and not self._api.continues_schemas:
-                raise NotContinuable("it asks for structured output, which another engine would begin again")
+                raise NotContinuable("it asks for structured output, which another engine would start over")
             self._go_on(body)
         self._limit(body)
         return encode_json(body)
@@ -146,7 +146,7 @@ class Continuation:
         try:
             found = decode(event)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise NotContinuable(f"an event of the stream is no JSON: {error}") from error
+            raise NotContinuable(f"an event of the stream is not JSON: {error}") from error
         return found if isinstance(found, dict) else {}  # llama.cpp begins some streams with `null`
 
     def _sent(self, text: str, num_tokens: int = 1) -> None:
@@ -156,7 +156,7 @@ class Continuation:
             self.num_tokens += num_tokens
 
     def _summed(self, usage: dict[str, Any], prompt: str, answer: str) -> dict[str, Any]:
-        """Earlier parts of the answer are no prompt."""
+        """Earlier parts of the answer are not a prompt."""
         made = dict(usage)
         if isinstance(usage.get(answer), int):
             made[answer] = self._before + (0 if self._only_tail else usage[answer])

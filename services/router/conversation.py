@@ -94,7 +94,7 @@ def text_tokens(asked: Any, lengths: Lengths) -> int:
 
 
 def turns_of(asked: Any) -> list[Turn]:
-    """Return the conversation, oldest turn first; empty where the answer is no text."""
+    """Return the conversation, oldest turn first; empty where the answer is not text."""
     if isinstance(asked, shapes.ChatAsked):
         return [Turn(text_of(m.content), m.role == ASSISTANT) for m in _ends(asked.messages)]
     if isinstance(asked, shapes.MessagesAsked):

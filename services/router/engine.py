@@ -41,7 +41,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, pool: "Pool") -> None:
         self.pool = pool
         self.exchange: EngineReader | None = None
-        self.was_idle = False  # pooled before: a close by the engine is no failure
+        self.was_idle = False  # pooled before: a close by the engine is not a failure
         self.head_bytes = 0
         self.idle_since = 0.0
         self.heard_at = 0.0

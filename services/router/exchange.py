@@ -438,7 +438,7 @@ class Exchange:
                 self.context.metrics.retries.inc()
                 self._back_to_controller(f"the next engine answered: {said.message}", reached=True)
             else:
-                self._fail(EngineFailed(f"the next engine does not go on with the answer: {said.message}"))
+                self._fail(EngineFailed(f"the next engine does not continue the answer: {said.message}"))
             return
         self.state = ANSWERING
         self.context.metrics.continued(kept.reason, "continued")
@@ -454,7 +454,7 @@ class Exchange:
             out, failure = kept.splice(body, self.context.limits.event_bytes)
         except NotContinuable as why:
             self._leave_engine()
-            self._fail(EngineFailed(f"the next engine went on with the answer, and {why}"))
+            self._fail(EngineFailed(f"the next engine continued the answer, and {why}"))
             return
         self._pass(out, complete and not failure)
         if failure:
@@ -556,7 +556,7 @@ class Exchange:
             self.engine = None
 
     def _fail(self, error: GlowplugError) -> None:
-        """End the request with an error; a begun answer that is no stream breaks off."""
+        """End the request with an error; a begun answer that is not a stream breaks off."""
         request, answer = self.request, self.answer
         body = api_errors.body(request.path, error)
         if self.framing is None:

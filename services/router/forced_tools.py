@@ -52,7 +52,7 @@ def one_call_of(tools: list[dict[str, Any]]) -> dict[str, Any]:
             for name, found in (parameters.pop(where, None) or {}).items():
                 known = definitions.setdefault(where, {})
                 if known.setdefault(name, found) != found:
-                    raise BadRequest(f"tools: two of them define `{name[:100]}` otherwise.", param="tools")
+                    raise BadRequest(f"tools: two of them define `{name[:100]}` differently.", param="tools")
         properties = {"name": {"const": tool["name"]}, "arguments": parameters}
         calls.append({"type": "object", "properties": properties, "required": ["name", "arguments"]})
     schema = (calls[0] if len(calls) == 1 else {"anyOf": calls}) | definitions

@@ -182,7 +182,7 @@ def undo_coding(request: HttpRequest, limits: Limits) -> int:
     if encoding not in (b"", b"identity"):
         if encoding not in _GZIP and encoding != b"deflate":
             shown = encoding[:100].decode("ascii", "replace")
-            message = f"The content-encoding `{shown}` is not taken; send the body plain, or as {TAKEN}."
+            message = f"The content-encoding `{shown}` is not supported; send the body plain, or as {TAKEN}."
             raise refused(415, message, "unsupported_media_type")
         request.body = _inflated(before, encoding, limits)
     request.body = request.body.removeprefix(BOM)
@@ -216,7 +216,7 @@ def _has_zlib_header(body: bytes) -> bool:
 
 def _wrong(encoding: bytes, why: str) -> ApiError:
     name = encoding.decode()
-    return refused(400, f"The body is labelled `content-encoding: {name}`, and is no {name}: {why}.", "invalid_body")
+    return refused(400, f"The body is labelled `content-encoding: {name}`, and is not {name}: {why}.", "invalid_body")
 
 
 # On /v1/responses llama.cpp ignores `text.format` and heeds `response_format`; on /v1/completions it ignores

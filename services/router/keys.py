@@ -152,7 +152,7 @@ def _unauthorized(message: str) -> ApiError:
 def _closed(caller: Caller, now_s: float) -> ApiError:
     if caller.ends_at <= now_s:
         return _unauthorized(f"The API key {caller.prefix} is {caller.ended}.")
-    text = f"The API key {caller.prefix} does not open the data port: `{Surface.DATA}` is none of its surfaces."
+    text = f"The API key {caller.prefix} does not open the data port: `{Surface.DATA}` is not one of its surfaces."
     return ApiError(403, text, "permission_error", "permission_denied")
 
 

@@ -48,7 +48,7 @@ def make(settings: RouterSettings, table: RequestTable[Exchange], reports: Repor
 
     @routes.get("/queue")
     async def queue() -> dict[str, Any]:
-        """Depth of each model's queue, with when its next request should go on."""
+        """Depth of each model's queue, and when its next request should be dispatched."""
         return {"object": "list", "data": [_queue_row(table, key) for key in sorted(table.controller.fleet.models)]}
 
     @routes.get("/requests")
@@ -138,9 +138,9 @@ async def serve(stopping: asyncio.Event) -> None:
         )
     ]
     settle_memory()
-    log.info("data port listens at http://%s:%d, admin at %s", settings.host, sock.getsockname()[1], url)
+    log.info("the data port listens at http://%s:%d, admin at %s", settings.host, sock.getsockname()[1], url)
     await stopping.wait()
-    log.info("router stops: draining begins in %g s, with %d requests", settings.drain_delay_s, len(table.exchanges))
+    log.info("the router stops: it drains in %g s, with %d requests", settings.drain_delay_s, len(table.exchanges))
     if batches is not None:
         await batches.stop()
     await port.leave(settings.drain_delay_s)

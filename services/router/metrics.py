@@ -114,12 +114,14 @@ class RouterMetrics:
         self.retries = Counter(semconv.UPSTREAM_RETRIES_TOTAL, "Engines lost before a first byte", registry=registry)
         self._continuations = Counter(
             semconv.STREAM_CONTINUATIONS_TOTAL,
-            "Streams that lost their engine, by whether another went on",
+            "Streams that lost their engine, by whether another continued them",
             ["reason", "outcome"],
             registry=registry,
         )
         self.connections = Gauge(semconv.CONNECTIONS, "Client connections open", registry=registry)
-        self.dropped = Counter(semconv.TELEMETRY_DROPPED_TOTAL, "Telemetry the bus did not take", registry=registry)
+        self.dropped = Counter(
+            semconv.TELEMETRY_DROPPED_TOTAL, "Telemetry that the bus did not accept", registry=registry
+        )
         self._refused = Counter(
             semconv.REQUESTS_REFUSED_TOTAL, "Requests refused before a model was known", ["code"], registry=registry
         )

@@ -41,7 +41,7 @@ class MovingAnswer:
         self._stream, self._kept, self._instance = stream, kept, instance
         self._held: list[bytes] = []  # the first engine's output
         self._held_left = LOG_BYTES
-        context, why = stream.context, f"{instance.instance_id} has not begun with it in time"
+        context, why = stream.context, f"{instance.instance_id} has not started the request in time"
         self._timer = context.loop.call_later(context.table.controller.params.move_within_s, self.stay, why)
 
     def end(self, state: State = State.ENDED) -> None:
@@ -64,7 +64,7 @@ class MovingAnswer:
         self._held.append(body)
         self._held_left -= len(body)
         if complete or self._held_left < 0:
-            self.stay("its first engine was sooner", complete=complete, is_asked=False)
+            self.stay("its first engine answered sooner", complete=complete, is_asked=False)
 
     def first_lost(self) -> None:
         engine, self.engine = self.engine, None

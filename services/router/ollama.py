@@ -73,9 +73,9 @@ def read(body: bytes) -> dict[str, Any]:
     try:
         found = decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is no JSON: {error}") from error
+        raise BadRequest(f"The body is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise BadRequest("The body is no JSON object.")
+        raise BadRequest("The body is not a JSON object.")
     return found
 
 
@@ -172,14 +172,14 @@ def translate(path: bytes, asked: dict[str, Any], model: Model, clock: Clock, *,
 def _list(asked: dict[str, Any], field: str) -> list[Any]:
     found = asked.get(field) or []
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise BadRequest(f"{field} is no list of objects.", param=field)
+        raise BadRequest(f"{field} is not a list of objects.", param=field)
     return found
 
 
 def _dict(asked: dict[str, Any], field: str) -> dict[str, Any]:
     found = asked.get(field) or {}
     if not isinstance(found, dict):
-        raise BadRequest(f"{field} is no object.", param=field)
+        raise BadRequest(f"{field} is not an object.", param=field)
     return found
 
 
@@ -219,7 +219,7 @@ def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         one: dict[str, Any] = {"role": role, "content": content}
         if images := message.get("images"):
             if not isinstance(images, list):
-                raise BadRequest("images is no list of texts.", param="images")
+                raise BadRequest("images is not a list of texts.", param="images")
             urls = [{"type": "image_url", "image_url": {"url": _image(image)}} for image in images]
             one["content"] = [*([{"type": "text", "text": content}] if content else []), *urls]
         if calls := _list(message, "tool_calls"):

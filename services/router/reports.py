@@ -123,7 +123,7 @@ class SlowLines:
 def sentence(fact: RequestFinished) -> str:
     waited = f"waited {fact.queue_s:.2f} s for {'a start of its model' if fact.cold else 'an instance'}"
     end = f"was answered with {fact.status} after {fact.e2e_s:.2f} s"
-    lost = f", and its stream went on elsewhere {fact.num_continued} times" if fact.num_continued else ""
+    lost = f", and its stream continued elsewhere {fact.num_continued} times" if fact.num_continued else ""
     return f"a request for {fact.model_key} {waited} and {end}{lost}"
 
 

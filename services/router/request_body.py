@@ -299,11 +299,11 @@ def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None
         if value is not None and value != nothing and value is not NULL:
             if field == "best_of" and value == (asked.n or 1):
                 continue
-            text = f"{field}: `{model.name}` runs on {model.engine}, which does nothing of it; leave it out."
+            text = f"{field}: `{model.name}` runs on {model.engine}, which ignores it; leave it out."
             if field == "echo" and asked.logprobs is not None:
                 text += " Log-likelihoods of a prompt (`echo` with `logprobs`) need another engine, such as vLLM."
             if field == "output_format":
-                text += " It heeds `output_config.format`."
+                text += " Use `output_config.format`."
             raise BadRequest(text, param=field)
 
 
@@ -438,7 +438,7 @@ def _check(asked: Any) -> None:
             text = "max_completion_tokens: the bound of a completion is `max_tokens`."
             raise BadRequest(text, param="max_completion_tokens")
         if asked.max_tokens == 0 and not asked.echo:
-            raise BadRequest("max_tokens: 0 asks for nothing, but with `echo`; ask for 1 or more.", param="max_tokens")
+            raise BadRequest("max_tokens: 0 is allowed only with `echo`; ask for 1 or more.", param="max_tokens")
         if asked.best_of is not None and asked.best_of < n:
             raise BadRequest(f"best_of: {asked.best_of} is below n={n}.", param="best_of")
         _check_format(asked)
@@ -486,7 +486,7 @@ def _check_choice(choice: str | dict[str, Any] | None, tools: Sequence[str | Non
         return
     if isinstance(choice, str):
         if choice != "required":
-            raise BadRequest(f"tool_choice: `{choice}` is none of auto, none and required.", param="tool_choice")
+            raise BadRequest(f"tool_choice: `{choice}` is not one of auto, none and required.", param="tool_choice")
         _check_forced(tools, None)
     elif choice.get("type") == "allowed_tools":
         _check_forced(tools, None)
@@ -498,7 +498,7 @@ def _check_forced(tools: Sequence[str | None], name: str | None) -> None:
     if not tools:
         raise BadRequest("tool_choice: a call is asked for, and no tools are given.", param="tool_choice")
     if name and name not in tools:
-        raise BadRequest(f"tool_choice: `{name[:100]}` is none of the tools that are given.", param="tool_choice")
+        raise BadRequest(f"tool_choice: `{name[:100]}` is not one of the given tools.", param="tool_choice")
 
 
 def _named_tool(choice: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ def begin(path: bytes, body: bytes, api: EngineApi, context_tokens: int) -> Cont
     """Start the continuation of an answer. Raises NotContinuable."""
     kind = _KINDS.get(path.decode())
     if kind is None or path.decode() not in api.continues:
-        raise NotContinuable("its engine cannot go on with an answer on this path")
+        raise NotContinuable("its engine cannot continue an answer on this path")
     return kind(decode(body), api, context_tokens)
 
 
@@ -214,7 +214,7 @@ class _Chat(_Chunks):
         delta = choice.get("delta") or {}
         self._has_role = self._has_role or "role" in delta
         if delta.get("tool_calls") or delta.get("function_call"):
-            self._why_not = "a tool is being called"
+            self._why_not = "it is calling a tool"
         elif delta.get("reasoning_content") or delta.get("reasoning"):
             self._why_not = "it began with reasoning"
         super()._take_choice(choice)
@@ -252,7 +252,7 @@ class _Messages(Continuation):
         return b'event: message_stop\ndata: {"type":"message_stop"}\n\n' if self.is_finished else b""
 
     def _has_schema(self) -> bool:
-        in_config = (self._asked.get("output_config") or {}).get("format")  # its effort is no structure
+        in_config = (self._asked.get("output_config") or {}).get("format")  # its effort is not a structure
         return bool(self._asked.get("output_format") or in_config)
 
     def _go_on(self, body: dict[str, Any]) -> None:
@@ -266,7 +266,7 @@ class _Messages(Continuation):
             self._has_start = True
         elif kind == "content_block_start":
             if (event.get("content_block") or {}).get("type") != "text":
-                self._why_not = "a tool is being called, or it thinks"
+                self._why_not = "it is calling a tool or reasoning"
             self._has_block = True
         elif kind == "content_block_delta":
             self._sent((event.get("delta") or {}).get("text") or "")
@@ -331,7 +331,7 @@ class _Response(Continuation):
             item = event.get("item") or {}
             self._item_id = item.get("id", "")
             if item.get("type") != "message":
-                self._why_not = "a tool is being called, or it reasons"
+                self._why_not = "it is calling a tool or reasoning"
         elif kind == "response.output_text.delta":
             self._sent(event.get("delta") or "")
         elif kind == "response.output_text.done":
@@ -407,7 +407,7 @@ LOG_BYTES: Final = 64 * 1024
 TEXT_CHARS: Final = 4 * 1024 * 1024
 _MALFORMED: Final = (TypeError, AttributeError, KeyError, ValueError)  # a field has a wrong type
 _TOO_LONG: Final = "it is too long"
-_NOT_ITS_API: Final = "its events are not as those of its API"
+_NOT_ITS_API: Final = "its events do not match its API"
 
 
 def why(recall: Recall) -> str:

@@ -226,7 +226,7 @@ class TranslatedClient:
                 self._answer(self._status, body)
                 return
             except (msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
-                said = f"The engine's answer is not as its API has it: {type(error).__name__}."
+                said = f"The engine's answer does not match its API: {type(error).__name__}."
                 failed = api_errors.body(b"", EngineFailed(said))
         status = ending.status if ending.status >= 400 else EngineFailed("").status
         self.respond(self._request, status, failed)

@@ -93,7 +93,7 @@ class Upload:
             await asyncio.wait((self._writing,))
             await asyncio.sleep(0)
         if self._error is not None:
-            raise ApiError(503, "The router's disk does not take the file.", "service_unavailable", "no_space", None, 5)
+            raise ApiError(503, "The router's disk cannot store the file.", "service_unavailable", "no_space", None, 5)
         self._file.flush()
         return await asyncio.to_thread(_read_form, self._file.fileno(), self.num_bytes, content_type)
 
@@ -131,7 +131,7 @@ class Uploads:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 it outlives this call
         except OSError as error:
-            raise refused(503, "The router's disk takes no file.", "no_space", retry_after_s=5.0) from error
+            raise refused(503, "The router's disk cannot store the file.", "no_space", retry_after_s=5.0) from error
         self._num += 1
         return Upload(file, self._most, self._writer, self._released)
 
@@ -161,7 +161,7 @@ def _read_form(fd: int, num_bytes: int, content_type: bytes) -> Form:
         end = _find(fd, mark, head_at + len(lines) + 2, num_bytes)
         field = _NAME.search(lines)
         if not is_whole or end < 0 or field is None:
-            raise BadRequest("The form is not whole.")
+            raise BadRequest("The form is incomplete.")
         start, key = head_at + len(lines) + 4, field[1].decode("utf-8", "replace")
         if key == "file":
             given = _FILENAME.search(lines)

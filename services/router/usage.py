@@ -136,7 +136,7 @@ class UsageSender:
                         offset = end
                     self._spool.remove(segment)
             except BusUnavailable as error:
-                log.debug("the bus did not take usage records, which stay in the spool: %s", error)
+                log.debug("the bus did not accept usage records, which stay in the spool: %s", error)
                 return False
             except OSError as error:
                 log.error("the router cannot read or remove its usage records, which stay in the spool: %s", error)

@@ -56,14 +56,14 @@ class Spool:
         """Keep one Line. Never raises for the disk's faults."""
         line = _encode(record) + b"\n"
         if self._sealed_bytes + self._size + len(line) > self._max_bytes:
-            self._lose(f"the spool holds {self.num_bytes} bytes, which is as much as it may")
+            self._lose(f"the spool holds {self.num_bytes} bytes, the most it may")
             return
         try:
             fd = self._fd if self._fd >= 0 else self._begin()
             written = os.write(fd, line)
             if written != len(line):
                 os.ftruncate(fd, self._size)
-                raise OSError("the disk took only a part of a record")
+                raise OSError("the disk accepted only a part of a record")
         except OSError as error:
             self._lose(str(error))
             return

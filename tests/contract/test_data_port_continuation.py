@@ -90,7 +90,7 @@ async def test_the_number_of_engines_is_bounded() -> None:
     assert sum(len(engine.served) for engine in engines) == 3
 
 
-@pytest.mark.parametrize(("most", "why"), [(0, "the engine closed the connection"), (3, "cannot go on with an answer")])
+@pytest.mark.parametrize(("most", "why"), [(0, "the engine closed the connection"), (3, "cannot continue an answer")])
 async def test_where_it_is_off_or_the_engine_cannot_the_stream_ends_with_an_error(most: int, why: str) -> None:
     model = a_real_model() if not most else a_model()
     async with a_rig(models=(model,), params={"max_continuations": most}) as rig:
@@ -116,12 +116,12 @@ SECOND = sse({"id": "x", "choices": [{"index": 1, "delta": {"content": "a"}, "fi
     [
         (CHAT, {"n": 2}, (ROLE, delta(content="a")), "several answers"),
         (CHAT, {}, (ROLE, SECOND), "several answers"),
-        (CHAT, {}, (ROLE, delta(content="a"), TOOL), "a tool is being called"),
+        (CHAT, {}, (ROLE, delta(content="a"), TOOL), "it is calling a tool"),
         (CHAT, {}, (ROLE, delta(reasoning_content="hm")), "reasoning"),
         (CHAT, JSON_FORMAT, (ROLE, delta(content="{")), "structured output"),
         (COMPLETIONS, JSON_FORMAT, (b'data: {"choices":[{"text":"{"}]}\n\n',), "structured output"),
-        (CHAT, {}, (ROLE, b"data: {no json\n\n"), "no JSON"),
-        (CHAT, {}, (ROLE, b'data: {"choices":[{"delta":5}]}\n\n'), "not as those of its API"),
+        (CHAT, {}, (ROLE, b"data: {no json\n\n"), "not JSON"),
+        (CHAT, {}, (ROLE, b'data: {"choices":[{"delta":5}]}\n\n'), "not match its API"),
         (COMPLETIONS, {"prompt": ["a", "b"]}, (b'data: {"choices":[{"text":"a"}]}\n\n',), "more than one prompt"),
         (
             MESSAGES,

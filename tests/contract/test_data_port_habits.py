@@ -64,10 +64,10 @@ async def test_a_byte_order_mark_is_taken() -> None:
 @pytest.mark.parametrize(
     ("encoding", "body", "status", "said"),
     [
-        ("gzip", BODY, 400, "is no gzip"),
+        ("gzip", BODY, 400, "is not gzip"),
         ("gzip", zipped(BODY)[:-4], 400, "it ends too early"),
         ("gzip", zipped(b"") * 40, 400, "more than 32 members"),
-        ("deflate", BODY, 400, "is no deflate"),
+        ("deflate", BODY, 400, "is not deflate"),
         ("gzip", zipped(bytes(5000)), 413, "larger than 4096 bytes"),
         ("gzip", zipped(bytes(3000)) * 2, 413, "larger than 4096 bytes"),
         ("deflate", zlib.compress(bytes(5000)), 413, "larger than 4096 bytes"),

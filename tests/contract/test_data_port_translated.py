@@ -285,9 +285,9 @@ async def test_errors_have_ollamas_shape_before_and_within_a_stream(path: str) -
         method = await rig.ask(get(path))
     assert unknown.status == 404 and "`nope` does not exist" in unknown.json()["error"]
     assert refused.status == 400 and refused.json() == {"error": "too hot"}
-    assert (wrong.status, wrong.json()) == (400, {"error": "messages is no list of objects."})
+    assert (wrong.status, wrong.json()) == (400, {"error": "messages is not a list of objects."})
     assert refused_here.status == 400 and refused_here.json()["error"].startswith("temperature")
-    assert broken.status == 400 and "no JSON" in broken.json()["error"]
+    assert broken.status == 400 and "not JSON" in broken.json()["error"]
     assert "error" in lines(cut)[-1] and cut.status == 200
     assert lost.status >= 500 and lost.complete and isinstance(lost.json()["error"], str)
     assert method.status == 405 and isinstance(method.json()["error"], str)
@@ -494,4 +494,4 @@ async def test_what_an_engine_answers_that_is_no_answer_is_an_error() -> None:
         await rig.until(lambda: len(engine.served) == 2)
         client.close()
         await asyncio.wait_for(engine.served[1].left.wait(), WAIT_S)
-    assert odd.status >= 500 and "not as its API has it" in odd.json()["error"]["message"]
+    assert odd.status >= 500 and "not match its API" in odd.json()["error"]["message"]

@@ -168,7 +168,7 @@ async def test_engines_that_share_their_weights_answer_alike_and_hold_less(
 async def test_weights_that_are_not_in_memory_as_in_their_file_are_not_shared(case: EngineCase) -> None:
     if not case.driver.capabilities.shares_when_asked:
         pytest.skip("it is not asked to share, and says what it shares")
-    with pytest.raises(EngineFailed, match=r"weights_shared: .* is not in its files as it is in memory") as failed:
+    with pytest.raises(EngineFailed, match=r"weights_shared: .* differs between its files and memory") as failed:
         await case.start(weights_shared=True, engine_args={"dtype": "float32"})
     assert failed.value.code == EngineMisconfigured.code
 

@@ -102,7 +102,7 @@ def refuses_to_overwrite(fleet: Fleet, archive: Path) -> None:
     wait_until("the change is in force", lambda: rows(fleet)["one"]["kv_bytes"] == 2 << 30)
     refused = fleet.cli("restore", str(archive))
     assert refused.returncode == 1
-    assert "model one is there and declared otherwise" in refused.stderr and "--replace" in refused.stderr
+    assert "model one exists with a different declaration" in refused.stderr and "--replace" in refused.stderr
     assert rows(fleet)["one"]["kv_bytes"] == 2 << 30
     done = fleet.cli("restore", "--replace", str(archive))
     assert done.returncode == 0, done.stderr

@@ -115,7 +115,7 @@ def test_a_fleet_named_by_addresses(fleet: Fleet, tmp_path: Path) -> None:
 def test_a_hanging_agent_is_named(fleet: Fleet) -> None:
     with stopped(fleet, "agent-2"):
         found = until(fleet, "fail", lambda seen: "agent of node-2" in seen and "node-2" in seen)
-        assert "taken as left" in found["node-2"]
+        assert "counts as gone" in found["node-2"]
         assert "agent of node-1" not in found
     until(fleet, "ok", lambda seen: "node-2" in seen)
 

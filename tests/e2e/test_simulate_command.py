@@ -300,8 +300,8 @@ def rejected(**data: object) -> str:
     ("text", "said"),
     [
         ("", "holds no request (request.finished is telemetry"),
-        ("{}\n", "line 1: is no event of ours"),
-        ("not json\n", "line 1: is no JSON"),
+        ("{}\n", "line 1: is not an event of ours"),
+        ("not json\n", "line 1: is not JSON"),
         (rejected(model_key="m"), "line 1: data: object missing"),
         (
             rejected(model_key="m", request_id="r", router_id="a", status=429, code="queue_full"),

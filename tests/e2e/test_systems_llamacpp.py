@@ -79,7 +79,7 @@ def test_it_gives_way_to_another_and_what_idles_serves_no_more(fleet: Fleet, sys
 
 
 def test_what_sleeps_is_woken(fleet: Fleet, system: System) -> None:
-    """The same process goes on without fetch or load, with the same greedy answer."""
+    """The same process continues without fetch or load, with the same greedy answer."""
     sleeping = {i["instance_id"] for i in fleet.instances("lasting")}
     assert bool(sleeping) == ("swapped_out" in at_rest(system))
     answer = fleet.chat("lasting", temperature=0)

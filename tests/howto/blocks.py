@@ -49,7 +49,7 @@ class Block:
         if "needs" in self.words and (not self.needs or self.needs - NEEDS):
             raise BadFence(f"{self.where}: needs={self.words['needs']}: one or more of {', '.join(sorted(NEEDS))}")
         if not self.words.get("exits", "0").isdecimal():
-            raise BadFence(f"{self.where}: exits={self.words['exits']} is no number")
+            raise BadFence(f"{self.where}: exits={self.words['exits']} is not a number")
         if self.language in SHELLS - {"sh"}:
             raise BadFence(f"{self.where}: commands stand in `sh` fences, not in {self.language}")
 

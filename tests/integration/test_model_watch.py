@@ -158,7 +158,7 @@ async def test_a_pipe_among_the_model_files_is_named_and_the_others_are_in_force
     os.mkfifo(at.folder / "a.yaml")
     async with asyncio.timeout(WAIT_S):
         await at.poll(b=one())
-    assert set(at.models) == {"one"} and at.errors == {"a.yaml": "cannot be read: it is no regular file"}
+    assert set(at.models) == {"one"} and at.errors == {"a.yaml": "cannot be read: it is not a regular file"}
 
 
 class DeadMount(type(Path())):  # type: ignore[misc]

@@ -223,7 +223,7 @@ async def test_the_rest_of_the_weights_that_does_not_come(rig: PipelineRig) -> N
     for name in codes:
         await rig.consolidate(name)
     for name in ("full", "away"):
-        said = f"did not come: broken: {codes[name]}"
+        said = f"did not arrive: broken: {codes[name]}"
         await until(lambda name=name, said=said: said in rig.holding(name).instance.reason, f"{name} says why")
         await until(lambda name=name: rig.granted("node-1").get(name) == 80, f"{name} has given its memory back")
     (state, why) = await until(partial(rig.outcome, "wrong"), "what is wrong ends")

@@ -278,7 +278,7 @@ def test_an_event_larger_than_the_bus_takes_is_malformed_and_its_error_is_short(
 def test_a_row_under_the_key_of_another_is_named() -> None:
     rows, unreadable = read_rows("instances", {"i-1": to_json(an_instance("i-2"))}, Instance)
     assert (rows, unreadable) == ({}, {"i-1": "Instance: it is the row of 'i-2'"})
-    assert read_rows("nodes", {"\\xff": b""}, Node)[1] == {"\\xff": "Node: no bytes, or a key that is no UTF-8"}
+    assert read_rows("nodes", {"\\xff": b""}, Node)[1] == {"\\xff": "Node: no bytes, or a key that is not UTF-8"}
 
 
 async def connected() -> None:

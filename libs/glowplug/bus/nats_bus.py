@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0  # for streams that refuse
 CHECK_QUIET_S = 5.0  # before a watched stream is checked
-CHECK_HEADER = "Glowplug-Check"  # marks a message that is no event
+CHECK_HEADER = "Glowplug-Check"  # marks a message that is not an event
 STORES_NOTHING = "the bus answers and stores no events (a full disk does this)"
 
 Store = Callable[[str], Awaitable[None]]
@@ -79,7 +79,7 @@ class Storing:
             log.info("the stream %s stores events again", stream)
 
     async def refused(self, stream: str, error: BaseException) -> None:
-        """Note a refused message. A lost connection or a pause is no refusal, so a server that answers is tried once
+        """Note a refused message. A lost connection or a pause is not a refusal, so a server that answers is tried once
         more."""
         if stream in self._refusals or not await self._answers():
             return

@@ -61,7 +61,7 @@ def _given(**limits: int | None) -> dict[str, int]:
 def put_tenant(
     name: TenantArgument,
     model: Annotated[
-        str, typer.Option("--model", help="Set the limits at this model or pattern alone, such as 'org/*'.")
+        str, typer.Option("--model", help="Set the limits for this model or pattern only, such as 'org/*'.")
     ] = "",
     requests_per_minute: RequestsOption = None,
     tokens_per_minute: TokensOption = None,
@@ -71,7 +71,7 @@ def put_tenant(
     queued: QueuedOption = None,
     priority: PriorityOption = None,
     weight: Annotated[
-        float | None, typer.Option("--weight", min=0.001, max=1000.0, help="Its share beside others of its class.")
+        float | None, typer.Option("--weight", min=0.001, max=1000.0, help="Its share relative to others of its class.")
     ] = None,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
@@ -140,7 +140,7 @@ def _limits_text(limits: Mapping[str, int]) -> str:
 @keys.command("create")
 def create_key(
     tenant: TenantOption,
-    name: Annotated[str, typer.Option("--name", help="Name of the key for people.")],
+    name: Annotated[str, typer.Option("--name", help="Human-readable name of the key.")],
     models: Annotated[
         str,
         typer.Option(
@@ -156,7 +156,7 @@ def create_key(
         ),
     ] = Surface.DATA.value,
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="After how long it ends, such as 30d or 12h.")
+        str, typer.Option("--expires", metavar="TIME", help="Lifetime of the key, such as 30d or 12h.")
     ] = "",
     priority: PriorityOption = None,
     requests_per_minute: RequestsOption = None,
@@ -186,13 +186,13 @@ def _split(text: str, option: str) -> list[str]:
     """Raises CliError if there are none."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise CliError(f"{option} names nothing", WRONG_USAGE)
+        raise CliError(f"{option} is empty", WRONG_USAGE)
     return words
 
 
 def _surface(word: str) -> str:
     if word not in tuple(Surface):
-        raise CliError(f"--surfaces {word!r} is none of {', '.join(Surface)}", WRONG_USAGE)
+        raise CliError(f"--surfaces {word!r} is not one of {', '.join(Surface)}", WRONG_USAGE)
     return word
 
 
@@ -206,19 +206,19 @@ def _show_new(row: Row, as_json: bool, note: str) -> None:
         say_json(row)
         return
     say(note, err=True)
-    say("the key is shown this once", err=True)
+    say("the key is shown only once", err=True)
     say(row["key"])
 
 
 @keys.command("set")
 def set_key(
     key: KeyArgument,
-    name: Annotated[str, typer.Option("--name", help="Name of the key for people.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Human-readable name of the key.")] = "",
     models: Annotated[
         str, typer.Option("--models", metavar="NAMES", help="Names, aliases or patterns of models, with commas.")
     ] = "",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="After how long from now it ends, such as 30d; 0: never.")
+        str, typer.Option("--expires", metavar="TIME", help="Lifetime of the key from now, such as 30d; 0: unlimited.")
     ] = "",
     priority: PriorityOption = None,
     requests_per_minute: RequestsOption = None,
@@ -240,7 +240,7 @@ def set_key(
     body |= {"priority": priority.value} if priority else {}
     body |= {"expires": expires} if expires else {}
     if not (body or limits):
-        raise CliError("nothing is to be changed: name an option, such as --expires 30d", WRONG_USAGE)
+        raise CliError("nothing to change: give an option, such as --expires 30d", WRONG_USAGE)
     fleet = connect(state_dir)
     if limits:
         body["limits"] = {**_key(fleet, "GET", key)["limits"], **limits}
@@ -289,14 +289,14 @@ def revoke_key(key: KeyArgument, state_dir: StateDirOption = None, as_json: Json
 def rotate_key(
     key: KeyArgument,
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="TIME", help="How long the old key works on, such as 1d or 10m.")
+        str, typer.Option("--overlap", metavar="TIME", help="How long the old key keeps working, such as 1d or 10m.")
     ] = "1d",
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a key with the rights of an old one, and print it; the old key ends after the overlap."""
     row = _key(connect(state_dir), "POST", key, "/rotate", json={"overlap": overlap})
-    _show_new(row, as_json, f"{row['prefix']} takes the place of {prefix_of(id_of(key))}, which ends in {overlap}")
+    _show_new(row, as_json, f"{row['prefix']} replaces {prefix_of(id_of(key))}, which ends in {overlap}")
 
 
 @keys.command("hash")

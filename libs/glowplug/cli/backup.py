@@ -174,7 +174,7 @@ def _members(raw: bytes) -> dict[str, bytes]:
             if not entry.isreg() or entry.issparse() or path.is_absolute() or ".." in path.parts:
                 raise BadArchive(f"member {entry.name[:SAID]!r} is not one that `glowplug backup` writes")
             if entry.name in found:
-                raise BadArchive(f"member {entry.name[:SAID]!r} is there twice")
+                raise BadArchive(f"member {entry.name[:SAID]!r} appears twice")
             file = tar.extractfile(entry)
             found[entry.name] = file.read(len(plain)) if file else b""
     return found
@@ -185,7 +185,7 @@ def _manifest(raw: bytes) -> _Manifest:
     try:
         stated = from_json(raw, dict[str, Any], max_bytes=MAX_BYTES)
         if (name := stated.get("format")) != FORMAT and name is not None:
-            raise BadArchive(f"its manifest names another format, {str(name)[:SAID]!r}")
+            raise BadArchive(f"its manifest has another format, {str(name)[:SAID]!r}")
         version = stated.get("format_version")
         if name == FORMAT and isinstance(version, int) and version > FORMAT_VERSION:
             raise _newer(version, stated.get("made_by"))
@@ -207,7 +207,7 @@ def _newer(version: int, made_by: object) -> BadArchive:
 
 def _check_members(path: Path, stated: Mapping[str, _Member], members: Mapping[str, bytes]) -> None:
     if missing := sorted(set(stated) - set(members)):
-        raise BadArchive(f"{path} is not whole: {missing[0]} is missing")
+        raise BadArchive(f"{path} is incomplete: {missing[0]} is missing")
     if unknown := sorted(set(members) - set(stated)):
         raise BadArchive(f"{path} was changed: its manifest does not name {unknown[0]}")
     for name, raw in members.items():
@@ -284,7 +284,7 @@ def plan(
 
     `models`: rows of the autoscaler by key; `files`: of its folder (None: not on this machine); `draining`: nodes."""
     write = {name: text for name, text in sorted(backup.files.items()) if files is not None and files.get(name) != text}
-    conflicts = [f"model file {name} is there with other content" for name in write if name in (files or {})]
+    conflicts = [f"model file {name} exists with different content" for name in write if name in (files or {})]
     deploy: list[dict[str, Any]] = []
     verbs: list[tuple[str, str]] = []
     unchanged: list[str] = []
@@ -293,7 +293,7 @@ def plan(
         from_file = Path(model.source).name in write  # the autoscaler reads the file once written
         same = row is not None and _declared(body(row)) == _declared(wanted)
         if row is not None and not same:
-            conflicts.append(f"model {model.name} is there and declared otherwise")
+            conflicts.append(f"model {model.name} exists with a different declaration")
         if not same and not from_file:
             deploy.append(wanted)
         found = _verbs(model, row)
@@ -330,7 +330,7 @@ def _access(
         if tenant.source and not source_of(tenant):
             lacking.add(Path(tenant.source).name)
             continue
-        conflicts += [f"tenant {name} is there and declared otherwise"] if row is not None else []
+        conflicts += [f"tenant {name} exists with a different declaration"] if row is not None else []
         tenants[name] = wanted
     for key_id, key in sorted(backup.keys.items()):
         row, whole = shown.keys.get(key_id), dict(msgspec.to_builtins(key))
@@ -341,7 +341,7 @@ def _access(
         if key.source:
             lacking.add(Path(key.source).name)
             continue
-        conflicts += [f"key {key.prefix} is there and declared otherwise"] if row is not None else []
+        conflicts += [f"key {key.prefix} exists with a different declaration"] if row is not None else []
         keys[key_id] = _picked(whole, (*_OF_KEY, "sha256", "created_at", "revoked_at"))
     return tenants, keys, conflicts, tuple(sorted(lacking))
 
@@ -478,7 +478,7 @@ def _steps(todo: Plan) -> list[str]:
     lines += [f"{verb} {name}" for verb, name in todo.verbs]
     lines += [f"drain node {node_id}" for node_id in todo.cordons]
     if todo.unchanged:
-        lines.append(f"as they are: {', '.join(todo.unchanged)}")
+        lines.append(f"unchanged: {', '.join(todo.unchanged)}")
     lines += [f"not restored: put {file} into GLOWPLUG_ACCESS_DIR of this fleet" for file in todo.lacking]
     return lines if not todo.is_nothing else [*lines, "nothing to do"]
 

@@ -33,11 +33,11 @@ def create_batch(
         Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="One request as JSON on each line.")
     ],
     endpoint: Annotated[
-        str, typer.Option("--endpoint", help="The path of the API that each line asks.")
+        str, typer.Option("--endpoint", help="The path of the API that each line requests.")
     ] = "/v1/chat/completions",
     metadata: Annotated[
         list[str] | None,
-        typer.Option("--metadata", "-m", metavar="KEY=VALUE", help="A note of yours; may be repeated."),
+        typer.Option("--metadata", "-m", metavar="KEY=VALUE", help="A note to keep with the batch; may be repeated."),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return once the batch is over; fail unless it completed.")
@@ -121,7 +121,7 @@ def show_batch(batch: BatchArgument, state_dir: StateDirOption = None, as_json: 
 
 @batches.command("cancel")
 def cancel_batch(batch: BatchArgument, state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
-    """Send no further requests of a batch, and keep the answers that are there."""
+    """Send no further requests of a batch; keep the answers received so far."""
     row = connect(state_dir).call("POST", "data", f"/v1/batches/{segment(batch)}/cancel")
     if as_json:
         say_json(row)
@@ -142,7 +142,7 @@ def batch_output(
     kind, other = ("error", "") if errors else ("output", "; try --errors")
     file_id = row[f"{kind}_file_id"]
     if row["status"] not in OVER:
-        raise CliError(f"{_state(row)}: its output is there once it is over")
+        raise CliError(f"{_state(row)}: its output is available once it is over")
     if file_id is None:
         raise CliError(f"{_state(row)}: it has no {kind} file{other if row['error_file_id'] else ''}")
     fleet = replace(fleet, timeout_s=BULK_TIMEOUT_S)

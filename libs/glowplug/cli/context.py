@@ -44,7 +44,7 @@ def list_all(ctx: typer.Context, as_json: JsonOption = False) -> None:
         ("*" if r["current"] else "", r["context"], r["state_dir"] or ", ".join(r["urls"].values()), r["state"])
         for r in rows
     ]
-    emit(as_json, rows, HEADERS, cells, "no context is known: `glowplug up` and `glowplug context add` make one")
+    emit(as_json, rows, HEADERS, cells, "no context is known: `glowplug up` and `glowplug context add` create one")
 
 
 @context.command()

@@ -139,7 +139,7 @@ async def story(fleet: LocalFleet, shown: Output) -> list[Row]:
     if not models:
         raise CliError("the fleet lists no model: see the log of autoscaler-1")
     async with httpx.AsyncClient(base_url=data, headers=bearer(key), trust_env=False) as client:
-        shown.say(f"cold: {models[0]} is asked for the first time")
+        shown.say(f"cold: {models[0]} gets its first request")
         rows = [await ask(client, "cold", models[0], engine)]
         shown.say(f"warm: {models[0]} again")
         rows.append(await ask(client, "warm", models[0], engine))
@@ -174,4 +174,4 @@ async def idle(placer_url: str, client: httpx.AsyncClient, engine: str) -> Row:
             return Row("idle to zero", which, engine, whole_s=time.monotonic() - started)
         await asyncio.sleep(0.2)
     names = ", ".join(row["instance_id"] for row in left)
-    return Row("idle to zero", "all", engine, error=f"after {IDLE_TIMEOUT_S:g} s still there: {names}")
+    return Row("idle to zero", "all", engine, error=f"after {IDLE_TIMEOUT_S:g} s still loaded: {names}")

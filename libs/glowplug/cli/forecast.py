@@ -66,12 +66,10 @@ def summary(key: str, answer: Row, points: list[Row], window_s: float, now_s: fl
     found["made"] = f"{age(now_s - newest['made_at'])} ago"
     rated = [row["error_ratio"] for row in answer["data"] if row["error_ratio"]]
     if rated:
-        found["error of late"] = f"{rated[-1]:.0%} of the concurrency that came"
+        found["recent error"] = f"{rated[-1]:.0%} of the actual concurrency"
     anomaly = newest.get("anomaly", "")
     if anomaly:
-        found["last window"] = {"missing": "missing: it counts as it was expected", "spike": "a spike: it was cut"}[
-            anomaly
-        ]
+        found["last window"] = {"missing": "missing: it counts as expected", "spike": "a spike: it was cut"}[anomaly]
     return found
 
 

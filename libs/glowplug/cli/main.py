@@ -22,7 +22,7 @@ from glowplug.runtime.errors import FleetError
 
 _VERBS: dict[str, str] = {
     "up.up": "Start the local fleet.",
-    "up.down": "Stop the local fleet and wait until nothing of it is left.",
+    "up.down": "Stop the local fleet and wait until all of it has ended.",
     "up.status": "Show the processes of the local fleet: ready, restarts, memory.",
     "demo.demo": "Run a tour on a fresh fleet, and show where the time goes.",
     "operate.deploy": "Create or change models from YAML files.",

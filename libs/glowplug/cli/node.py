@@ -42,7 +42,7 @@ def node(
     ] = None,
     advertise: Annotated[str, typer.Option(help="Name or address by which the fleet's other machines reach it.")] = "",
     port: Annotated[
-        int, typer.Option(envvar="GLOWPLUG_PORT", help="Of the agent; the prefetcher has the next one.")
+        int, typer.Option(envvar="GLOWPLUG_PORT", help="Port of the agent; the prefetcher uses the next one.")
     ] = AGENT_PORT,
     folder: Annotated[Path | None, typer.Option(help="For its logs and weights [.glowplug/nodes/NODE].")] = None,
     state_dir: StateDirOption = None,

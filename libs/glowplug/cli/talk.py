@@ -19,7 +19,7 @@ from glowplug.cli.terminal import WRONG_USAGE, CliError, say, say_json
 HELD_TIMEOUT_S = 300.0
 _TIMING = re.compile(r"([a-zA-Z_]+);dur=([0-9.]+)")
 Message = Mapping[str, str]
-TokensOption = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens of the answer.")]
+TokensOption = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Maximum tokens of the answer.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print on stderr where the time went.")]
 
 
@@ -87,7 +87,7 @@ def _piece(line: str) -> str:
 def run(
     model: ModelArgument,
     prompt: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT...", help="The question; read from stdin when left out.")
+        list[str] | None, typer.Argument(metavar="PROMPT...", help="The question; read from stdin when omitted.")
     ] = None,
     max_tokens: TokensOption = None,
     verbose: VerboseOption = False,

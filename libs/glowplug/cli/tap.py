@@ -129,7 +129,7 @@ def record(
     seconds: Annotated[float, typer.Option("--seconds", min=0, help="Stop after this many seconds; 0: on Ctrl-C.")] = 0,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Write all facts, commands and telemetry to a file, after the models and nodes there are at the start."""
+    """Write all facts, commands and telemetry to a file, after the models and nodes present at the start."""
     if out.exists():
         raise CliError(f"{out} exists already", WRONG_USAGE)
     fleet = connect(state_dir)

@@ -100,7 +100,7 @@ async def banner(fleet: LocalFleet, *, is_given: bool) -> str:
         f"  OpenAI API  {urls['data']}/v1",
         "  web pages   of other sites: GLOWPLUG_ALLOWED_ORIGINS=https://app.example (or *) glowplug up",
         f"  models      {', '.join(models) or 'none yet: glowplug deploy FILE'}",
-        f"  model files {fleet.models_dir} (edit them, they are read again)",
+        f"  model files {fleet.models_dir} (edit them; they are reread)",
         f"  logs        {fleet.state.path / 'logs'}",
     ]
     if not is_loopback(fleet.settings.host):
@@ -188,7 +188,7 @@ def _up_detached(settings: FleetSettings, state_dir: Path | None) -> None:
 
 
 def down(state_dir: StateDirOption = None) -> None:
-    """Stop the local fleet and wait until nothing of it is left."""
+    """Stop the local fleet and wait until all of it has ended."""
     settings = settings_of(folder_of(state_dir))
     fleet = read_fleet(settings.state_dir)
     if fleet is None:

@@ -26,8 +26,8 @@ class Part(StrEnum):
 
 
 def usage(
-    by: Annotated[str, typer.Option("--by", help="Sum by these of tenant, model, key and hour.")] = "tenant,model",
-    since: Annotated[str, typer.Option("--since", help="From so long ago (90m, 24h, 7d), or from a date.")] = "7d",
+    by: Annotated[str, typer.Option("--by", help="Group by any of tenant, model, key and hour.")] = "tenant,model",
+    since: Annotated[str, typer.Option("--since", help="Start: a duration ago (90m, 24h, 7d) or a date.")] = "7d",
     model: Annotated[str, typer.Option("--model", help="Only requests to this model.")] = "",
     tenant: Annotated[str, typer.Option("--tenant", help="Only requests of this tenant.")] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,

@@ -206,7 +206,7 @@ def described(cost: Row) -> str:
     if not cost["is_possible_now"]:
         return f"it has to wait: {cost['reason']}"
     if not (cost["seconds"] or cost["leaving"] or cost["freed_host_bytes"]):
-        return f"nothing has to be done: {cost['reason']}"
+        return f"nothing to do: {cost['reason']}"
     parts = [f"about {cost['seconds']:.2f} s"]
     if cost["kind"]:
         parts[0] += f" ({_KINDS.get(cost['kind'], cost['kind'])} on {cost['node_id']})"
@@ -219,7 +219,7 @@ def described(cost: Row) -> str:
     ]:
         parts.append(f"{listed(names)} {'leaves' if len(names) == 1 else 'leave'}")
     if cost["num_in_flight"]:
-        parts.append(f"{doing(cost['num_in_flight'], 'request', 'runs')} there and is waited for")
+        parts.append(f"{doing(cost['num_in_flight'], 'request', 'runs')} there and must end first")
     if cost["source"]:
         parts.append(cost["source"])
     return "; ".join([*parts, *([cost["reason"]] if cost["reason"] else [])])
@@ -230,10 +230,10 @@ _KINDS: Final = {
     "growth": "a replica becomes ready", "join": "a replica on its way becomes ready",
 }  # fmt: skip
 _BYTES: Final = {
-    "fetch_bytes": "{} come into host memory",
+    "fetch_bytes": "{} fetched into host memory",
     "gpu_bytes": "{} of GPU memory",
-    "freed_gpu_bytes": "{} of GPU memory come free",
-    "freed_host_bytes": "{} of host memory come free",
+    "freed_gpu_bytes": "{} of GPU memory freed",
+    "freed_host_bytes": "{} of host memory freed",
 }
 _STATES: Final = {
     Rung.READY: ("starting", "loading", "ready", "draining"),

@@ -55,7 +55,7 @@ def state_word(state: str) -> str:
 
 
 def standing(row: Row) -> str:
-    return state_word(row.get("model_state") or row["state"])  # an earlier autoscaler has the second alone
+    return state_word(row.get("model_state") or row["state"])  # an earlier autoscaler sends only `state`
 
 
 def ps(

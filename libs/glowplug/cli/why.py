@@ -106,7 +106,7 @@ def price_list(prices: Row) -> str:
     free, total = show_bytes(prices["free_bytes"]), show_bytes(prices["total_bytes"])
     head = f"{prices['gpu_id']}: {free} of {total} are free"
     if not prices["holders"]:
-        return f"{head}, and nothing is there\n"
+        return f"{head}, and nothing uses it\n"
     rows = [
         (
             one["order"] or GOES.get(one.get("state", ""), "stays"),
@@ -122,7 +122,7 @@ def price_list(prices: Row) -> str:
         for one in prices["holders"]
     ]
     heads = ("goes", "instance", "model", "rung", "holds", "asked", "saves each", "s per GiB", "why")
-    said = "asked: how many are expected to ask before it could be reloaded; s per GiB: asked x saves each / holds"
+    said = "asked: requests expected within the time of a reload; s per GiB: asked x saves each / holds"
     return f"{head}\n{table(heads, rows)}\n{said}\n"
 
 
@@ -158,7 +158,7 @@ def decisions_about(fleet: FleetClient, subject: str, request: Row | None, limit
 def _without_decision(request: Row) -> str:
     code = request.get("error_code") or request.get("code")
     if not code:
-        return "no decision was needed: a ready instance had room for the request"
+        return "no decision was needed: a ready instance had a free slot for the request"
     answered = f"the request was answered {request['status']} {code}"
     if model := request.get("model") or request["model_key"]:
         return f"{answered}, and no decision names it; see `glowplug why {model}`\n"

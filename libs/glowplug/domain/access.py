@@ -168,7 +168,7 @@ def find_key(keys: Mapping[str, ApiKey], presented: str, now_s: float) -> ApiKey
 def check_name(name: str) -> None:
     """Raise ValueError unless `name` can be a tenant's or a key's: 1 to 64 letters, digits and `._@-`."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no name: 1 to 64 letters, digits and ._@-, a letter or digit first")
+        raise ValueError(f"{name[:80]!r} is not a name: 1 to 64 letters, digits and ._@-, a letter or digit first")
 
 
 def prefix_of(key_id: str) -> str:

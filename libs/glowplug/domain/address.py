@@ -10,7 +10,7 @@ HIGHEST_PORT = 65535
 
 
 def reachable(host: str) -> str:
-    """Return the local host for a listener on `host`: a wildcard is no destination."""
+    """Return the local host for a listener on `host`: a wildcard is not a destination."""
     return _LOOPBACK_OF.get(host, host)
 
 

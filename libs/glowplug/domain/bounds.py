@@ -27,7 +27,7 @@ class Bounds:
     def problem(self, value: float) -> str:
         """ "" if there is none."""
         if value != value:
-            return f"{value} is no number"
+            return f"{value} is not a number"
         if self.above is not None and not value > self.above:
             return f"{value} is not above {self.above}"
         if self.above is None and value < self.least:
@@ -116,6 +116,6 @@ def word(pattern: str, max_chars: int = 10_000) -> Checked:
     def parse(given: str) -> None:
         if len(given) > max_chars or not compiled.fullmatch(given):
             longest = f" of at most {max_chars} characters" if len(given) > max_chars else ""
-            raise ValueError(f"{given!r} is no word {pattern}{longest}")
+            raise ValueError(f"{given!r} is not a word {pattern}{longest}")
 
     return Checked(parse)

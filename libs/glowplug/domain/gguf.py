@@ -28,7 +28,7 @@ Scalar = int | float | bool | str
 
 
 class InvalidGguf(ValueError):
-    """The file is no readable GGUF file."""
+    """The file is not a readable GGUF file."""
 
 
 class NeedMore(Exception):
@@ -91,7 +91,7 @@ class GgufReader:
                 self._skip_text()
             if key == "general.alignment":
                 if type(value) is not int or not 0 < value <= MAX_ALIGNMENT:
-                    raise InvalidGguf(f"{key} is {value!r:.40}, and no whole number from 1 to {MAX_ALIGNMENT}")
+                    raise InvalidGguf(f"{key} is {value!r:.40}, not a whole number from 1 to {MAX_ALIGNMENT}")
                 self.alignment = value
             yield Value(key, value, first, self.at)
 

@@ -180,7 +180,7 @@ class Instance:
 
     @property
     def serves(self) -> bool:
-        """Return whether it may ever take requests: it is no replica, later stage or sleeper."""
+        """Return whether it may ever take requests: it is not a replica, later stage or sleeper."""
         return not (self.replica or self.part_of or self.state.is_dormant)
 
     @property

@@ -69,7 +69,7 @@ def known(name: str, names: Iterable[str], what: str = "there are") -> str:
 
 def _changes(cls: type, given: Any, default: Any = None) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise Misread((), f"{given!r} is no mapping of fields to values")
+        raise Misread((), f"{given!r} is not a mapping of fields to values")
     kinds, found = kinds_of(cls), {}
     for name, value in given.items():
         if name not in kinds:
@@ -132,25 +132,25 @@ def _plain(kind: type, given: Any) -> Any:
             raise ValueError(f"{given!r} is neither true nor false")
         return str(given).lower() in TRUE
     if kind not in (int, float) or isinstance(given, bool):
-        raise ValueError(f"{given!r} is no {'number or ' * (kind in (int, float))}word")
+        raise ValueError(f"{given!r} is not a {'number or ' * (kind in (int, float))}word")
     try:
         number = kind(given)
         if kind is int and isinstance(given, float) and number != given:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{given!r} is no {'whole ' * (kind is int)}number") from None
+        raise ValueError(f"{given!r} is not a {'whole ' * (kind is int)}number") from None
     if isinstance(given, str) and not math.isfinite(number):
-        raise ValueError(f"{given!r} is no number")
+        raise ValueError(f"{given!r} is not a number")
     return number
 
 
 def _many(origin: Any, kinds: tuple[Any, ...], given: Any) -> Any:
     if issubclass(origin, Mapping):
         if not isinstance(given, Mapping):
-            raise ValueError(f"{given!r} is no mapping")
+            raise ValueError(f"{given!r} is not a mapping")
         return {_value(kinds[0], name): _value(kinds[1], value) for name, value in given.items()}
     if not isinstance(given, list | tuple | set | frozenset):
-        raise ValueError(f"{given!r} is no list")
+        raise ValueError(f"{given!r} is not a list")
     if origin is tuple and kinds[-1] is not Ellipsis and len(kinds) != len(given):
         raise ValueError(f"{given!r} has not {len(kinds)} parts")
     of_each = kinds if origin is tuple and kinds[-1] is not Ellipsis else (kinds[0],) * len(given)

@@ -24,7 +24,7 @@ from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Pla
 from glowplug.events.commands import StartInstance
 
 # A node's servers, declared in a TOML file of the node (`GLOWPLUG_SERVERS`). A model file names one of them and no
-# command, so the right to deploy models is no right to run commands on a node.
+# command, so the right to deploy models is not a right to run commands on a node.
 #
 #     [sglang]
 #     command = ["python", "-m", "sglang.launch_server", "--model-path", "{weights}", "--served-model-name", "{name}",

@@ -99,5 +99,5 @@ def _number(path: Path, values: dict[str, Scalar], key: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise InvalidGguf(f"{path.name}: {key} is {value!r:.40}, and no whole number from 0 to {MAX_NUMBER}")
+        raise InvalidGguf(f"{path.name}: {key} is {value!r:.40}, not a whole number from 0 to {MAX_NUMBER}")
     return value

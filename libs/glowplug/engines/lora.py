@@ -15,7 +15,7 @@ MAX_RANK = 1 << 16
 
 
 class InvalidAdapter(ValueError):
-    """The files are no LoRA adapter that an engine could take."""
+    """The files are not a LoRA adapter that an engine could take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def _peft(path: Path) -> LoraFacts:
     pattern = said.get("rank_pattern") or {}
     ranks = [said.get("r"), *(pattern.values() if isinstance(pattern, Mapping) else ())]
     if any(type(rank) is not int or not 0 < rank <= MAX_RANK for rank in ranks):
-        raise InvalidAdapter(f"{CONFIG}: r is {said.get('r')!r:.40}, and no whole number from 1 to {MAX_RANK}")
+        raise InvalidAdapter(f"{CONFIG}: r is {said.get('r')!r:.40}, not a whole number from 1 to {MAX_RANK}")
     modules = said.get("target_modules") or ()
     names = (modules,) if isinstance(modules, str) else modules if isinstance(modules, list) else ()
     return LoraFacts(engine="vllm", rank=max(ranks), modules=tuple(sorted(map(str, names))))

@@ -63,7 +63,7 @@ ARGUMENTS = EngineArguments(
 def unreadable(path: Path) -> str:
     """'' for plausible weights, else the reason."""
     if not path.is_dir():
-        return f"{path.name} is no directory"
+        return f"{path.name} is not a directory"
     return "" if (path / "config.json").is_file() else f"{path.name} has no config.json"
 
 
@@ -164,7 +164,7 @@ def _of_stage(command: StartInstance) -> dict[str, Any]:
 
 
 def _network(address: str) -> dict[str, str]:
-    """Address and interface for the other stages; for a name that is no local address, gloo chooses the interface."""
+    """Address and interface for the other stages. gloo chooses the interface of a name that is not local."""
     try:
         ip = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:

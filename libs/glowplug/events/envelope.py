@@ -129,7 +129,7 @@ class Event:
 
 
 class MalformedEvent(ValueError):
-    """Bytes are no event or row of Glowplug's; they are counted and skipped, never retried."""
+    """Bytes that are not an event or row of Glowplug; they are counted and skipped, never retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class Discovery:
 
 def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str = HOST) -> Discovery:
     """One GPU of `kind` per budget ("1GiB"). Warns when host GPUs exceed this machine's memory. Raises ValueError
-    for a budget that is no size or is zero."""
+    for a budget that is not a size or is zero."""
     sizes = [parse_bytes(text) for text in budgets]
     if not sizes or min(sizes) <= 0:
         raise ValueError(f"a node needs at least one GPU of more than 0 bytes, got {list(budgets)}")

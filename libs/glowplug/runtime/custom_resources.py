@@ -175,7 +175,7 @@ def definitions() -> dict[str, Schema]:
         "key": _text("key of the model in the fleet"),
         "state": _text("hot, warm, cold, starting, draining or suspended"),
         "replicas": _number("instances that serve now"),
-        "selector": _text("label selector of the scale subresource; instances are no pods, so it selects none"),
+        "selector": _text("label selector of the scale subresource; instances are not pods, so it selects none"),
         "where": _text("nodes with an instance"),
         "eta": _text("time until a request that comes now would be served, where no instance is ready"),
     }

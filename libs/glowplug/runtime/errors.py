@@ -22,6 +22,6 @@ class NotInstalled(FleetError):
 
 
 class WrongSetting(FleetError):
-    """One line that names the variable: `GLOWPLUG_PORT: 'abc' is no whole number`."""
+    """One line that names the variable: `GLOWPLUG_PORT: 'abc' is not a whole number`."""
 
     exit_code = 2

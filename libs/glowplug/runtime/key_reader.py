@@ -42,7 +42,7 @@ class KeyReader:
         except StoreUnavailable as error:
             if known is not None and now_s - read_at < KEPT_S:
                 return known
-            raise NoCapacity("the store does not answer; keys are read there", retry_after_s=2) from error
+            raise NoCapacity("the store, which keeps the keys, does not answer", retry_after_s=2) from error
         self._rows.pop(key_id, None)
         if raw is None:
             return None

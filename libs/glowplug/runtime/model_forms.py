@@ -27,7 +27,7 @@ class Fault:
     message: str
 
 
-def read(text: str, otherwise: str = "write one field in a line, as name: value") -> dict[str, Any]:
+def read(text: str, otherwise: str = "write one field per line, as name: value") -> dict[str, Any]:
     """Parse a YAML mapping, e.g. a model's fields. Raises InvalidModelFile with the line if known, or `otherwise` for
     no mapping."""
     try:

@@ -35,5 +35,5 @@ class Unreadable:
         return len(self._known.get(table, ()))
 
     def whole(self, table: str, problem: str) -> None:
-        """Report a key that is no table; counts as one row."""
+        """Report a key that is not a table; counts as one row."""
         self.seen(table, {"": problem})

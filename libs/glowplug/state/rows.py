@@ -27,7 +27,7 @@ SHOWN = 80  # characters of a key in a log line
 def read_row(table: str, key: str, raw: bytes, cls: type[T]) -> T:
     """Raises MalformedEvent, also for a row under another's key."""
     if not raw:
-        raise MalformedEvent(f"{cls.__name__}: no bytes, or a key that is no UTF-8")
+        raise MalformedEvent(f"{cls.__name__}: no bytes, or a key that is not UTF-8")
     row = from_json(raw, cls)
     if table in KEYS and (own := getattr(row, KEYS[table])) != key:
         raise MalformedEvent(f"{cls.__name__}: it is the row of {own!r}"[:SAID])

@@ -17,7 +17,7 @@ LAG_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 BUS_TOTALS = (  # fields of BusCounts
     (semconv.BUS_RECONNECTS_TOTAL, "Times the bus was lost and found", "num_reconnects"),
     (semconv.BUS_REDELIVERIES_TOTAL, "Events delivered again", "num_redelivered"),
-    (semconv.BUS_MALFORMED_TOTAL, "Messages that are no event", "num_malformed"),
+    (semconv.BUS_MALFORMED_TOTAL, "Messages that are not events", "num_malformed"),
     (semconv.BUS_GIVEN_UP_TOTAL, "Events given up after the last delivery failed", "num_given_up"),
     (semconv.BUS_OVERFLOWED_TOTAL, "Events of usage that the bus discarded before they were read", "num_overflowed"),
 )

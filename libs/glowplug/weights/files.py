@@ -22,7 +22,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(0, "it is no regular file")
+            raise OSError(0, "it is not a regular file")
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(0, f"larger than {max_bytes} bytes")

@@ -15,11 +15,11 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         value = json.loads((folder / name).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ScenarioError("", f"{folder}: is no folder of a run ({name}: {error.strerror})") from error
+        raise ScenarioError("", f"{folder}: is not a folder of a run ({name}: {error.strerror})") from error
     except ValueError as error:
-        raise ScenarioError("", f"{folder / name}: is no JSON: {error}") from error
+        raise ScenarioError("", f"{folder / name}: is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ScenarioError("", f"{folder / name}: is no JSON object")
+        raise ScenarioError("", f"{folder / name}: is not a JSON object")
     return value
 
 
@@ -42,9 +42,9 @@ def read_rows(path: Path, begins: str = "") -> Iterator[dict[str, Any]]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ScenarioError("", f"{path}, line {number}: is no JSON: {error}") from error
+                raise ScenarioError("", f"{path}, line {number}: is not JSON: {error}") from error
             if not isinstance(row, dict):
-                raise ScenarioError("", f"{path}, line {number}: is no JSON object")
+                raise ScenarioError("", f"{path}, line {number}: is not a JSON object")
             yield row
 
 

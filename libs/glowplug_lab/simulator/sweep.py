@@ -67,7 +67,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise ScenarioError("--seeds", f"{text!r} is not like 0..9 or 1,2,5")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= MAX_CASES:
-            raise ScenarioError("--seeds", f"{part.strip()!r} is no range")
+            raise ScenarioError("--seeds", f"{part.strip()!r} is not a range")
         seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))
 
@@ -150,7 +150,7 @@ def parse_objective(text: str) -> Objective:
     try:
         number = float(limit.removesuffix("s"))
     except ValueError as error:
-        raise ScenarioError("--slo", f"{limit!r} is no number") from error
+        raise ScenarioError("--slo", f"{limit!r} is not a number") from error
     objective = Objective(name, number)
     if not 0 <= number < float("inf") or (objective.is_share and number > 1):
         raise ScenarioError(

@@ -20,7 +20,7 @@ OPS = ("hello", "start", "keep", "lease", "release", "stop")
 
 
 class BadQuestion(ValueError):
-    """A line that is no question of this protocol."""
+    """A line that is not a question of this protocol."""
 
 
 @dataclass(frozen=True, slots=True)

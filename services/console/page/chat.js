@@ -31,9 +31,9 @@ export async function chat(body, { key, signal, on }) {
     for await (const line of lines(answer.body)) take(line, state, on);
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ChatFailed) throw error;
-    throw new ChatFailed("the answer broke off");
+    throw new ChatFailed("the answer ended early");
   }
-  if (!state.done) throw new ChatFailed("the answer broke off: it has no end");
+  if (!state.done) throw new ChatFailed("the answer ended early: it has no end");
   return state;
 }
 
@@ -90,7 +90,7 @@ function take(line, state, on) {
     return;
   }
   const event = JSON.parse(data);
-  if (event.error) throw new ChatFailed(event.error.message ?? "the answer broke off", { code: event.error.code ?? "" });
+  if (event.error) throw new ChatFailed(event.error.message ?? "the answer ended early", { code: event.error.code ?? "" });
   if (event.usage) state.usage = event.usage;
   const choice = event.choices?.[0];
   if (!choice) return;

@@ -103,7 +103,7 @@ export function put(fields, path, value) {
   else fields[first] = first === "weights" && names.length === 1 && names[0] === "uri" ? after.uri : after;
 }
 
-/** What a person has typed, as a file has it. What is no number stays a text, which its owner judges. */
+/** What a person has typed, as a file has it. What is not a number stays a text, which its owner judges. */
 export function typed(one, input) {
   if (one.kind === "switch") return input.checked || undefined;
   const text = input.value.trim();

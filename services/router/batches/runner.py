@@ -1,7 +1,7 @@
 """The runner of the fleet's batches, in the router that holds the lease; another takes over from a dead one.
 
 Rows are fenced, and part names contain the holder's epoch: a paused holder cannot write rows, and parts that no row
-counts are no results.
+counts are not results.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class BatchRun:
         self._stopped.set()
 
     async def run(self) -> None:
-        """Run the batch to its end. Raises StoreUnavailable and ObjectsUnavailable; another run goes on then."""
+        """Run the batch to its end. Raises StoreUnavailable and ObjectsUnavailable; another run resumes it then."""
         found = await self._means.records.batch(self._opened.batch_id)
         if found is None:
             await self._means.records.delete_open(self._opened.batch_id)

@@ -121,7 +121,7 @@ async def test_a_failure_stays_until_it_is_dismissed(at: ConsoleUnderTest, owner
 async def test_one_model_shows_its_starts_against_what_was_predicted(at: ConsoleUnderTest, page: Page) -> None:
     await page.get_by_role("link", name="smol-chat", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_contain_text("smol-chat")
-    await expect(page.locator(".model-why")).to_contain_text("the decision that placed it is on record no more")
+    await expect(page.locator(".model-why")).to_contain_text("the decision that placed it is no longer on record")
     starts = page.get_by_role("region", name="Latest starts").get_by_role("row")
     await expect(starts).to_have_count(2)
     await expect(starts.nth(1)).to_contain_text("load580 mspredicted 638 ms, as predicted")

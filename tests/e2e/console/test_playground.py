@@ -139,7 +139,7 @@ async def test_an_answer_that_breaks_off_says_so(
     owner.script = [piece("Half"), end] if end else [piece("Half")]
     await page.goto(f"{at.url}/#/playground/smol-chat")
     await say(page, "Go")
-    await expect(page.locator(".refusal")).to_contain_text("the engine died" if end else "the answer broke off")
+    await expect(page.locator(".refusal")).to_contain_text("the engine died" if end else "the answer ended early")
     await expect(page.locator(ANSWER)).to_have_text("Half")
 
 

@@ -79,7 +79,7 @@ def test_a_new_key_stands_alone_on_stdout(autoscaler: Autoscaler, run: Run) -> N
     assert out == f"{SECRET}\n"
     assert err.splitlines() == [
         "gp-abcdefgh is a key of tenant lab: data at chat and org/*, until 2027-02-14",
-        "the key is shown this once",
+        "the key is shown only once",
     ]
     body = {"tenant": "lab", "name": "ci", "models": ["chat", "org/*"], "surfaces": ["data"]}
     assert autoscaler.asked == [("POST", "/v1/keys", None, body | {"limits": {"concurrent": 2}, "expires": "30d"})]
@@ -91,7 +91,7 @@ def test_a_new_key_stands_alone_on_stdout(autoscaler: Autoscaler, run: Run) -> N
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [("--surfaces prompts", "is none of data, read, operate, admin"), ("--models ,", "names nothing")],
+    [("--surfaces prompts", "is not one of data, read, operate, admin"), ("--models ,", "is empty")],
 )
 def test_what_is_no_surface_or_model_is_not_asked_for(autoscaler: Autoscaler, run: Run, options: str, why: str) -> None:
     assert why in run(f"keys create --tenant lab --name ci {options}", code=1)[1]
@@ -114,7 +114,7 @@ def test_a_key_is_named_by_id_prefix_or_itself_and_its_secret_stays_here(
 ) -> None:
     assert run(f"keys revoke {named}")[0] == "gp-abcdefgh (ci of tenant lab) is revoked\n"
     out, err = run(f"keys rotate {named} --overlap 10m")
-    assert out == f"{SECRET}\n" and "takes the place of gp-abcdefgh, which ends in 10m" in err
+    assert out == f"{SECRET}\n" and "replaces gp-abcdefgh, which ends in 10m" in err
     assert autoscaler.asked == [
         ("DELETE", "/v1/keys/abcdefgh", None, None),
         ("POST", "/v1/keys/abcdefgh/rotate", None, {"overlap": "10m"}),
@@ -131,7 +131,7 @@ def test_a_key_keeps_what_is_not_named(autoscaler: Autoscaler, run: Run) -> None
         ("PATCH", "/v1/keys/abcdefgh", None, {"limits": NONE | {"queued": 3}}),
     ]
     assert shown.splitlines()[1].startswith("gp-abcdefgh")
-    assert "name an option" in run("keys set abcdefgh", code=1)[1]
+    assert "give an option" in run("keys set abcdefgh", code=1)[1]
 
 
 def test_a_key_for_a_file_is_made_without_a_fleet(run: Run) -> None:

@@ -238,8 +238,8 @@ def test_what_differs_is_a_conflict() -> None:
     rows = {"api": shown(replace(API, kv_bytes=5))}
     todo = plan(KEPT, rows, {"m.yaml": "name: other\n"}, frozenset())
     assert todo.conflicts == (
-        "model file m.yaml is there with other content",
-        "model api is there and declared otherwise",
+        "model file m.yaml exists with different content",
+        "model api exists with a different declaration",
     )
 
 
@@ -282,8 +282,8 @@ def test_tenants_and_keys_that_are_there_are_left_alone_and_what_differs_is_a_co
     assert access_plan(access(replace(LAB, revision=9), replace(CI, revision=9))).is_nothing
     todo = access_plan(access(replace(LAB, weight=2.0), replace(CI, models=("*",))))
     assert todo.conflicts == (
-        "tenant lab is there and declared otherwise",
-        "key gp-abcdefgh is there and declared otherwise",
+        "tenant lab exists with a different declaration",
+        "key gp-abcdefgh exists with a different declaration",
     )
 
 

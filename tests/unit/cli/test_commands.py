@@ -104,7 +104,7 @@ def test_why_of_a_gpu_says_who_lies_there_at_what_worth_and_who_goes_next() -> N
         assert shown.split()[0] == goes, state
     shown = why.price_list(found | {"holders": [copy | {"shared_bytes": 1 << 30}]})
     assert "2.0 GiB (1.0 GiB shared)" in shown
-    assert "nothing is there" in why.price_list(found | {"holders": []})
+    assert "nothing uses it" in why.price_list(found | {"holders": []})
 
 
 def test_why_of_a_gpu_of_which_nothing_was_decided_shows_who_lies_there() -> None:

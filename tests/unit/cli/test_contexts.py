@@ -87,7 +87,7 @@ def test_two_folders_of_one_name_are_two_contexts_and_one_folder_is_one(here: Pa
 
 
 def test_contexts_are_listed_chosen_and_removed(here: Path) -> None:
-    assert typed() == "no context is known: `glowplug up` and `glowplug context add` make one\n"
+    assert typed() == "no context is known: `glowplug up` and `glowplug context add` create one\n"
     contexts.record(runs(here / "alpha" / "s"))
     contexts.record(here / "beta" / "s")
     states = {row["context"]: (row["current"], row["state"]) for row in json.loads(typed("--json"))}

@@ -46,14 +46,14 @@ def test_concurrency_is_a_mean_and_its_peak_no_end_of_the_band():
 
 
 @pytest.mark.parametrize(
-    ("anomaly", "said"), [("missing", "missing: it counts as it was expected"), ("spike", "a spike: it was cut")]
+    ("anomaly", "said"), [("missing", "missing: it counts as expected"), ("spike", "a spike: it was cut")]
 )
 def test_what_stands_above_says_how_far_how_good_and_what_was_wrong(anomaly, said):
     rated = point(10, 10.0, metric="concurrency", error_ratio=0.25)
     answer = {"policy": "combined", "horizons": {"m": 41.0}, "data": [point(10, 10.0), rated]}
     found = summary("m", answer, [point(10, 10.0, anomaly=anomaly)], W, 660.0)
     assert found["last window"] == said and found["a start takes"] == "41.0 s" and found["made"] == "60s ago"
-    assert found["error of late"] == "25% of the concurrency that came"
+    assert found["recent error"] == "25% of the actual concurrency"
     assert summary("m", {"policy": "none", "data": []}, [], W, 660.0)["forecast"] == "none yet"
 
 

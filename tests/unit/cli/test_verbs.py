@@ -69,7 +69,7 @@ def test_a_dry_run_says_the_cost_and_asks_nothing(monkeypatch, run):
     fleet = Fleet(monkeypatch, row("cold"), cost=COST | {"leaving": [LEAVING]})
     said = run("load", "tiny", "--dry-run")
     assert said.startswith(
-        "about 2.50 s (a cold start on node-1); 1.0 MiB come into host memory; 1.0 GiB of GPU memory"
+        "about 2.50 s (a cold start on node-1); 1.0 MiB fetched into host memory; 1.0 GiB of GPU memory"
     )
     assert "big (1.0 GiB, then asleep) leaves" in said and "default of emulated" in said
     assert json.loads(run("load", "tiny", "--dry-run", "-o", "json"))["seconds"] == 2.5
@@ -133,4 +133,4 @@ def test_waiting_ends_with_the_reason_where_nothing_comes(monkeypatch, run):
 def test_what_cannot_be_now_says_why_and_what_is_there_that_nothing_has_to_be_done():
     assert verbs.described(COST | {"is_possible_now": False, "reason": "big stays"}) == "it has to wait: big stays"
     there = COST | {"seconds": 0.0, "reason": "i-1 is ready on node-1"}
-    assert verbs.described(there) == "nothing has to be done: i-1 is ready on node-1"
+    assert verbs.described(there) == "nothing to do: i-1 is ready on node-1"

@@ -94,7 +94,7 @@ def test_a_model_says_why_it_is_where_it_is_and_why_it_is_cold() -> None:
         assert found is not None and found.reason == reason
         return found.decision_id
 
-    assert why_so("chat", [], log) == ("nothing has been decided about it: no request has asked for it", None)
+    assert why_so("chat", [], log) == ("no decision about it yet: no request has asked for it", None)
     log.put(decided(1, "place", "chat starts on node-1/0: 20 GiB are free"))
     log.put(decided(2, "scale", "an instance of chat drains: it has been idle", service="autoscaler"))
     running = instance(1, InstanceState.READY, ready_at=AT, decision_id="d-1")

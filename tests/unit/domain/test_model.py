@@ -70,7 +70,7 @@ def a_model(**fields: Any) -> Model:
         ("max_concurrency", 0, "0 is below 1"),
         ("max_queue", -1, "-1 is below 0"),
         ("max_wait_s", -0.1, "-0.1 is below 0"),
-        ("max_wait_s", float("nan"), "nan is no number"),
+        ("max_wait_s", float("nan"), "nan is not a number"),
         ("keep_alive_s", -2, "-2 is below -1"),
         ("min_instances", -1, "-1 is below 0"),
         ("min_instances", 2, "2 is above max_instances, 1"),
@@ -127,5 +127,5 @@ class Some:
 def test_numbers_above_zero_are_so_and_what_is_no_number_is_passed_over() -> None:
     check_bounds(Some(rate=0.0))
     for number in (0.0, -1.0, float("nan")):
-        with pytest.raises(OutOfBounds, match=r"above: .* is (not above 0|no number)"):
+        with pytest.raises(OutOfBounds, match=r"above: .* is (not above 0|not a number)"):
             check_bounds(Some(above=number))

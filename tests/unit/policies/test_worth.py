@@ -91,7 +91,7 @@ def test_the_band_of_a_forecast_says_how_sure_its_rate_is():
     assert first(a_forecast(0.0, 0.0, 0.0)).per_s == 0.0
     assert first(None, 5.0) == Asking(idle_s=5.0) == level(None, 1, 8, 5.0)
     bandless = a_forecast(9.0, kind="concurrency_peak", error_ratio=0.5)
-    assert level(bandless, 1, 8).per_s > level(bandless, 2, 8).per_s > 0, "by the error of late"
+    assert level(bandless, 1, 8).per_s > level(bandless, 2, 8).per_s > 0, "by the recent error"
     assert level(a_forecast(9.0, 3.0, 15.0), 0, 8) == first(a_forecast(9.0, 3.0, 15.0))
 
 

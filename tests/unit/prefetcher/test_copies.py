@@ -180,7 +180,7 @@ async def test_weights_on_the_same_file_system_are_not_copied(node: Node) -> Non
     node.controller.seconds.measured(region_digest(ref), len(DATA), 60.0, "file")
     await node.copy()
     (row,) = node.controller.placed()
-    assert row.why_not_on_disk == f"{file} lies on the same file system"
+    assert row.why_not_on_disk == f"{file} is on the same file system"
     assert node.count("glowplug_disk_failures_total", code="disk_failed") == 0
 
 

@@ -28,7 +28,7 @@ def test_after_a_fault_nothing_is_read_and_none_goes_on_in_the_middle() -> None:
     kept.read(said("one") + b"data: no JSON\n\n")
     why = kept.why_not
     kept.read(said("two"))
-    with pytest.raises(NotContinuable, match="no JSON"):
+    with pytest.raises(NotContinuable, match="not JSON"):
         kept.prepare()
     assert kept.why_not == why and kept.num_tokens == 0
 

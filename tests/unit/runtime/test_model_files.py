@@ -185,7 +185,7 @@ def test_the_ledger_is_given_all_of_a_file_that_llamacpp_loads(tmp_path):
         (VLLM.replace("s3://b/w/", "gs://b/w"), "is a file, and vllm reads a directory"),
         (VLLM.replace("s3://b/w/", "hf:o/n:w.gguf"), "hf:o/n:w.gguf is a file, and vllm reads a directory"),
         (LLAMACPP.replace("http://h/w.gguf", "'hf:o/n:*.safetensors'"), "is a directory, and llamacpp reads one GGUF"),
-        (VLLM.replace("s3://b/w/", "'sample:smollm2'"), "is no directory, and vllm reads a directory"),
+        (VLLM.replace("s3://b/w/", "'sample:smollm2'"), "is not a directory, and vllm reads a directory"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(tmp_path, text, names):
@@ -252,7 +252,7 @@ def test_local_weights_are_of_the_kind_that_the_engine_reads(tmp_path: Path) -> 
         ("llamacpp", "repo", "weights: they are a directory"),
         ("llamacpp", "empty", "weights: empty is empty"),
         ("emulated", "empty", "weights: empty is empty"),
-        ("vllm", "w.gguf", "weights: w.gguf is no directory"),
+        ("vllm", "w.gguf", "weights: w.gguf is not a directory"),
         ("vllm", "repo", "weights: repo has no config.json, and vllm reads"),
     ):
         text = f"name: a\nengine: {engine}\nweights: {weights}\nweights_bytes: 300MiB\n"

@@ -151,7 +151,7 @@ def test_a_name_with_dots_is_one_word(
         ("GLOWPLUG_POLICY_CACHING", "none", "no caching policy named 'none' (there are:"),
         ("GLOWPLUG_GPU_BUDGETS", "1GiB,much", "not a size in bytes: 'much'"),
         ("GLOWPLUG_LOG_LEVEL", "LOUD", "no level of that name (there are: CRITICAL,"),
-        ("GLOWPLUG_DRAIN_S", "soon", "no number"),
+        ("GLOWPLUG_DRAIN_S", "soon", "not a number"),
     ],
 )
 def test_the_wrong_one_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:

@@ -117,12 +117,12 @@ def test_what_was_not_recorded_is_unknown_and_not_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("prompt_tokens", -1, "data.prompt_tokens: '-1' is no number from 0 to 1e+12"),
+        ("prompt_tokens", -1, "data.prompt_tokens: '-1' is not a number from 0 to 1e+12"),
         ("response_tokens", "x", "data.response_tokens: expected int, got str"),
-        ("e2e_s", float("nan"), "data.e2e_s: 'nan' is no number"),
-        ("arrived_at", float("inf"), "data.arrived_at: 'inf' is no number"),
+        ("e2e_s", float("nan"), "data.e2e_s: 'nan' is not a number"),
+        ("arrived_at", float("inf"), "data.arrived_at: 'inf' is not a number"),
         ("arrived_at", None, "data.arrived_at: expected float, got null"),
-        ("queue_s", 1e300, "data.queue_s: '1e+300' is no number"),
+        ("queue_s", 1e300, "data.queue_s: '1e+300' is not a number"),
         ("model_key", 7, "data.model_key: expected str, got int"),
         ("cold", ..., "data: object missing required field cold"),
     ],

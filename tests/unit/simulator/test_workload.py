@@ -117,7 +117,7 @@ BAD = {
     "[" * 100_000: "line 1: header: no known format",
     '{"timestamp": ' + "[" * 100_000: "line 1: is not JSON",
     "t_s,prompt_tokens,response_tokens\n0,1,1,\n1,1,1,7\n": "line 3: has 4 cells for 3 columns",
-    "t_s,prompt_tokens,response_tokens\n0,1," + "1" * 200_000 + "\n": "line 2: is no CSV: field larger than",
+    "t_s,prompt_tokens,response_tokens\n0,1," + "1" * 200_000 + "\n": "line 2: is not CSV: field larger than",
     "Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,1,nan\n": "line 2: Response tokens: 'nan' is not",
 }
 
@@ -160,7 +160,7 @@ def test_bytes_that_are_no_text_or_no_gzip_are_named_with_their_line(tmp_path):
     lines = b"t_s,prompt_tokens,response_tokens\n" + b"0,1,1\n" * 5000
     path = tmp_path / "late.csv"
     path.write_bytes(lines + b"\xff,1,1\n")
-    with pytest.raises(TraceError, match=r"late.csv, line 5002: is no UTF-8 text"):
+    with pytest.raises(TraceError, match=r"late.csv, line 5002: is not UTF-8 text"):
         list(read(path))
     chance = Random(3)
     packed = bytearray(gzip.compress("".join(f"{chance.random()},1,1\n" for _ in range(9000)).encode()))

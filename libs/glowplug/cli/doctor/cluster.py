@@ -73,7 +73,7 @@ def _workloads(facts: ClusterFacts) -> Iterator[Finding]:
     for component in COMPONENTS:
         if component not in seen and not unread:
             if _is_elsewhere(facts, component):
-                yield _K.ok(component, "the services are told of one that is not of this fleet")
+                yield _K.ok(component, "the services use one that is not part of this release")
                 continue
             do = f"helm install glowplug deploy/helm/glowplug -n {facts.namespace}; is that the namespace?"
             yield _K.fail(component, "is not deployed", do)
@@ -98,12 +98,14 @@ def _workload(kind: str, workload: Object, namespace: str) -> Finding:
     if kind == "daemonsets":
         wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
         if not wanted:
-            return _K.fail(name, "no node of the cluster is chosen for it", "label the nodes as its nodeSelector says")
+            return _K.fail(
+                name, "no node of the cluster matches its nodeSelector", "label the nodes as its nodeSelector says"
+            )
     else:
         wanted, ready = workload["spec"].get("replicas", 1), status.get("readyReplicas", 0)
     if workload["metadata"].get("generation", 0) > status.get("observedGeneration", 0):
         return _K.warn(
-            name, "a change is not taken in yet", f"kubectl rollout status {kind[:-1]}/{name} -n {namespace}"
+            name, "a change is not rolled out yet", f"kubectl rollout status {kind[:-1]}/{name} -n {namespace}"
         )
     if ready < wanted:
         return _K.fail(name, f"{ready} of {wanted} ready", f"kubectl describe {kind[:-1]}/{name} -n {namespace}")
@@ -165,16 +167,16 @@ def _volumes(facts: ClusterFacts) -> Iterator[Finding]:
     if claims and not unbound:
         yield _K.ok("volumes", f"{len(claims)} bound")
     elif not claims and "persistentvolumeclaims" in facts.items:
-        yield _K.warn("volumes", "no claim: NATS and Valkey keep nothing over a restart", "give them volumes")
+        yield _K.warn("volumes", "no claim: NATS and Valkey lose everything at a restart", "give them volumes")
 
 
 def _secret(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the Secret has every key that pods name. Values are never read."""
     if facts.secret_keys is None:
         if "forbidden" in facts.secret_problem.lower():
-            yield _K.skipped("secret", f"{SECRET} may not be read by this user", "ask who may whether it is there")
+            yield _K.skipped("secret", f"{SECRET}: this user may not read it", "ask an administrator whether it exists")
         else:
-            yield _K.fail("secret", f"{SECRET}: {facts.secret_problem}", "make it: docs/howto/kubernetes.md")
+            yield _K.fail("secret", f"{SECRET}: {facts.secret_problem}", "create it: docs/howto/kubernetes.md")
         return
     wanted = {
         ref["key"]
@@ -188,7 +190,7 @@ def _secret(facts: ClusterFacts) -> Iterator[Finding]:
     if missing := sorted(wanted - set(facts.secret_keys)):
         yield _K.fail("secret", f"{SECRET} lacks {', '.join(missing)}", "add it: docs/howto/kubernetes.md")
     else:
-        yield _K.ok("secret", f"{SECRET} has every key the pods name")
+        yield _K.ok("secret", f"{SECRET} has every key that the pods read")
 
 
 def _policies(facts: ClusterFacts) -> Iterator[Finding]:
@@ -197,10 +199,10 @@ def _policies(facts: ClusterFacts) -> Iterator[Finding]:
     policies = facts.of("networkpolicies")
     closed = [policy for policy in policies if _closes_all(policy["spec"])]
     if not policies or not closed:
-        says = "there is none" if not policies else "no policy closes the rest"
+        says = "there is none" if not policies else "no policy denies the rest"
         yield _K.warn("network policies", says, "the chart brings them: networkPolicies.enabled")
     elif len(policies) == len(closed):
-        yield _K.fail("network policies", "everything is closed and nothing opened", "apply the others too")
+        yield _K.fail("network policies", "all traffic is denied and none allowed", "apply the others too")
     else:
         yield _K.ok("network policies", f"closed but for the {len(policies) - len(closed)} that open arrows")
 
@@ -218,7 +220,7 @@ def _gpus(facts: ClusterFacts) -> Iterator[Finding]:
         if (limit := container.get("resources", {}).get("limits", {}).get(GPU))
     ]
     if not asked:
-        yield _K.skipped("gpus", "agents ask for none: their GPUs are budgets of host memory")
+        yield _K.skipped("gpus", "agents request none: their GPUs are budgets of host memory")
         return
     if facts.nodes is None:
         yield _K.skipped("gpus", "this user may not list the cluster's nodes")
@@ -254,7 +256,7 @@ def _scaling(facts: ClusterFacts) -> Iterator[Finding]:
         status = budget.get("status", {})
         if status.get("expectedPods", 0) and status.get("currentHealthy", 0) < status.get("desiredHealthy", 0):
             says = f"{status['currentHealthy']} healthy of {status['desiredHealthy']}: no node can be drained now"
-            yield _K.warn(f"pdb {_name(budget)}", says, "mend its pods first")
+            yield _K.warn(f"pdb {_name(budget)}", says, "repair its pods first")
 
 
 def _is_available(condition: Object) -> bool:

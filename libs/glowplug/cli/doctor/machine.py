@@ -132,7 +132,7 @@ def memory(available_bytes: int) -> Iterator[Finding]:
 
 def shm(free_bytes: int | None) -> Iterator[Finding]:
     if free_bytes is None:
-        says = "/dev/shm is not there or not writable: weights go to the state directory, which is slower"
+        says = "/dev/shm is missing or not writable: weights go to the state directory, which is slower"
         do = "mount a tmpfs there (docker: --shm-size; Kubernetes: emptyDir medium Memory), or set GLOWPLUG_SHM_DIR"
         yield _M.warn("shm", says, do)
         return
@@ -177,7 +177,7 @@ def loopback(problem: str, localhost: Sequence[str]) -> Iterator[Finding]:
         yield _M.fail("loopback", f"127.0.0.1 does not work: {problem}", "ip link set lo up")
     elif "127.0.0.1" not in localhost:
         says = f"`localhost` is {', '.join(localhost) or 'not resolved'}, and services listen on 127.0.0.1"
-        yield _M.warn("loopback", says, "use 127.0.0.1 in addresses, or mend /etc/hosts")
+        yield _M.warn("loopback", says, "use 127.0.0.1 in addresses, or correct /etc/hosts")
     else:
         yield _M.ok("loopback", "127.0.0.1 works, and `localhost` resolves to it")
 
@@ -185,7 +185,7 @@ def loopback(problem: str, localhost: Sequence[str]) -> Iterator[Finding]:
 def proxy(variable: str) -> Iterator[Finding]:
     """`variable`: sends loopback requests to a proxy."""
     if variable:
-        says = f"{variable} is set and does not spare 127.0.0.1: curl and OpenAI clients would ask the proxy"
+        says = f"{variable} is set and does not exempt 127.0.0.1: curl and OpenAI clients would ask the proxy"
         yield _M.warn("proxy", says, "export NO_PROXY=127.0.0.1,localhost")
 
 
@@ -221,7 +221,7 @@ def engines(wanted: str, llamacpp: Program, vllm: Program) -> Iterator[Finding]:
     elif vllm.absent:
         yield _M.skipped("vllm", vllm.problem)
     elif vllm.problem:
-        yield _M.warn("vllm", f"it is installed and does not work: {vllm.problem}", "make vllm-env")
+        yield _M.warn("vllm", f"it is installed but does not work: {vllm.problem}", "make vllm-env")
     else:
         yield _M.ok("vllm", vllm.version)
 
@@ -240,7 +240,7 @@ def nvidia(gpu_kind: str, driver: Program, cuda: str, gpus: Sequence[tuple[str, 
         yield _M.ok("gpu driver", f"NVIDIA driver {driver.version}, CUDA {cuda or 'unknown'}")
     if not gpus:
         says = "the NVIDIA driver answers but there is no GPU"
-        yield _M.fail("gpu", says, "nvidia-smi -L; is it given to this container?")
+        yield _M.fail("gpu", says, "nvidia-smi -L; is it available in this container?")
     for index, (name, total_bytes, used_bytes) in enumerate(gpus):
         says = f"{name}, {show_bytes(total_bytes)}, {show_bytes(used_bytes)} used"
         if used_bytes > total_bytes // 2:
@@ -291,7 +291,7 @@ def _llamacpp() -> Program:
         return Program(problem="the llama.cpp engine is not installed")
     tried = said([sys.executable, "-c", "import xllamacpp"])
     if tried.problem:
-        return Program(problem=f"xllamacpp is installed and cannot be imported: {tried.problem}")
+        return Program(problem=f"xllamacpp is installed but cannot be imported: {tried.problem}")
     return Program(version=f"xllamacpp {importlib.metadata.version('xllamacpp')} imports")
 
 
@@ -310,7 +310,7 @@ def _nvidia() -> tuple[Program, str, list[tuple[str, int, int]]]:
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return Program(problem="no GPU is looked for: nvidia-ml-py is not installed"), "", []
+        return Program(problem="GPUs cannot be detected: nvidia-ml-py is not installed"), "", []
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -340,7 +340,7 @@ def _container() -> tuple[Program, bool | None]:
         try:
             answer = json.loads(tried.version)
         except ValueError:
-            problem = f"{name} is installed and does not answer: {tried.problem or tried.version}"
+            problem = f"{name} is installed but does not answer: {tried.problem or tried.version}"
             continue
         version = answer.get("ServerVersion") or (answer.get("version") or {}).get("Version") or ""
         return Program(version=f"{name} {version}".strip()), "nvidia" in (answer.get("Runtimes") or {})

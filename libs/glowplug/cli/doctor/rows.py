@@ -40,17 +40,17 @@ def _nodes(facts: FleetFacts) -> Iterator[Finding]:
         yield _F.fail("nodes", "no node has joined: nothing can be placed", "start an agent: docs/howto/nodes.md")
     for node_id in () if facts.store.error or facts.store.unknown else facts.expected_nodes:
         if node_id not in nodes:
-            says = "has no row: it was silent for its lease and is taken as left, or it never joined"
+            says = "has no row: it was silent for its lease and counts as gone, or it never joined"
             yield _F.fail(node_id, says, f"is the agent of {node_id} running, and does it reach NATS?")
     for node_id, node in sorted(nodes.items()):
         silent_s = facts.now_s - node.heartbeat_at
         said = facts.nodes.get(node_id)
         over = [gpu for gpu in node.gpus if gpu.used_bytes > gpu.total_bytes]
         if silent_s > NODE_LEASE_S:
-            says = f"silent for {silent_s:.0f} s: taken as left, its instances are placed elsewhere"
+            says = f"silent for {silent_s:.0f} s: counts as gone, its instances are placed elsewhere"
             yield _F.fail(node_id, says, f"is its agent ({node.agent_url}) running, and does it reach NATS?")
         elif silent_s > NODE_LEASE_S / 2:
-            says = f"silent for {silent_s:.0f} s: at {NODE_LEASE_S:.0f} s it is taken as left"
+            says = f"silent for {silent_s:.0f} s: at {NODE_LEASE_S:.0f} s it counts as gone"
             yield _F.warn(node_id, says, f"is its agent ({node.agent_url}) running, and does it reach NATS?")
         elif over:
             says = f"{over[0].gpu_id} has {show_bytes(over[0].used_bytes)} granted of {show_bytes(over[0].total_bytes)}"
@@ -104,8 +104,10 @@ def _instances(facts: FleetFacts) -> Iterator[Finding]:
         if instance.node_id not in store.nodes:
             num_bad += 1
             where = instance.node_id or "no node"
-            says = f"{instance.instance_id} of {instance.model_key} is on {where}, which is not there"
-            yield _F.fail("instances", says, "start that node's agent again, or wait for the placer to take it as left")
+            says = f"{instance.instance_id} of {instance.model_key} is on {where}, which does not exist"
+            yield _F.fail(
+                "instances", says, "start that node's agent again, or wait until the placer counts it as gone"
+            )
         elif instance.model_key not in store.models and instance.state.value != "draining":
             num_bad += 1
             says = f"{instance.instance_id} serves {instance.model_key}, which is not deployed"
@@ -119,12 +121,12 @@ def _instances(facts: FleetFacts) -> Iterator[Finding]:
                 says = f"{gpu.gpu_id} keeps bytes for {', '.join(sorted(set(lost)))}, which have no row"
                 yield _F.warn("instances", says, "a start under way? look again; else restart the node's agent")
     if not num_bad and store.nodes:
-        yield _F.ok("instances", f"{len(living)} running, each on a node that is there")
+        yield _F.ok("instances", f"{len(living)} running, each on a live node")
 
 
 def _models(facts: FleetFacts) -> Iterator[Finding]:
     for file, reason in sorted(facts.file_errors.items()):
-        yield _F.fail("model files", f"{file} is not in force: {reason}", "correct it; it is read again by itself")
+        yield _F.fail("model files", f"{file} is not in force: {reason}", "correct it; it is reread automatically")
     for file, reason in sorted(facts.missing_files.items()):
         yield _F.warn("model files", f"{file}: {reason}", "put it back, or glowplug undeploy the model")
     if facts.models is None:
@@ -152,7 +154,7 @@ def _model(facts: FleetFacts, row: Mapping[str, Any]) -> Finding | None:
         reasons = {n.unavailable[row["engine"]] for n in facts.nodes.values() if n.unavailable.get(row["engine"])}
         why = f": {sorted(reasons)[0]}" if reasons else ""
         says = f"no node can start {row['engine']}{why}"
-        return _F.fail(f"model {name}", says, "mend the engine, or change `engine`")
+        return _F.fail(f"model {name}", says, "repair the engine, or change `engine`")
     largest_bytes = max((gpu.total_bytes for node in able for gpu in node.gpus), default=0)
     if row["memory_bytes"] > largest_bytes:
         needed, largest = show_bytes(row["memory_bytes"]), show_bytes(largest_bytes)
@@ -163,10 +165,10 @@ def _model(facts: FleetFacts, row: Mapping[str, Any]) -> Finding | None:
 
 def _weights(facts: FleetFacts) -> Iterator[Finding]:
     for name, problem in sorted(facts.weights.items()):
-        do = "bring them back: docs/howto/weights.md; they are never served like this"
+        do = "restore them: docs/howto/weights.md; they are never served like this"
         yield _F.fail(f"weights of {name}", problem, do)
     if facts.num_weights_checked and not facts.weights:
-        says = f"{facts.num_weights_checked} local file(s) are there, with the size and checksum they are given"
+        says = f"{facts.num_weights_checked} local file(s) exist, with the declared size and checksum"
         yield _F.ok("weights", says)
 
 

@@ -43,7 +43,7 @@ T = TypeVar("T")
 ANSWER_S = 4.0
 EPOCH_DIGITS = 16  # below 2^53, see state/redis_store.py
 LOST = (OSError, TimeoutError, NatsError, asyncio.IncompleteReadError)
-SILENT = "it took the connection and said nothing"
+SILENT = "it accepted the connection and sent nothing"
 FULL_RATIO = 0.9
 MANY_EVENTS = 1000
 _F = Findings("fleet")
@@ -95,8 +95,8 @@ def check_store(store: StoreFacts) -> Iterator[Finding]:
     version = info.get("valkey_version") or info.get("redis_version", "")
     yield _F.ok("store", f"{server} {version}".strip() + " answers")
     if store.is_shared:
-        says = "its address names no user of one service: who takes over a service may write every table"
-        yield _F.warn("store rights", says, "a user per service: docs/network.md tells how")
+        says = "its address has no user for this service alone: a compromised service may write every table"
+        yield _F.warn("store rights", says, "create a user per service: docs/network.md")
     yield _persistence(store)
     used_bytes, max_bytes = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     policy = info.get("maxmemory_policy", "")
@@ -104,7 +104,7 @@ def check_store(store: StoreFacts) -> Iterator[Finding]:
         says = f"{show_bytes(used_bytes)} of {show_bytes(max_bytes)} used"
         yield _F.fail("store memory", says, "raise maxmemory; is something else keeping keys there?")
     elif max_bytes and policy not in ("", "noeviction"):
-        says = f"maxmemory-policy is {policy}: a full server would throw away tables"
+        says = f"maxmemory-policy is {policy}: a full server would evict tables"
         yield _F.fail("store memory", says, "set maxmemory-policy noeviction")
     else:
         limit = f" of {show_bytes(max_bytes)}" if max_bytes else ", without a limit"
@@ -136,8 +136,8 @@ def check_bus(bus: BusFacts) -> Iterator[Finding]:
         return
     yield _F.ok("bus", f"NATS {bus.version} answers, {bus.cluster_size} server(s)")
     if bus.is_shared:
-        says = "its address names no user of one service: who takes over a service may publish every command"
-        yield _F.warn("bus rights", says, "a user per service: docs/network.md tells how")
+        says = "its address has no user for this service alone: a compromised service may publish every command"
+        yield _F.warn("bus rights", says, "create a user per service: docs/network.md")
     if bus.sync == "":
         says = "its sync_interval cannot be seen from here"
         yield _F.skipped("bus on disk", says, "jetstream { sync_interval: always }")
@@ -147,8 +147,8 @@ def check_bus(bus: BusFacts) -> Iterator[Finding]:
         says = f"sync_interval is {bus.sync}: a power cut loses events acknowledged since"
         yield _F.warn("bus on disk", says, "set jetstream { sync_interval: always }")
     if bus.storing:
-        do = "free space on its disk; then it must be started again, which `glowplug up` does by itself"
-        yield _F.fail("bus storage", f"NATS answers and stores no events: {bus.storing}", do)
+        do = "free space on its disk; then restart it, which `glowplug up` does itself"
+        yield _F.fail("bus storage", f"NATS answers but stores no events: {bus.storing}", do)
     for wanted, info in bus.streams:
         yield _stream(wanted, info, bus.cluster_size)
     late = {name: num for name, num in bus.backlog.items() if num > MANY_EVENTS}
@@ -160,11 +160,11 @@ def _stream(wanted: StreamConfig, info: StreamInfo | None, cluster_size: int) ->
     name = str(wanted.name)
     about = f"stream {name.removeprefix('GLOWPLUG_').lower()}"
     if info is None:
-        return _F.fail(about, "is not there", "any service makes it when it connects: restart one")
+        return _F.fail(about, "is not there", "any service creates it when it connects: restart one")
     config, age_s, wanted_age_s = info.config, float(info.config.max_age or 0), float(wanted.max_age or 0)
     replicas, current = config.num_replicas or 1, 1 + sum(bool(peer.current) for peer in _peers(info))
     if config.storage != StorageType.FILE:
-        return _F.fail(about, "is kept in memory: a restart forgets it", "delete it; services make it again, on file")
+        return _F.fail(about, "is kept in memory: a restart forgets it", "delete it; services recreate it on file")
     if current < replicas:
         says = f"{current} of {replicas} replicas are current"
         return _F.fail(about, says, f"is every server of the NATS cluster up? nats stream info {name}")

@@ -28,10 +28,10 @@ COUNTS = (
         "has lost {num:.0f} event(s) of usage: the bus discarded them before they were read",
         "keep a console running: the bus keeps 7 days and 256 MiB",
     ),
-    (semconv.BUS_GIVEN_UP_TOTAL, "gave up {num:.0f} event(s): it failed at every delivery of them", LOGS),
+    (semconv.BUS_GIVEN_UP_TOTAL, "gave up {num:.0f} event(s): every delivery failed", LOGS),
     (
         semconv.ROWS_UNREADABLE,
-        "leaves out {num:.0f} row(s) of its tables: it cannot read them",
+        "skips {num:.0f} row(s) of its tables that it cannot read",
         f"docs/runbooks.md#rowsunreadable; {LOGS}",
     ),
     (
@@ -43,12 +43,12 @@ COUNTS = (
 SIGNS = (
     (
         semconv.BUS_STORES,
-        "its bus answers and stores no events: cold models cannot be started",
+        "its bus answers but stores no events: cold models cannot be started",
         "look at the disk of NATS, and at its /healthz",
     ),
     (
         semconv.STORE_WRITABLE,
-        "its store answers and takes no writes",
+        "its store answers but accepts no writes",
         "look at the disk and the memory of Valkey (Redis)",
     ),
 )
@@ -61,7 +61,7 @@ def check(facts: FleetFacts) -> Iterator[Finding]:
     found = {service.service for service in facts.services}
     for name in facts.expected:
         if name not in found:
-            yield _F.fail(name, "this command knows no address of it", f"set GLOWPLUG_{name.upper()}_URL, or start one")
+            yield _F.fail(name, "this command has no address for it", f"set GLOWPLUG_{name.upper()}_URL, or start one")
     alive = [service for service in facts.services if not service.error]
     yield from _versions(facts, alive)
     yield from _clocks(alive)
@@ -74,14 +74,14 @@ def _processes(facts: FleetFacts) -> Iterator[Finding]:
     for process in facts.processes:
         name, state = process["name"], process["state"]
         if state == "crash-loop":
-            yield _F.fail(name, f"ends again and again: {process['exit_reason']}", LOGS.format(name=name))
+            yield _F.fail(name, f"keeps ending: {process['exit_reason']}", LOGS.format(name=name))
         elif problem := process.get("problem"):
-            yield _F.fail(name, problem, "free space on the disk of the state directory; it goes on by itself then")
+            yield _F.fail(name, problem, "free space on the disk of the state directory; it then resumes by itself")
         elif state != "ready":
             why = f" ({process['exit_reason']})" if process["exit_reason"] else ""
             yield _F.fail(name, f"is {state}{why}", LOGS.format(name=name))
         elif process["restarts"] >= MANY_RESTARTS:
-            says = f"was started again {process['restarts']} times, lately for: {process['exit_reason']}"
+            says = f"was restarted {process['restarts']} times, last for: {process['exit_reason']}"
             yield _F.warn(name, says, LOGS.format(name=name))
 
 
@@ -121,7 +121,7 @@ def _clocks(alive: list[ServiceFacts]) -> Iterator[Finding]:
     says = f"the clock of {worst} is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}"
     do = "synchronise the clocks of all machines (chrony, systemd-timesyncd)"
     if abs(skew_s) >= NODE_LEASE_S:
-        yield _F.fail("clocks", f"{says}: nodes may be taken as silent", do)
+        yield _F.fail("clocks", f"{says}: nodes may count as silent", do)
     else:
         yield _F.warn("clocks", says, do)
 
@@ -159,7 +159,7 @@ def _numbers(facts: FleetFacts, alive: list[ServiceFacts]) -> Iterator[Finding]:
         synced_at = metrics.get(semconv.TABLE_SYNC_TIMESTAMP_SECONDS, 0)
         if synced_at and (age_s := facts.now_s - synced_at) > MAX_SYNC_AGE_S:
             says = f"has not read its tables for {age_s:.0f} s"
-            yield _F.warn(name, says, "does the store answer it? its log says")
+            yield _F.warn(name, says, "look in its log whether the store answers")
 
 
 def _edge(facts: FleetFacts) -> Iterator[Finding]:
@@ -173,7 +173,7 @@ def _edge(facts: FleetFacts) -> Iterator[Finding]:
         return
     served = sum(s.metrics.get(semconv.REQUESTS_TOTAL, 0) for s in facts.services if s.service == "router")
     if not facts.num_traces and served:
-        do = "the console hears no reports of the routers; does the bus answer it? its log says"
+        do = "the console receives no reports of the routers; look in its log whether the bus answers"
         yield _F.warn("traces", f"{served:.0f} request(s) were served and the console has no trace", do)
     elif facts.num_traces:
         yield _F.ok("traces", "the console draws them")

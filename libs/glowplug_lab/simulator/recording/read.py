@@ -151,7 +151,7 @@ def read_recording(path: Path) -> Recording:
 
 def _wrong_with(row: Row) -> str:
     if not isinstance(row.get("type"), str):
-        return "is no event of ours: type: is missing" if "type" not in row else "type: is no text"
+        return "is not an event of ours: type: is missing" if "type" not in row else "type: is not text"
     if row["type"] not in READ:
         return ""
     wrong = wrong_with(row["type"], row.get("data"))
@@ -167,7 +167,7 @@ def _wrong_with(row: Row) -> str:
         ]
     for field_name, number in numbers:
         if not isinstance(number, int | float) or not 0 <= number <= MOST:
-            return f"{field_name}: {str(number)[:40]!r} is no number from 0 to {MOST:g}"
+            return f"{field_name}: {str(number)[:40]!r} is not a number from 0 to {MOST:g}"
     return ""
 
 

@@ -36,7 +36,7 @@ def from_pydantic(error: ValidationError, path: str) -> ScenarioError:
     if first["type"] == "too_short":
         given, problem = "", "is empty"
     if first["type"] in ("missing", "extra_forbidden"):
-        given, problem = "", "is missing" if first["type"] == "missing" else "is no field of a scenario"
+        given, problem = "", "is missing" if first["type"] == "missing" else "is not a field of a scenario"
     more = f" (and {len(errors) - len(same)} more)" if len(errors) > len(same) else ""
     return ScenarioError(given_path, f"{given}{problem.removeprefix('value error, ')}{more}")
 

@@ -196,7 +196,7 @@ def _costs(given: Any, gpu_kind: str, path: str) -> StepCosts:
     if not isinstance(given, Mapping):
         raise ScenarioError(path, f"{given!r} is neither a profile nor a mapping")
     if extra := given.keys() - {"profile", "scale", "prefill_ms", "decode_ms"}:
-        raise ScenarioError(join(path, min(extra)), "is no field of costs")
+        raise ScenarioError(join(path, min(extra)), "is not a field of costs")
     scale = given.get("scale", 1.0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
         raise ScenarioError(join(path, "scale"), f"{scale!r} is not a number above 0")

@@ -67,7 +67,7 @@ def trace_file(source: str, beside: Path, field: str) -> Path:
     """Raises ScenarioError if there is no file."""
     path = Path(source) if Path(source).is_absolute() else beside / source
     if not path.is_file():
-        raise ScenarioError(field, f"{source!r} is no file beside the scenario")
+        raise ScenarioError(field, f"{source!r} is not a file beside the scenario")
     return path
 
 

@@ -400,7 +400,7 @@ def _asked(tenant: TenantWords, keys: Sequence[str]) -> tuple[str, ...]:
     """Raises ScenarioError for a model that the scenario lacks."""
     for name in tenant.models:
         if name not in keys:
-            raise ScenarioError("workload.tenants", f"{tenant.name} asks for {name!r}, which is no model here")
+            raise ScenarioError("workload.tenants", f"{tenant.name} asks for {name!r}, which is not a model here")
     return tenant.models or tuple(keys)
 
 

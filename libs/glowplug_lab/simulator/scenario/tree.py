@@ -40,15 +40,15 @@ def _read(path: Path, below: tuple[Path, ...]) -> Tree:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        raise ScenarioError("", f"{where}: {getattr(error, 'problem', None) or 'is no YAML text'}") from error
+        raise ScenarioError("", f"{where}: {getattr(error, 'problem', None) or 'is not YAML text'}") from error
     if not isinstance(tree, dict):
-        raise ScenarioError("", f"{path}: is no mapping of fields to values")
+        raise ScenarioError("", f"{path}: is not a mapping of fields to values")
     tree = with_system(expand(tree))
     base = tree.pop("base", None)
     if base is None:
         return tree
     if not isinstance(base, str):
-        raise ScenarioError("base", f"{base!r} is no name of a file")
+        raise ScenarioError("base", f"{base!r} is not a name of a file")
     under = _read((path.parent / base).resolve(), (*below, path))
     return merge(under_trace(under, tree, (below[0] if below else path).parent), tree)
 
@@ -87,7 +87,7 @@ def override(tree: Tree, settings: Iterable[str], beside: Path | None = None) ->
         try:
             value = plain_yaml.load(text)
         except yaml.YAMLError as error:
-            raise ScenarioError(path, f"{text!r} is no YAML value") from error
+            raise ScenarioError(path, f"{text!r} is not a YAML value") from error
         tree = with_system(_set(tree, path.strip().split("."), value, path), over=True)
     return tree
 

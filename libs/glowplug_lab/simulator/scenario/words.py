@@ -138,5 +138,5 @@ class ScenarioWords(Words):
     @classmethod
     def _a_folder(cls, name: str) -> str:
         if name in (".", "..") or any(c in "/\\" or not c.isprintable() for c in name) or len(name.encode()) > 200:
-            raise ValueError("is no name for a folder")
+            raise ValueError("is not a name for a folder")
         return name

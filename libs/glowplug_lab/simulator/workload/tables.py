@@ -142,7 +142,7 @@ def _cells(reader: Any, source: str) -> Iterator[list[str]]:
     try:
         yield from reader
     except csv.Error as error:
-        raise TraceError(source, reader.line_num, "", f"is no CSV: {error}") from error
+        raise TraceError(source, reader.line_num, "", f"is not CSV: {error}") from error
 
 
 def _json_rows(file: io.TextIOBase, source: str) -> Iterator[Row]:
@@ -165,7 +165,7 @@ def _lines(file: io.TextIOBase, source: str) -> Iterator[str]:
             yield line
             number += 1
     except UnicodeDecodeError as error:
-        raise TraceError(source, _undecodable(Path(source)), "", f"is no UTF-8 text: {error.reason}") from error
+        raise TraceError(source, _undecodable(Path(source)), "", f"is not UTF-8 text: {error.reason}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(source, number, "", f"cannot be read: {error}") from error
 

@@ -41,7 +41,7 @@ VARIABLE = "GLOWPLUG_NODES: must be less, not '99'"
         (WARN, "600 MiB available", machine.memory(600 << 20)),
         (OK, "4.0 GiB free", machine.shm(4 * GIB)),
         (WARN, "64 MiB free", machine.shm(64 << 20)),
-        (WARN, "not there", machine.shm(None)),
+        (WARN, "missing", machine.shm(None)),
         (OK, "up to 65536", machine.open_files(65536)),
         (FAIL, "at most 256", machine.open_files(256)),
         (WARN, "at most 1024", machine.open_files(1024)),
