@@ -24,7 +24,6 @@ PARAMS = msg.AgentParams(
     health_every_s=1,
     health_misses=3,
     keep_gone_s=180,
-    max_tick_gap_s=1000,
 )
 T = TypeVar("T")
 MODEL = a_model(weights_bytes=60 * MIB, kv_bytes=180 * MIB)  # 240 of a GPU's 300

@@ -329,13 +329,6 @@ def test_on_how_many_nodes_a_start_may_be_tried_outlives_a_restart() -> None:
     assert reborn.instance().tries_left == 1
 
 
-def test_clock_that_jumps_back_does_not_silence_the_beat() -> None:
-    agent = make()
-    agent.handle(Tick(), 1000.0)
-    (row,) = of(Save, agent.handle(Tick(), 700.0))
-    assert row.value.heartbeat_at == 700.0 and row.value.revision > 1000_000
-
-
 def test_stopping_node_drains_all_and_starts_none() -> None:
     agent = make().ready()
     agent.handle(start("i-2"), 19.0)

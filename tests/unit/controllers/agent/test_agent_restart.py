@@ -1,4 +1,4 @@
-"""Restarted agents: wrong stores and jumping clocks."""
+"""Restarted agents: wrong stores."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.effects import Remove, Save, Tick
 from glowplug.domain.instance import InstanceState
-from tests.agent_steps import NODE, PARAMS, code, facts, make, of, start, stop
+from tests.agent_steps import NODE, code, facts, make, of, start, stop
 from tests.fleet_builder import an_instance
 
 
@@ -105,24 +105,6 @@ def test_outcomes_of_unknown_instances_are_ignored() -> None:
     agent = make()
     agent.handle(Tick(), 1.0)
     assert agent.handle(msg.EngineGone("i-404"), 1.1) == [] and agent.handle(msg.InFlight("i-404", 0), 1.2) == []
-
-
-@pytest.mark.parametrize("jump_s", [300.0, -300.0])
-def test_clock_jump_neither_ends_nor_stretches_a_wait(jump_s: float) -> None:
-    agent = make().ready()
-    agent.params = replace(PARAMS, max_tick_gap_s=5)
-    agent.handle(stop(grace_s=10), 20.0)
-    agent.handle(Tick(), 20.1)
-    effects = agent.handle(Tick(), 20.2 + jump_s)
-    assert not of(msg.StopEngine, effects) and not of(msg.CountInFlight, effects)
-    assert facts(effects) == ["instance.draining"], "routers are shown when it ends by the new clock"
-    assert agent.instance().drain_ends_at == pytest.approx(30.1 + jump_s)
-    assert of(msg.CheckHealth, agent.handle(Tick(), 21.4 + jump_s))
-    for tenth in range(14, 102):
-        effects = agent.handle(Tick(), 20.1 + tenth / 10 + jump_s)
-        if of(msg.StopEngine, effects):
-            break
-    assert tenth in (100, 101)
 
 
 def test_instance_given_to_another_node_later_is_theirs() -> None:

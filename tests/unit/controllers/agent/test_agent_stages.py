@@ -373,13 +373,6 @@ def test_what_is_given_up_outlives_a_restart_and_a_drain_taken_back() -> None:
     assert again.used() == 100 and again.instance().state is InstanceState.READY
 
 
-def test_a_jump_of_the_clock_is_no_time_to_become_whole_in() -> None:
-    agent = serving(make(abilities=STAGES, params=replace(PARAMS, max_tick_gap_s=5.0)))
-    agent.handle(Tick(), 19.0)
-    agent.handle(consolidate(), 20.0)
-    assert not of(msg.AbandonConsolidation, agent.handle(Tick(), 9_000.0)) and agent.instance().consolidating
-
-
 @pytest.mark.parametrize(
     ("outcome", "mib"), [(msg.ConsolidationFailed("i-1", "broken"), 100), (msg.EngineConsolidated("i-1"), 200)]
 )
