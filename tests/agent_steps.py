@@ -23,7 +23,6 @@ PARAMS = msg.AgentParams(
     health_every_s=1,
     health_misses=3,
     keep_gone_s=180,
-    max_tick_gap_s=1000,
 )
 
 

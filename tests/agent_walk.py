@@ -16,7 +16,6 @@ PARAMS = AgentParams(
     start_deadline_s=20,
     keep_gone_s=60,
     stop_retry_s=2,
-    max_tick_gap_s=1000,
     reservation="paper",
     reservation_step_bytes=1,
     swap_host_bytes=200 * MIB,

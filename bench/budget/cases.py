@@ -22,6 +22,7 @@ from glowplug.events import Event
 from glowplug.events.commands import PlaceInstance
 from glowplug.events.facts import RouterLoadReported
 from glowplug.policies.registry import choose
+from glowplug.runtime.clock import now_s
 from glowplug.runtime.shell import Shell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry.metrics import ShellMetrics
@@ -125,7 +126,7 @@ def event_through_a_shell() -> Count:
         shell = Shell("predictor", "p-1", controller, *given, metrics, reads=READS, tick_s=3600.0, resync_s=3600.0)
         loads = {"m": ModelLoad(num_in_flight=1, num_arrived=1, in_flight_by_instance={"i-1": 1})}
         report = RouterLoadReported(router_id="router-1", loads=loads)
-        event = Event(event_id="e", type=report.TYPE, occurred_at=1.0, issuer="router-1", data=report)
+        event = Event(event_id="e", type=report.TYPE, occurred_at=now_s(), issuer="router-1", data=report)
 
         def once() -> None:
             coroutine = shell._handle_named(event)

@@ -36,6 +36,7 @@ from glowplug.engines.port import (
 )
 from glowplug.engines.process import is_alive, log_tail, stop_group
 from glowplug.memory.discovery import CUDA
+from glowplug.runtime.clock import now_s
 from glowplug.runtime.shell import Executor
 from glowplug.services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from glowplug.services.agent.settings import AgentSettings
@@ -103,7 +104,7 @@ class EngineExecutor:
         settings: AgentSettings,
         drivers: Mapping[str, EngineDriver],
         state: StateFile,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = now_s,
     ) -> None:
         self._settings, self._drivers, self._state, self._clock = settings, drivers, state, clock
         self._put: Callable[[Any], Awaitable[None]] | None = None

@@ -26,6 +26,7 @@ from glowplug.engines.port import Ability, EngineDriver, RefusingSleeper
 from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.memory.discovery import EMULATED, HOST, discover
 from glowplug.memory.ledger import ByteLedger
+from glowplug.runtime.clock import now_s
 from glowplug.runtime.service import announce
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end
@@ -215,7 +216,7 @@ class AgentService:
                 connecting.cancel()
         node_id = self.settings.node
         await self._bus.subscribe(READS.command_filters(node_id), self.shell.on_event, durable=f"agent-{node_id}")
-        await self.shell.execute([Publish(NodeJoined(node=self.controller.node(time.time())))])
+        await self.shell.execute([Publish(NodeJoined(node=self.controller.node(now_s())))])
         await announce(self.shell, self.controller.agent_url)
         self._is_joined = True
         log.info(

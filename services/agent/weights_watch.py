@@ -74,14 +74,14 @@ class WeightsWatch:
         if not weights.uri:
             return ""
         region = self._region(weights)
-        began = self._clock()
+        began, earlier = self._clock(), region.read_state(instance_id).failure
         while True:
             status = region.read_state(instance_id)
             if status.state is RegionState.COMPLETE and status.info is not None:
                 region.touch(self._clock())
                 return _path_of(status.info, weights)
             failure = status.failure
-            if status.state is RegionState.FAILED and failure is not None and failure.failed_at >= began:
+            if status.state is RegionState.FAILED and failure is not None and failure != earlier:
                 error = ChecksumMismatch if failure.code == ChecksumMismatch.code else WeightsUnavailable
                 raise error(f"the rest of its weights did not arrive: {failure.message}")
             await self._until_next_look(began)

@@ -1,7 +1,6 @@
 """The operator's client of the fleet: REST of autoscaler, placer and one router."""
 
 import asyncio
-import time
 from collections import defaultdict
 from functools import partial
 from typing import Any, Final
@@ -14,6 +13,7 @@ from glowplug.controllers.resources.messages import Answered, FleetView, Kind, R
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import OnCold
+from glowplug.runtime.clock import now_s
 from glowplug.runtime.rest import ACTOR_HEADER
 
 TIMEOUT_S: Final = 10.0
@@ -32,7 +32,7 @@ class FleetRest:
 
     async def look(self) -> FleetView:
         """Raises httpx.HTTPError, or ValueError for an answer of another version."""
-        taken_at = time.time()
+        taken_at = now_s()
         models, tenants, instances, decisions, etas = await asyncio.gather(
             self._rows(f"{self._autoscaler}/v1/models"),
             self._rows(f"{self._autoscaler}/v1/tenants"),

@@ -16,6 +16,7 @@ from glowplug.controllers import backoff
 from glowplug.controllers.resources import messages as msg
 from glowplug.controllers.resources.controller import ResourcesController
 from glowplug.controllers.resources.messages import FINALIZER, MANAGER, Kind, Resource
+from glowplug.runtime.clock import now_s
 from glowplug.runtime.custom_resources import GROUP, VERSION
 from glowplug.runtime.rest import make_app
 from glowplug.runtime.service import run, serve_rest
@@ -185,7 +186,7 @@ class Operator:
 
     def _handle(self, stimulus: Any) -> list[Any]:
         self._metrics.stimuli.labels("operator", type(stimulus).__name__).inc()
-        return self._controller.handle(stimulus, time.time())
+        return self._controller.handle(stimulus, now_s())
 
     async def _perform(self, effect: Any) -> list[Any]:
         """Return the resulting stimuli. Raises Unreachable."""

@@ -1,7 +1,6 @@
 """Start the placer."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Annotated, Any
@@ -26,6 +25,7 @@ from glowplug.domain.model import Rung
 from glowplug.events.facts import NodeLeft
 from glowplug.fleet.tables import find_model
 from glowplug.policies.registry import choose
+from glowplug.runtime.clock import CLOCK
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.decision_search import DecisionSearch
 from glowplug.runtime.key_reader import KeyReader
@@ -112,21 +112,21 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/nodes", tags=["nodes"])
     async def nodes() -> dict[str, Any]:
         """Live nodes, with GPUs, grants, links and cached weights."""
-        view = service.controller(PlacerController).view(time.time())
+        view = service.controller(PlacerController).view(CLOCK.now_s())
         return {"object": "list", "data": msgspec.to_builtins(view)}
 
     @app.get("/v1/gpus/{gpu_id:path}/worth", tags=["nodes"])
     async def worth(gpu_id: str) -> dict[str, Any]:
         """The present worth of each holder of a GPU's memory: the probability of a request, the seconds that it saves,
         both over its bytes; and which holder leaves next."""
-        found = service.controller(PlacerController).price_list.of(gpu_id, time.time())
+        found = service.controller(PlacerController).price_list.of(gpu_id, CLOCK.now_s())
         shown: dict[str, Any] = msgspec.to_builtins(found)
         return shown
 
     @app.get("/v1/cordons", tags=["nodes"])
     async def cordons() -> dict[str, Any]:
         """Nodes that an operator drains, including absent ones, which come back drained."""
-        found = service.controller(PlacerController).cordons(time.time())
+        found = service.controller(PlacerController).cordons(CLOCK.now_s())
         return {"object": "list", "data": [{"node_id": name, "is_alive": alive} for name, alive in found.items()]}
 
     @app.get("/v1/instances", tags=["instances"])
@@ -148,7 +148,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/placements", tags=["instances"])
     async def placements() -> dict[str, Any]:
         """Instances that wait for GPUs, or for their agent to start them."""
-        now_s = time.time()
+        now_s = CLOCK.now_s()
         rows = [
             {
                 "instance_id": p.command.instance_id,
@@ -180,7 +180,7 @@ def _models(app: FastAPI, service: ControlService, settings: PlacerSettings) -> 
 
     async def ask(request: FetchToHost | DropFromHost) -> dict[str, Any]:
         await service.ask(request)
-        controller, now_s = service.controller(PlacerController), time.time()
+        controller, now_s = service.controller(PlacerController), CLOCK.now_s()
         holders = controller.host_memory.holders(controller.fleet.models[request.model_key], now_s)
         return {"model": controller.fleet.models[request.model_key].name, "nodes": [node.node_id for node in holders]}
 
@@ -190,7 +190,7 @@ def _models(app: FastAPI, service: ControlService, settings: PlacerSettings) -> 
         bytes, and the instances that would have to leave. `rung`: the target of load, the rung that unload empties, or
         the rung of pin."""
         controller = service.controller(PlacerController)
-        found = controller.costs.of(key_of(name), verb, time.time(), rung=rung, node_id=node)
+        found = controller.costs.of(key_of(name), verb, CLOCK.now_s(), rung=rung, node_id=node)
         shown: dict[str, Any] = msgspec.to_builtins(found)
         return shown
 
@@ -266,7 +266,7 @@ async def serve(stopping: asyncio.Event) -> None:
     }
     place, evict, prewarm = (choose(kind, name) for kind, name in policies.items())
     service = ControlService(World.open("placer", settings), reads_of(place, prewarm))
-    collector = FleetCollector(lambda: service.controller(PlacerController) if service.shell else None, time.time)
+    collector = FleetCollector(lambda: service.controller(PlacerController) if service.shell else None, CLOCK.now_s)
     service.world.metrics.observers += [collector.saw, FailureCounter().saw]
     REGISTRY.register(collector)
     params = settings.controller_params()

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from glowplug.controllers.prefetcher.disk import DiskTier
 from glowplug.controllers.prefetcher.messages import DropAsked, FetchAsked
 from glowplug.domain.errors import BadRequest, Conflict, NoCapacity, NotFound, WeightsUnavailable
 from glowplug.domain.model import MAX_BYTES, WeightsRef, model_key
+from glowplug.runtime.clock import CLOCK
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import admin, make_app
 from glowplug.services.prefetcher.metrics import PrefetcherMetrics
@@ -289,7 +289,7 @@ def make(service: ControlService, settings: PrefetcherSettings, link: LinkMeter,
     @app.get("/v1/cache", tags=["cache"])
     async def cache() -> dict[str, Any]:
         """Weights in host memory, most recently used first. `held` says why one may not leave."""
-        controller, now_s = service.controller(PrefetcherController), time.time()
+        controller, now_s = service.controller(PrefetcherController), CLOCK.now_s()
         rows = sorted(controller.cache.entries.values(), key=lambda c: (-c.last_used_at, c.digest))
         return {
             "object": "list",

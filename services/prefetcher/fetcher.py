@@ -14,6 +14,7 @@ from glowplug.controllers.prefetcher import messages as msg
 from glowplug.domain.errors import ChecksumMismatch, GlowplugError, NoSpace, WeightsUnavailable
 from glowplug.domain.hardware import Link
 from glowplug.events.envelope import Event
+from glowplug.runtime.clock import now_s
 from glowplug.runtime.shell import Executor
 from glowplug.services.prefetcher.metrics import PrefetcherMetrics
 from glowplug.weights.disk import CopyStopped, CopyUnusable, DiskCopies, DiskSource
@@ -164,7 +165,7 @@ class _Running:
     reported: int = -1
     stopping: bool = False
     scheme: str = ""
-    started_at: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=time.monotonic)
 
 
 class Fetcher:
@@ -342,12 +343,12 @@ class Fetcher:
             num_bytes=kept,
             code=code,
             message=message,
-            seconds=time.time() - running.started_at,
+            seconds=time.monotonic() - running.started_at,
             source=running.scheme,
         )
 
     def _observe(self, running: _Running, end: msg.FetchEnded) -> None:
-        fetch, scheme, now_s = running.fetch, running.scheme, time.time()
+        fetch, scheme, took_s = running.fetch, running.scheme, time.monotonic() - running.started_at
         digest, model_key = running.effect.digest, running.effect.want.command.model_key
         if scheme and fetch:
             for holder, num_bytes in fetch.tally.by_holder.items():
@@ -356,7 +357,7 @@ class Fetcher:
                 self._metrics.wrong_pieces(PEER).inc(fetch.tally.num_wrong_pieces)
             self._metrics.retries(scheme).inc(fetch.tally.num_retries)
             if end.whole:
-                self._metrics.fetch_s.labels(scheme).observe(now_s - running.started_at)
+                self._metrics.fetch_s.labels(scheme).observe(took_s)
         if end.code:
             self._metrics.failures(end.code).inc()
         fetched, resumed = (fetch.tally.num_bytes, fetch.num_bytes_resumed) if fetch else (0, 0)
@@ -390,7 +391,7 @@ class Fetcher:
             await self._put(msg.RegionLost(effect.digest, effect.want))
             return
         self._metrics.hits.inc()
-        region.touch(time.time())
+        region.touch(now_s())
         region.add_model_key(effect.want.command.model_key)
         weights = effect.want.command.weights
         if not weights.sha256:

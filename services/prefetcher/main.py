@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from glowplug.controllers.prefetcher.params import IMPORTANCE
 from glowplug.controllers.prefetcher.reads import reads_of
 from glowplug.domain.errors import NoSpace
 from glowplug.domain.hardware import CachedWeights
+from glowplug.runtime.clock import CLOCK
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.service import World, run
 from glowplug.runtime.shell import Shell
@@ -106,7 +106,7 @@ async def serve(stopping: asyncio.Event) -> None:
             disk_trouble=disk.trouble,
         )
         made = PrefetcherController(settings.node_id, params, digest_of=region_digest)
-        made.handle(found_regions(settings, disk), time.time())
+        made.handle(found_regions(settings, disk), CLOCK.now_s())
         return made
 
     async def beside(shell: Shell) -> None:

@@ -18,6 +18,7 @@ from typing import cast
 import httptools
 
 from glowplug.domain.errors import GlowplugError
+from glowplug.runtime.clock import CLOCK
 from glowplug.services.router import api_errors, http_request, tracing, wire
 from glowplug.services.router.api_errors import refused
 from glowplug.services.router.batch_paths import FILES
@@ -34,7 +35,7 @@ IDLE, HEAD, BODY, LINGER = range(4)
 PARSE_BYTES = 16 * 1024  # per step, so that small requests do not fill the memory
 UPLOAD_SLICE = 1 << 20  # least bytes of a file within `body_s`
 TCP_CLOSED = 7  # TCP_CLOSE of Linux's tcp_info
-_monotonic, _epoch = time.monotonic, time.time
+_monotonic = time.monotonic
 _NONE = HttpRequest()  # between two requests
 # Takes one complete request. Returns True when an exchange now has it and its buffered bytes.
 Take = Callable[["ClientConnection", HttpRequest], bool]
@@ -290,7 +291,8 @@ class ClientConnection(asyncio.Protocol):
         self._body_bytes, self._body = 0, b""  # `now.body` counts until its request is over
         now.method = self._parser.get_method()
         now.keep_alive = now.is_http11 and self._parser.should_keep_alive()
-        now.complete, now.complete_at = _monotonic(), _epoch()
+        now.complete = _monotonic()
+        now.complete_at = now.complete + CLOCK.offset_s
         now.request_id = tracing.request_id(now.headers.get(b"x-request-id"))
         self.state, self.since, self._head_bytes, self._owes_continue = IDLE, now.complete, 0, False
         self._waiting.append(now)

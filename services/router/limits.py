@@ -28,6 +28,7 @@ from glowplug.events.facts import RouterUsageReported
 from glowplug.policies.limits.limiter import Limiter
 from glowplug.policies.limits.scope import Left, Limit, Refusal, Reservation
 from glowplug.policies.prediction.response_length import ResponseLengths
+from glowplug.runtime.clock import now_s
 from glowplug.services.router.api_errors import ApiError
 from glowplug.services.router.disk_copy import replace_file
 from glowplug.services.router.http_request import HttpRequest
@@ -59,7 +60,7 @@ class CallerLimits:
         self,
         router_id: str,
         lengths_of: Callable[[str], ResponseLengths],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = now_s,
         *,
         learned: bool = False,
     ) -> None:

@@ -23,6 +23,7 @@ from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsFinished, RouterRequestsReported
 from glowplug.events.subjects import is_telemetry
 from glowplug.fleet.demand import LoadReporter
+from glowplug.runtime.clock import now_s
 from glowplug.services.router.conversation import TextReader
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.exchange_states import HELD
@@ -43,7 +44,7 @@ class Refusals:
     """The sampled refusals: the last `num_kept` for /v1/requests, and each to `put`. `clock`: epoch seconds."""
 
     def __init__(
-        self, router_id: str, put: Callable[..., None], num_kept: int, clock: Callable[[], float] = time.time
+        self, router_id: str, put: Callable[..., None], num_kept: int, clock: Callable[[], float] = now_s
     ) -> None:
         self._router_id, self._put, self._clock = router_id, put, clock
         self._kept: deque[tuple[float, RequestRejected]] = deque(maxlen=num_kept)
@@ -176,7 +177,7 @@ class Outbox:
                     event = Event(
                         event_id=event_id(),
                         type=payload.TYPE,
-                        occurred_at=time.time(),
+                        occurred_at=now_s(),
                         issuer=self._router_id,
                         data=payload,
                         cause_id=cause_id,

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,6 +19,7 @@ from glowplug.controllers.router.messages import (
 )
 from glowplug.domain.errors import ModelNotFound, NoCapacity
 from glowplug.domain.model import Model
+from glowplug.runtime.clock import now_s
 from glowplug.services.router.keys import ANYBODY, Caller, KeyRing
 from glowplug.services.router.limits import CallerLimits
 from glowplug.services.router.nearest import LATEST, nearest
@@ -59,10 +59,10 @@ class RequestTable(Generic[R]):
         self,
         controller: RouterController,
         publish: Callable[[Publish], None] = lambda effect: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = now_s,
     ) -> None:
         self.controller, self.clock = controller, clock
-        self.keys = KeyRing(clock)
+        self.keys = KeyRing()
         lengths_of, learned = controller.balances.lengths_of, controller.tracks_tokens
         self.limits = CallerLimits(controller.params.router_id, lengths_of, clock, learned=learned)
         self.exchanges: dict[int, R] = {}

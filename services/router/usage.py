@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from pathlib import Path
 
 from glowplug.bus.port import Bus, BusUnavailable
 from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, UsageRecorded
+from glowplug.runtime.clock import now_s
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.settings import RouterSettings
 from glowplug.services.router.usage_journal import ROUTER_LOST, SUFFIX, Journal, has_ended, left_in
@@ -162,7 +162,7 @@ class UsageSender:
             event = Event(  # the same id when sent again: the bus stores it once
                 event_id=f"usage-{segment.stem}-{offset}",
                 type=data.TYPE,
-                occurred_at=time.time(),
+                occurred_at=now_s(),
                 issuer=self._router_id,
                 data=data,
             )

@@ -15,6 +15,7 @@ from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.model import WeightsRef
 from glowplug.events import Event
 from glowplug.events.commands import CancelPlacement, PlaceInstance, StartInstance, StopInstance
+from glowplug_lab.simulator.clocks import Apart
 from glowplug_lab.simulator.control_plane import Chaos
 from glowplug_lab.simulator.costs import StepCosts
 from glowplug_lab.simulator.hardware.node import SimNode
@@ -83,6 +84,7 @@ class Fleet(World):
         lose: float = 0.05,
         double: float = 0.05,
         system: str = "",
+        clocks: Apart | None = None,
         **fields: Any,
     ) -> None:
         self.random = Random(seed)
@@ -107,7 +109,8 @@ class Fleet(World):
         self.outcome: dict[int, str] = {}
         self.decisions: list[DecisionRecord] = []
         self._decided: set[str] = set()
-        super().__init__(setup, (), check=True, label=f"seed {seed}", delivery=Chaos(seed, lose=lose, double=double))
+        delivery = Chaos(seed, lose=lose, double=double)
+        super().__init__(setup, (), check=True, label=f"seed {seed}", delivery=delivery, clocks=clocks)
         if not system:
             self._checker = EveryByte(self, self.control, self.nodes, self.traffic)
         self.traffic.on_end.append(self._ended)

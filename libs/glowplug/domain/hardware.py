@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from glowplug.domain.moment import Moment
+
 
 class GpuRole(StrEnum):
     """WarmServe, Fig. 5: IDLE -> UNIVERSAL -> DEDICATED (-> grace) -> IDLE."""
@@ -149,7 +151,7 @@ class CachedWeights:
     digest: str
     num_bytes: int
     model_keys: tuple[str, ...] = ()
-    last_used_at: float = 0.0
+    last_used_at: Moment = 0.0
     stage_bytes: tuple[int, ...] = ()  # of each stage of 2, then of 3, then of 4; (): unknown
 
 
@@ -166,7 +168,7 @@ class Node:
     links: tuple[Link, ...] = ()
     cached: tuple[CachedWeights, ...] = ()
     draining: bool = False
-    heartbeat_at: float = 0.0
+    heartbeat_at: Moment = 0.0
     revision: int = 0
     abilities: tuple[str, ...] = ()  # "<engine>:<ability>"
     stages_at: str = ""  # "host:first-last", for first stages of pipelines; "": none

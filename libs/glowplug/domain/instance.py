@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from glowplug.domain.bounds import OutOfBounds
+from glowplug.domain.moment import Moment
 from glowplug.domain.phrasing import STATE_WORDS
 
 MAX_STAGES = 256
@@ -54,8 +55,8 @@ class Phase:
     """One stage of a cold start. Epoch seconds; phases may overlap. `predicted_s` 0: unknown."""
 
     name: PhaseName
-    started_at: float
-    ended_at: float
+    started_at: Moment
+    ended_at: Moment
     predicted_s: float = 0.0
 
     @property
@@ -77,8 +78,8 @@ class Spell:
     """A time in an instance's life after its start. Epoch seconds."""
 
     name: SpellName
-    started_at: float
-    ended_at: float
+    started_at: Moment
+    ended_at: Moment
     predicted_s: float = 0.0
     phases: tuple[Phase, ...] = ()  # of a consolidation
     reason: str = ""
@@ -135,9 +136,9 @@ class Instance:
     url: str = ""  # http://host:port
     max_concurrency: int = 8  # the model's, or fewer if memory is short
     model_revision: int = 0
-    created_at: float = 0.0
-    ready_at: float = 0.0
-    changed_at: float = 0.0
+    created_at: Moment = 0.0
+    ready_at: Moment = 0.0
+    changed_at: Moment = 0.0
     phases: tuple[Phase, ...] = ()
     reason: str = ""
     emulated: bool = False
@@ -156,7 +157,7 @@ class Instance:
     gpu_kind: str = ""
     predicted_s: float = 0.0  # command to READY; 0: unknown
     shared_bytes: int = 0  # host-memory weights shared with others (Gpu.shared)
-    drain_ends_at: float = 0.0  # end of its last request; 0: unknown
+    drain_ends_at: Moment = 0.0  # end of its last request; 0: unknown
     stages_busy: bool = False  # former stages still finish requests beside the new whole process
     step_s: float = 0.0  # decode step of a single sequence, measured by its engine; 0: unknown
     tries_left: int = 0  # other nodes to try after FAILED for lack of weights

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from glowplug.domain.access import Priority
+from glowplug.domain.moment import Moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ _NONE = ClassLoad()
 class ModelLoad:
     num_waiting: int = 0
     num_in_flight: int = 0
-    last_active_at: float = 0.0  # latest arrival or finish
+    last_active_at: Moment = 0.0  # latest arrival or finish
     in_flight_by_instance: Mapping[str, int] = field(default_factory=dict)
     outlook_by_instance: Mapping[str, Outlook] = field(default_factory=dict)
     num_arrived: int = 0  # since the router's start; 0: not counted
@@ -83,7 +84,7 @@ class LiveRequest:
     request_id: str
     model_key: str
     state: str  # held | dispatched | streaming
-    arrived_at: float
+    arrived_at: Moment
     stream: bool = False
     position: int = 0  # in the queue, from 1; 0: not held
     eta_s: float = 0.0  # to dispatch; 0: not held
@@ -120,13 +121,13 @@ class Forecast:
     """Load of one model in one window. Tokens and requests are sums; rates are one instance's within objectives (mu of
     PreServe section 4.1), 0: unknown."""
 
-    made_at: float
+    made_at: Moment
     window_s: float
     concurrency_mean: float
     concurrency_peak: float
     error_ratio: float = 0.0
     source: str = "none"
-    starts_at: float = 0.0  # of this window
+    starts_at: Moment = 0.0  # of this window
     num_requests: float = 0.0
     prompt_tokens: float = 0.0
     response_tokens: float = 0.0

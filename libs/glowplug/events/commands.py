@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from glowplug.domain.instance import Phase, StageAddress, Worker, check_num_stages
 from glowplug.domain.model import Model, WeightsRef
+from glowplug.domain.moment import Moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +20,8 @@ class PlaceInstance:
     instance_id: str
     model: Model
     reason: str
-    wanted_at: float
-    deadline_at: float = 0.0
+    wanted_at: Moment
+    deadline_at: Moment = 0.0
     target: str = "any"
     num_required: int = 1  # instances the model should have in the end, for which a pipeline is laid out
     waits: bool = False  # until memory is free: evicts no serving instance, and instances that will serve go first

@@ -16,6 +16,7 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance
 from glowplug.domain.limits import ScopeUse
 from glowplug.domain.model import Model
+from glowplug.domain.moment import Moment
 from glowplug.domain.snapshot import Forecast, LiveRequest, ModelLoad
 from glowplug.domain.usage import UsageRecord
 
@@ -29,8 +30,8 @@ class RequestWaiting:
     request_id: str  # the oldest waiting request
     router_id: str
     num_waiting: int
-    waiting_since: float
-    deadline_at: float
+    waiting_since: Moment
+    deadline_at: Moment
     by_class: Mapping[str, int] = field(default_factory=dict)  # of num_waiting, not standard: by Priority
 
 
@@ -59,8 +60,8 @@ STAYS = "stays"  # no other engine could continue the stream
 class StreamMove:
     """A stream's way from one engine to another, or why it took none. Epoch seconds."""
 
-    at: float
-    until: float  # the next engine began, or the stream stayed or ended
+    at: Moment
+    until: Moment  # the next engine began, or the stream stayed or ended
     reason: str  # engine_lost | engine_error | instance_ended | moved | drained | gave_way
     message: str
     num_tokens: int = 0  # at the client by then
@@ -80,8 +81,8 @@ class RequestFinished:
     router_id: str
     instance_id: str
     status: int
-    arrived_at: float
-    finished_at: float
+    arrived_at: Moment
+    finished_at: Moment
     queue_s: float
     ttft_s: float  # until the answer's first byte, which is a first token only if `stream`; 0 without an answer
     e2e_s: float

@@ -28,7 +28,7 @@ class LoadReporter:
         if len(loads) <= self._max_models:
             self._sent, self._whole_at = loads, now_s
             return [RouterLoadReported(router_id=self._router_id, loads=loads)]
-        is_whole = not 0 <= now_s - self._whole_at < self._whole_every_s
+        is_whole = now_s - self._whole_at >= self._whole_every_s
         named = loads if is_whole else {k: load for k, load in loads.items() if self._has_news(k, load)}
         if is_whole:
             self._whole_at = now_s
@@ -82,9 +82,8 @@ class LoadReports:
         return any(router.is_whole and now_s - router.reported_at <= LOAD_STALE_S for router in self._routers.values())
 
     def expire(self, now_s: float, lease_s: float = LOAD_STALE_S) -> list[str]:
-        """Drop routers silent for longer than `lease_s`, or with reports from the future (a clock was set back); return
-        their ids."""
-        silent = [key for key, router in self._routers.items() if not 0 <= now_s - router.reported_at <= lease_s]
+        """Drop routers silent for longer than `lease_s`; return their ids."""
+        silent = [key for key, router in self._routers.items() if now_s - router.reported_at > lease_s]
         for router_id in silent:
             del self._routers[router_id], self.loads[router_id]
         return silent

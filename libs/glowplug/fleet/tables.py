@@ -246,10 +246,6 @@ class NodeTable:
             self.forget(node.node_id)
         return gone
 
-    def shift(self, by_s: float) -> None:
-        """Shift all leases by a jump or pause of this reader's clock."""
-        self._moved_at = {node_id: at + by_s for node_id, at in self._moved_at.items()}
-
     def forget(self, node_id: str) -> None:
         self.by_id.pop(node_id, None)
         self._moved_at.pop(node_id, None)

@@ -19,13 +19,14 @@ from glowplug.domain.address import http_url, reachable
 from glowplug.domain.errors import BadRequest
 from glowplug.events.facts import ServiceStarted
 from glowplug.runtime import log_rest
+from glowplug.runtime.clock import CLOCK
 from glowplug.runtime.errors import WrongSetting
 from glowplug.runtime.identity import ServiceIdTaken
 from glowplug.runtime.privileges import inbox_of, makes_streams
 from glowplug.runtime.rest import Guarded, admin
 from glowplug.runtime.settings import ServiceSettings
 from glowplug.runtime.shell import Shell
-from glowplug.runtime.tasks import Stop, end
+from glowplug.runtime.tasks import Stop, end, essential
 from glowplug.state.port import StoreUnavailable
 from glowplug.state.redis_store import RedisStore
 from glowplug.telemetry import logs
@@ -166,6 +167,8 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, stopping.set)
+        keeping = asyncio.create_task(CLOCK.keep(), name="the clock")
+        essential(keeping, stopping)
         await main(stopping)
         # All work is over: no leftover library task or thread may hold the process.
         faulthandler.dump_traceback_later(EXIT_WITHIN_S, exit=True)

@@ -17,6 +17,8 @@ from glowplug.domain.errors import StaleEpoch
 from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS, to_json
 from glowplug.events.facts import DecisionMade
+from glowplug.fleet.clocks import Clocks, laying
+from glowplug.runtime.clock import now_s
 from glowplug.runtime.tasks import end
 from glowplug.runtime.unreadable import Unreadable
 from glowplug.state.port import NotATable, Store, StoreUnavailable
@@ -56,18 +58,22 @@ class Shell:
         resync_s: float = 2.0,
         quiet_tick_s: float = 0.0,
         is_quiet: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = now_s,
     ) -> None:
         self.service, self.service_id, self.controller = service, service_id, controller
         self.bus, self.store, self.metrics, self.epoch = bus, store, metrics, epoch
-        self._tables = {table: TableReader(table, cls) for table, cls in reads.tables.items()}
+        self._clock, self._clocks = clock, Clocks()
+        self._tables = {
+            table: TableReader(table, cls, laying(cls, self._clocks, clock)) for table, cls in reads.tables.items()
+        }
         self._executors = executors or {}
         reads.check_executors(self.executed())
-        self._tick_s, self._resync_s, self._clock = tick_s, resync_s, clock
+        self._tick_s, self._resync_s = tick_s, resync_s
         self._quiet_tick_s, self._is_quiet, self._stirred = quiet_tick_s, is_quiet, asyncio.Event()
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
         self._transaction = asyncio.Lock()  # effects of one stimulus (or table) end before the next is handled
+        self._handle_s = metrics.handle_s.labels(service)
         self._unreadable = Unreadable(metrics.unreadable_rows)
         self.restored = False
 
@@ -125,14 +131,17 @@ class Shell:
         self.metrics.stimuli.labels(self.service, kind).inc()
         if not isinstance(stimulus, Tick):
             self._stirred.set()
+        now_s, given = self._clock(), stimulus
+        if isinstance(stimulus, Event):
+            given = self._clocks.laid(stimulus, now_s)
         started = time.perf_counter()
         try:
-            effects = self.controller.handle(stimulus, self._clock())
+            effects = self.controller.handle(given, now_s)
         except StaleEpoch as error:
             self.metrics.stale.labels(self.service).inc()
             log.warning("a command of a replaced process is refused: %s", error)
             return
-        self.metrics.handle_s.labels(self.service).observe(time.perf_counter() - started)
+        self._handle_s.observe(time.perf_counter() - started)
         await self.execute(effects, stimulus if isinstance(stimulus, Event) else None)
 
     async def execute(self, effects: list[Effect], event: Event | None = None) -> None:

@@ -1,6 +1,6 @@
 """Decode table rows one by one: an unreadable one is named and skipped."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from glowplug.events.envelope import SAID, MalformedEvent, from_json
@@ -47,16 +47,18 @@ def read_rows(table: str, raw_rows: Mapping[str, bytes], cls: type[T]) -> tuple[
 
 
 class TableReader(Generic[T]):
-    """Decode only changed rows of a table; others stay the same objects."""
+    """Decode only changed rows of a table; others stay the same objects. `lay`: done to each decoded row."""
 
-    def __init__(self, table: str, cls: type[T]) -> None:
-        self._table, self._cls = table, cls
+    def __init__(self, table: str, cls: type[T], lay: Callable[[T], T] | None = None) -> None:
+        self._table, self._cls, self._lay = table, cls, lay
         self._known: dict[str, tuple[bytes, T]] = {}
 
     def read(self, raw_rows: Mapping[str, bytes]) -> tuple[dict[str, T], dict[str, str]]:
         known = self._known
         changed = {key: raw for key, raw in raw_rows.items() if key not in known or known[key][0] != raw}
         fresh, unreadable = read_rows(self._table, changed, self._cls)
+        if self._lay is not None:
+            fresh = {key: self._lay(row) for key, row in fresh.items()}
         rows = {key: fresh[key] if key in fresh else known[key][1] for key in raw_rows if key not in unreadable}
         self._known = {key: (raw_rows[key], row) for key, row in rows.items()}
         return rows, unreadable

@@ -42,6 +42,7 @@ from glowplug.events.facts import DecisionMade, RequestFinished, RouterLoadRepor
 from glowplug.fleet.demand import ONLY_CHANGES
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug.policies.registry import choose
+from glowplug_lab.simulator.clocks import Apart
 from glowplug_lab.simulator.kernel import Kernel, Timer
 from glowplug_lab.simulator.setup import Params, PolicyNames
 
@@ -117,8 +118,9 @@ class ControlPlane:
         models: Iterable[Model] = (),
         history: Mapping[str, Sequence[WindowTotals]] | None = None,
         delivery: Delivery | None = None,
+        clocks: Apart | None = None,
     ) -> None:
-        self.params, self.kernel = params, kernel
+        self.params, self.kernel, self._apart = params, kernel, clocks
         self.delivery: Delivery = delivery or Calm(params.bus_s)
         self.services: dict[str, Any] = {}
         self.tables: dict[str, dict[str, Any]] = {"models": {}, "nodes": {}, "instances": {}}
@@ -140,6 +142,8 @@ class ControlPlane:
         self._models = tuple(models)
         self._prefetcher = prefetcher_reads(policies.caching, IMPORTANCE)
         self._add_services(policies, history or {})
+        if clocks is not None:
+            clocks.begin(kernel)
 
     def _add_services(self, policies: PolicyNames, history: Mapping[str, Sequence[WindowTotals]]) -> None:
         params = self.params
@@ -240,7 +244,8 @@ class ControlPlane:
         self.kernel.after(period_s, self._every, period_s, name)
 
     def _resync(self, name: str) -> None:
-        if name not in self.down:
+        is_paused = self._apart is not None and self._apart.holds(name, Tick())
+        if not (name in self.down or is_paused):
             self._restore(name)
         self.kernel.after(self.params.resync_s, self._resync, name)
 
@@ -248,7 +253,12 @@ class ControlPlane:
         controller: Controller = self.services[name]
         for table in self._reads[name].tables:
             rows = dict(self.tables.get(table, {}))
-            self.execute(name, controller.restore(table, rows, self.kernel.now_s), None)
+            if self._apart is not None:
+                rows = self._apart.rows(name, table, rows)
+            self.execute(name, controller.restore(table, rows, self._now_s(name)), None)
+
+    def _now_s(self, name: str) -> float:
+        return self.kernel.now_s if self._apart is None else self._apart.now_s(name)
 
     def _close_window(self) -> None:
         """The predictor has nothing to do except at the end of a window."""
@@ -298,11 +308,19 @@ class ControlPlane:
     def restart(self, name: str) -> None:
         """Kill (as with kill -9) and restart; the store and an agent's memory survive."""
         self.services[name] = self._makers[name](self._next_epoch(name))
+        if self._apart is not None:
+            self._apart.restarted(name)
         self._restore(name)
         if name in self._executors:
             self._executors[name].restarted(name)
         if name == "autoscaler":
             self._deploy()
+
+    def resume(self, name: str) -> None:
+        """Let a paused process go on, with what came meanwhile."""
+        assert self._apart is not None
+        for stimulus in self._apart.resume(name):
+            self.give(name, stimulus)
 
     def elect(self, name: str, *, lingers: bool = False) -> None:
         """Elect a process that has followed the old leader. `lingers`: the old leader goes on at its old epoch."""
@@ -311,9 +329,9 @@ class ControlPlane:
             self._go_on(f"{name}-0", name, epoch - 1)
             earlier = copy.deepcopy(earlier)
         self.services[name] = later = self._makers[name](epoch)
-        later.inherit(earlier, self.kernel.now_s)
+        later.inherit(earlier, self._now_s(name))
         self._restore(name)
-        row = Leader(service=name, service_id=f"{name}-1", url="", epoch=epoch, since=self.kernel.now_s)
+        row = Leader(service=name, service_id=f"{name}-1", url="", epoch=epoch, since=self._now_s(name))
         self.execute(name, [Save(LEADERS, name, row)], None)
 
     def _go_on(self, alias: str, name: str, epoch: int) -> None:
@@ -336,8 +354,13 @@ class ControlPlane:
         """Drop stale commands."""
         if name in self.down:
             return
+        now_s, given = self.kernel.now_s, stimulus
+        if self._apart is not None:
+            if self._apart.holds(name, stimulus):
+                return
+            given, now_s = self._apart.laid(name, stimulus)
         try:
-            effects = self.services[name].handle(stimulus, self.kernel.now_s)
+            effects = self.services[name].handle(given, now_s)
         except StaleEpoch:
             return
         if effects:
@@ -370,7 +393,7 @@ class ControlPlane:
         self._deliver(event)
 
     def ended(self, request: RequestFinished) -> None:
-        event = self._told("router", request, None)
+        event = self._told("router", request if self._apart is None else self._apart.by("router", request), None)
         report = RouterRequestsFinished(router_id=request.router_id, requests=(request,))
         self._deliver(replace(event, type=report.TYPE, data=report))
 
@@ -397,7 +420,7 @@ class ControlPlane:
         return Event(
             event_id=f"e{self._num_events}",
             type=payload.TYPE,
-            occurred_at=self.kernel.now_s,
+            occurred_at=self.kernel.now_s if self._apart is None else self._apart.now_s(name),
             issuer=name if name[-1].isdigit() else f"{name}-1",
             data=payload,
             cause_id=cause.event_id if cause else "",

@@ -26,9 +26,7 @@ MAX_GPUS: Final = 100_000
 FAULTS: Final = ("death", "consolidation", "hang")
 ABILITIES: Final = frozenset({"adapters", "prewarm", "share", "stages", "swap"})
 SHARE_WHEN_ASKED: Final = frozenset({"vllm"})  # "share" only for weights_shared models
-QUIET_AGENT: Final = AgentParams(
-    beat_s=4.0, health_every_s=math.inf, max_tick_gap_s=math.inf, drain_quiet_s=0.3, stop_grace_s=5.0
-)
+QUIET_AGENT: Final = AgentParams(beat_s=4.0, health_every_s=math.inf, drain_quiet_s=0.3, stop_grace_s=5.0)
 PLACER: Final = PlacerParams(settle_s=0.0, sleeper_patience=0.0)
 
 

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from glowplug_lab.simulator.clocks import Apart
 from glowplug_lab.simulator.control_plane import ControlPlane, Delivery
 from glowplug_lab.simulator.hardware.batching import BatchEngine, State
 from glowplug_lab.simulator.hardware.engine import SimEngine
@@ -90,7 +91,7 @@ OBJECTS_PER_COLLECTION = 100_000
 
 
 class World(Run):
-    """`arrivals` are in order, with times from 0; `delivery` is calm by default."""
+    """`arrivals` are in order, with times from 0; `delivery` is calm and `clocks` are alike by default."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class World(Run):
         check: bool = False,
         label: str = "a run",
         delivery: Delivery | None = None,
+        clocks: Apart | None = None,
     ) -> None:
         super().__init__(setup, label)
         self.control = ControlPlane(
@@ -109,6 +111,7 @@ class World(Run):
             models=[one.model for one in setup.models],
             history=setup.history,
             delivery=delivery,
+            clocks=clocks,
         )
         self.nodes: dict[str, SimNode] = {}
         self.traffic = Traffic(self, self.control, self.nodes, iter(arrivals))

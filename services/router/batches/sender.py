@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from glowplug.domain.access import Priority
+from glowplug.runtime.clock import now_s
 from glowplug.services.router import api_errors, tracing, wire
 from glowplug.services.router.api_errors import ApiError
 from glowplug.services.router.batches.lines import Answer, queue_s
@@ -39,7 +40,7 @@ class IntakeSender:
             headers=dict(_JSON),
             is_http11=False,  # avoids chunk framing
             complete=time.monotonic(),
-            complete_at=time.time(),
+            complete_at=now_s(),
             request_id=tracing.request_id(None),
         )
         try:

@@ -101,7 +101,6 @@ SIMULATED_OTHERWISE = {
     "agent.beat_s": "bytes are reported with every change anyway",
     "agent.drain_quiet_s": "published results of scenarios stand with 0.3 s; a replay takes the live 0.05 s",
     "agent.health_every_s": "engines of a run do not hang unless a fault says so",
-    "agent.max_tick_gap_s": "virtual time has no pauses",
     "agent.stop_grace_s": "a simulated process ends when it is asked to",
     "router.move_within_s": "streams of a run go on to the end of a drain: published results stand with that",
     "router.fairness": "a run has no tenants unless its workload names them, and then says which policy it compares",

@@ -78,12 +78,3 @@ def test_a_view_calls_nothing_idle_before_it_has_heard_a_whole() -> None:
         view.apply(RouterLoadReported(router_id="r", loads={f"m{part}": IDLE}, part=part, num_parts=2), 2.0)
     assert view.is_fresh(2.0) and view.of("a").num_in_flight == 0, "in no part of the whole: it is gone"
     assert not view.is_fresh(9.0)
-
-
-def test_a_report_from_the_future_of_a_clock_that_was_set_back_is_forgotten() -> None:
-    reports = LoadReports()
-    reports.take(RouterLoadReported(router_id="r", loads={"a": busy(1)}), 1000.0)
-    reports.take(RouterLoadReported(router_id="s", loads={"a": busy(2)}), 900.0)
-    assert reports.expire(1000.0 + 3.0, lease_s=3.0) == ["s"]
-    assert reports.expire(999.9, lease_s=3.0) == ["r"]
-    assert reports.loads == {}

@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from glowplug.controllers.agent import adapters, lifecycle, starts
+from glowplug.controllers.agent import adapters, starts
 from glowplug.controllers.agent import messages as msg
 from glowplug.controllers.agent.params import AgentParams, EngineKind
 from glowplug.controllers.agent.record import Holding, State
@@ -96,7 +96,6 @@ class AgentController:
         self.handlers: dict[type[Any], Handler] = {kind: partial(self._do, do) for kind, do in actions.items()}
         self._surroundings = msg.Surroundings()
         self._beat_at, self._node_revision = 0.0, 0
-        self._ticked_at = 0.0
         self.steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._is_checked = True
 
@@ -152,7 +151,7 @@ class AgentController:
         action(transaction, stimulus)
         adapters.follow_hosts(transaction)
         self._make_way(transaction)
-        if self.ledger.gpus != grants_before or not 0 <= now_s - self._beat_at < self.params.beat_s:
+        if self.ledger.gpus != grants_before or now_s - self._beat_at >= self.params.beat_s:
             self._beat(transaction)
         return self._effects(transaction)
 
@@ -218,10 +217,6 @@ class AgentController:
 
     def _tick(self, transaction: Transaction, tick: Tick) -> None:
         now_s = transaction.now_s
-        gap_s, self._ticked_at = now_s - (self._ticked_at or now_s), now_s
-        if not 0 <= gap_s <= self.params.max_tick_gap_s:
-            for holding in list(self.holdings.values()):
-                lifecycle.shift(transaction, holding, gap_s)
         for instance_id in list(self.holdings):
             transaction.step(instance_id, tick)
         for instance_id, (when, _) in list(self._overtaken.items()):

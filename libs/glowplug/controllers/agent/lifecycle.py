@@ -259,33 +259,6 @@ def on_end_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
         transaction.effects.append(Remove(INSTANCES, instance_id))
 
 
-def shift(transaction: Transaction, holding: Holding, by_s: float) -> None:
-    """Move every wait by a clock jump, so that none ends early or never; publish a drain's new end."""
-    start, drain, consolidation, pipeline = holding.start, holding.drain, holding.consolidation, holding.pipeline
-    shifted = transaction.note(
-        replace(
-            holding,
-            start=start and replace(start, deadline_at=start.deadline_at + by_s),
-            drain=drain
-            and replace(
-                drain,
-                deadline_at=drain.deadline_at + by_s,
-                quiet_until=drain.quiet_until + by_s,
-                busy_until=drain.busy_until and drain.busy_until + by_s,
-                began_at=drain.began_at + by_s,
-                drained_at=drain.drained_at and drain.drained_at + by_s,
-            ),
-            stop=holding.stop and Stop(holding.stop.asked_at + by_s),
-            consolidation=consolidation
-            and replace(consolidation, deadline_at=consolidation.deadline_at and consolidation.deadline_at + by_s),
-            pipeline=pipeline and replace(pipeline, retry_at=pipeline.retry_at + by_s),
-            health_asked_at=holding.health_asked_at + by_s,
-        )
-    )
-    if shifted.state is State.DRAINING and shifted.instance.drain_ends_at:
-        transaction.publish(shifted, drain_ends_at=shifted.instance.drain_ends_at + by_s)
-
-
 def _predicted(expected: Mapping[str, float], phases: Iterable[Phase]) -> tuple[Phase, ...]:
     return tuple(
         p if p.predicted_s else replace(p, predicted_s=expected.get(p.name.value, 0.0))

@@ -33,7 +33,6 @@ class AgentParams(Bounded):
     health_every_s: Positive = 1.0
     health_misses: Count = 3
     keep_gone_s: float = 180.0  # longer than a command lives on the bus
-    max_tick_gap_s: float = 5.0  # longer: a clock jump or a machine asleep
     consolidate_deadline_s: Positive = 600.0  # command -> whole or given up; then -> its stages have ended
     consolidate_retry_s: float = 10.0  # after a failure; doubles each time
     consolidate_retry_max_s: float = 300.0

@@ -70,11 +70,6 @@ class AdapterPlacing:
             effects += self._repeat(placement, placement.sent, now_s) if placement.sent else self._try(placement, now_s)
         return effects
 
-    def shift(self, by_s: float) -> None:
-        for placement in self.placements.values():
-            placement.shift(by_s)
-        self._asked_to_leave = {name: at + by_s for name, at in self._asked_to_leave.items()}
-
     # a place
 
     def _try(self, placement: Placement, now_s: float) -> list[Effect]:

@@ -571,7 +571,6 @@ class PlacerController:
         self.host_memory = HostMemory(self.fleet)
         self.costs = Costs(self.fleet, self._placing, self.host_memory)
         self.price_list = PriceList(self.fleet, self._placing)
-        self._ticked_at: float | None = None
         self.handlers: Handlers = {
             Tick: self._tick,
             Cordon: self._cordon,
@@ -651,7 +650,6 @@ class PlacerController:
     # commands and time
 
     def _tick(self, _: Tick, now_s: float) -> list[Effect]:
-        self._notice_jump(now_s)
         self.fleet.loads.expire(now_s)
         self.fleet.failed_nodes.expire(now_s, self.fleet.nodes.by_id.__contains__)
         self._drop_unasked(now_s)
@@ -667,16 +665,6 @@ class PlacerController:
             *self._prewarming.work(now_s),
             *self.host_memory.work(now_s),
         ]
-
-    def _notice_jump(self, now_s: float) -> None:
-        """Treat a long gap between ticks as a pause or jump of the clock, and move every wait by it."""
-        gap_s = now_s - (now_s if self._ticked_at is None else self._ticked_at)
-        self._ticked_at = now_s
-        if not 0 <= gap_s <= self._params.max_tick_gap_s:
-            self.fleet.shift(gap_s, now_s)
-            self.fleet.born_at = now_s if self.fleet.born_at is None else self.fleet.born_at + gap_s
-            self._placing.shift(gap_s)
-            self._adapters.shift(gap_s)
 
     def _drop_unasked(self, now_s: float) -> None:
         """Drop unsent placements that no service repeats: their cancel or their autoscaler was lost."""

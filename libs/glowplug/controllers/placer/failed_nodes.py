@@ -72,11 +72,6 @@ class FailedNodes:
         avoid_s, tries = self.params.avoid_node_s, self.left_by_digest
         self.left_by_digest = {digest: left for digest, left in tries.items() if now_s - left.at < avoid_s}
 
-    def shift(self, by_s: float) -> None:
-        for known in self.by_digest.values():
-            known |= {node_id: FailedNode(one.code, one.at + by_s) for node_id, one in known.items()}
-        self.left_by_digest = {d: TriesLeft(left.num, left.at + by_s) for d, left in self.left_by_digest.items()}
-
     def of(self, model: Model, now_s: float) -> dict[str, FailedNode]:
         if not self.by_digest:
             return {}

@@ -66,15 +66,6 @@ class Fleet:
         self.capacity.drop_node(node_id)
         self.network.drop_node(node_id)
 
-    def shift(self, by_s: float, now_s: float) -> None:
-        """Move every lease by a jump of this process's clock, and take back nodes that only seemed silent."""
-        self.nodes.shift(by_s)
-        self.failed_nodes.shift(by_s)
-        for node_id, node in self.nodes.by_id.items():
-            if node_id not in self._by_silence and self.nodes.is_alive(node_id, now_s):
-                self._by_silence[node_id] = None
-                self.capacity.put_node(node)
-
     def row(self, instance: Instance, now_s: float) -> bool:
         """Take an instance's row. Return whether placements that wait for bytes should be tried again."""
         if not self.instances.apply(instance, now_s):

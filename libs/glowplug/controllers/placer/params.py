@@ -28,7 +28,6 @@ class PlacerParams(Bounded):
     fair_requests: Annotated[int, ADVANCED] = 6  # lead at which a model gives way with balanced turns; 0: no counting
     keep_gone_s: float = 300.0  # of rows of gone instances
     forget_s: float = 10.0  # of a placement that is not repeated (the autoscaler repeats each 2 s)
-    max_tick_gap_s: float = 3.0  # a longer gap means a pause or clock jump of this process, not silent nodes
     settle_s: float = 3.0  # time for nodes and routers to report, before evictions or refusals
     retry_s: float = 1.0  # between tries of a refused placement, without new bytes
     turns: Turns = "fair"  # policies/eviction/turns.py

@@ -1,7 +1,7 @@
 """One instance being placed: its state, commands and refusal."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName, Worker
 from glowplug.domain.phrasing import listed
@@ -121,18 +121,6 @@ class Placement:
 
     def stage_id(self, stage: int) -> str:
         return f"{self.instance_id}.{stage}" if stage else self.instance_id
-
-    def shift(self, by_s: float) -> None:
-        self.received_at += by_s
-        self.asked_at += by_s
-        if self.refusal is not None:
-            self.refusal = replace(self.refusal, at=self.refusal.at + by_s)
-        match self.state:
-            case MakingSpace():
-                self.state = replace(self.state, asked_at=self.state.asked_at + by_s)
-            case Sent():
-                self.state.sent_at += by_s
-                self.state.started_at += by_s
 
     def start_over(self) -> None:
         self.silent += (self.node_id,)

@@ -114,11 +114,6 @@ class Placing:
                 self._release(placement)
         return placement
 
-    def shift(self, by_s: float) -> None:
-        for placement in self.placements.values():
-            placement.shift(by_s)
-        self._waiting = [(p.urgency, p) for _, p in self._waiting]
-
     def _wait_no_more(self, placement: Placement) -> None:
         for at in range(bisect_left(self._waiting, placement.urgency, key=lambda entry: entry[0]), len(self._waiting)):
             urgency, waiting = self._waiting[at]

@@ -216,17 +216,6 @@ def test_placements_of_one_pass_do_not_promise_the_same_bytes_twice():
     assert len(payloads(beat(controller, 5.5, a_node(revision=2)), StartInstance)) == 3
 
 
-@pytest.mark.parametrize("gap_s", [60.0, 3600.0, -3600.0])
-def test_a_pause_of_the_placer_is_not_the_silence_of_its_nodes(gap_s):
-    controller = placer(a_node())
-    controller.handle(an_event(InstanceReady(instance=an_instance())), 0.2)
-    assert ticks(controller, 0, 2.0) == []
-    assert controller.handle(Tick(), 2.0 + gap_s) == []
-    assert [n.node_id for n in controller.view(2.0 + gap_s)] == ["node-1"]
-    later = [e for n in range(1, 20) for e in controller.handle(Tick(), 2.0 + gap_s + n / 2)]
-    assert [n.node_id for n in payloads(later, NodeLeft)] == ["node-1"], "a silence that goes on is one"
-
-
 def test_a_placement_that_nobody_repeats_is_forgotten():
     controller = placer(a_node(gpus_mib=(100,), grants={0: [("x", 100)]}))
     controller.handle(asked(a_model("lost"), "i-lost"), 0.1)

@@ -10,7 +10,7 @@ from tests.unit.controllers.placer.rig import a_placer, asked, payloads
 
 SLOTS = 2
 ABLE = {"abilities": ("emulated:adapters",), "prefetcher_url": "http://p"}
-LONG = {"settle_s": 0.0, "node_lease_s": 1e9, "max_tick_gap_s": 1e9}
+LONG = {"settle_s": 0.0, "node_lease_s": 1e9}
 BASE = a_model("m", mib=100)
 WEIGHTS = WeightsRef(uri="s3://bucket/a", num_bytes=1 << 20)
 

@@ -303,12 +303,12 @@ def test_a_drain_waits_for_the_pipeline_that_needs_a_stage_which_serves_for_itse
 def test_what_an_earlier_placer_has_begun_by_half_ends_and_is_asked_for_anew():
     made = heard(placer())
     first, later = (replace(row, created_at=1.0) for row in made.values())
-    controller = placer(give_up_s=8.0)
+    controller = placer(give_up_s=8.0, node_lease_s=60.0)
     controller.handle(an_event(InstanceStarting(instance=first)), 1.0)
     assert sent(controller.handle(Tick(), 8.9), StopInstance) == []
     (stop,) = sent(controller.handle(Tick(), 9.1), StopInstance)
     assert stop.instance_id == "x" and "0 of its 1 later stages" in stop.reason
-    controller = placer(give_up_s=8.0)
+    controller = placer(give_up_s=8.0, node_lease_s=60.0)
     controller.handle(an_event(InstanceStarting(instance=later)), 1.0)
     assert place(controller, 3.0) == []
     assert [s.instance_id for s in sent(controller.handle(Tick(), 9.1), StopInstance)] == ["x.1"]
