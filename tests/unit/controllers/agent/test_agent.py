@@ -124,44 +124,8 @@ def test_host_memory_promised_twice_is_found() -> None:
         ("waits for the outcome of ['ConsolidateEngine']", S.READY, ConsolidateInstance, {"consolidation": RUNS}, ()),
     ],
 )
-<<<<<<< HEAD
 def test_a_move_that_the_table_does_not_allow_is_found(
     said: str, before: State | dict[str, Any], stimulus: type, after: State | dict[str, Any], asked: tuple[type, ...]
-=======
-def test_weights_that_cannot_be_had_here_may_be_elsewhere(found: str, left: int) -> None:
-    agent = make()
-    agent.handle(start(tries_left=2), 10.0)
-    effects = agent.handle(msg.WeightsFailed("i-1", found, "it is full"), 11.0)
-    assert code(effects) == found and agent.instance().tries_left == left
-    assert agent.instance().reason == ("it is full; 2 other nodes may be tried" if left else "it is full")
-
-
-def test_on_how_many_nodes_a_start_may_be_tried_outlives_a_restart() -> None:
-    agent = make()
-    agent.handle(start(tries_left=1), 10.0)
-    reborn, _ = agent.restarted(["i-1"], 11.0)
-    reborn.handle(msg.EngineGone("i-1"), 12.0)
-    reborn.handle(msg.WeightsFailed("i-1", "no_space", "it is full"), 13.0)
-    assert reborn.instance().tries_left == 1
-
-
-def test_stopping_node_drains_all_and_starts_none() -> None:
-    agent = make().ready()
-    agent.handle(start("i-2"), 19.0)
-    effects = agent.handle(msg.NodeStopping("bye", 5.0), 20.0)
-    assert facts(effects) == ["instance.draining"] * 2 and of(msg.StopEngine, effects) == [msg.StopEngine("i-2", 0.0)]
-    assert code(agent.handle(start("i-3"), 20.1)) == "node_stopping"
-    assert agent.node(20.2).draining and agent.num_living == 2
-    agent.handle(msg.EngineGone("i-2"), 20.3)
-    agent.handle(msg.InFlight("i-1", 0), 20.5)
-    agent.handle(msg.EngineGone("i-1"), 20.6)
-    assert agent.num_living == 0
-
-
-@pytest.mark.parametrize(("groups_lack", "falls_asleep"), [((), True), (("swap",), False)])
-def test_an_instance_over_several_gpus_may_lack_what_others_of_its_engine_have(
-    groups_lack: tuple[str, ...], falls_asleep: bool
->>>>>>> w1
 ) -> None:
     ends = [replace(a_ready(), **(end if isinstance(end, dict) else {"state": end})) for end in (before, after)]
     step = Step("i-1", ends[0], stimulus, ends[1], asked)
