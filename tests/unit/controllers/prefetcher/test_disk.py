@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.controllers.effects import Publish, Record, Tick
 from glowplug.controllers.prefetcher import messages as msg
-from glowplug.controllers.prefetcher.controller import PrefetcherController, Stage, Tier
+from glowplug.controllers.prefetcher.controller import FetchStage, PrefetcherController, Tier
 from glowplug.domain.errors import Conflict, NotFound
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.model import WeightsRef
@@ -224,7 +224,7 @@ def test_a_queued_fetch_that_is_given_up_leaves_no_copy() -> None:
     prefetcher.handle(msg.RegionsFound((), on_disk=(found,)), 0.0)
     prefetcher.handle(fetch(B, "i-1"), 1.0)
     prefetcher.handle(fetch(A, ""), 2.0)
-    assert prefetcher.jobs[region_digest(A)].stage is Stage.QUEUED
+    assert prefetcher.jobs[region_digest(A)].stage is FetchStage.QUEUED
     assert only(prefetcher.handle(msg.DropAsked(region_digest(A), "r"), 3.0), msg.DropCopy).digest == region_digest(A)
 
 
