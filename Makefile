@@ -87,7 +87,7 @@ test-times: $(DEV_STAMP) ## print where the minutes of the last runs of both lan
 check: $(DEV_STAMP) lint types ## what must hold before a commit: format, lint, types, import layers, house, unit, golden
 	@$(PYTEST) -m "not fleet and not vllm and not llamacpp" $(wildcard tests/house tests/unit tests/golden)
 
-lint: $(DEV_STAMP) ## format, lint and the import import layers, changing nothing
+lint: $(DEV_STAMP) ## format, lint and the import layers, changing nothing
 	@$(BIN)/ruff format --check -q . || { echo "run: make format"; exit 1; }
 	@$(BIN)/ruff check -q .
 	@PYTHONPATH=libs:. $(BIN)/lint-imports >/tmp/.glowplug-lint-$$$$ 2>&1 || { cat /tmp/.glowplug-lint-$$$$; rm -f /tmp/.glowplug-lint-$$$$; exit 1; }; rm -f /tmp/.glowplug-lint-$$$$

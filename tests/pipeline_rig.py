@@ -16,7 +16,7 @@ from glowplug.bus.memory_bus import MemoryBroker, MemoryBus
 from glowplug.controllers.agent.record import State
 from glowplug.controllers.placer.controller import PlacerController
 from glowplug.controllers.placer.params import PlacerParams
-from glowplug.controllers.placer.placing import Place
+from glowplug.controllers.placer.placing import PlacePolicy
 from glowplug.controllers.placer.reads import READS
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance, InstanceState
@@ -121,7 +121,7 @@ class PipelineRig:
             await self.bus.subscribe([commands_to("prefetcher", node_id)], self._fetch, durable=f"prefetcher-{node_id}")
         await until(lambda: len(self.controller.fleet.nodes.by_id) == len(self.agents), "the placer knows the nodes")
 
-    async def start_placer(self, epoch: int, place: Place = on_the_first_nodes) -> Shell:
+    async def start_placer(self, epoch: int, place: PlacePolicy = on_the_first_nodes) -> Shell:
         name, registry = f"placer-{epoch}", CollectorRegistry()
         policies = {"placement": "two stages", "eviction": "lru", "prewarming": "none"}
         evict = choose("eviction", "lru")

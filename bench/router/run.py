@@ -9,7 +9,7 @@ metrics, request ids, request facts and load reports, and with traces at their d
 the router of another checkout of this repository, in the same turns. `--keys` also measures a router with so many
 named keys of ten tenants, `--limits` with every limit per minute on each tenant and key; requests then carry one of the
 keys, in the same turns. CPU is the kernel's count for the process
-(/proc/PID/schedstat). Results: results/router.md.
+(/proc/PID/schedstat).
 Needs cc and, for the comparison, nginx (Debian package `nginx`; installed through apt when run as root).
 """
 
@@ -418,7 +418,6 @@ def report(runs: list[list[Proxy]], args: argparse.Namespace) -> str:
     else:
         lines.append("nginx is not on this machine: no ratios.")
     lines += ["", *changes(runs)] if len(rows) > 2 or AGAINST in rows else []
-    (HERE / "results" / "router.md").write_text("\n".join(lines) + "\n")
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ READ_AFTER_S = 10.0  # after the first answers: reading blocks the core for half
 _ANSWERED_WITHIN_S = 10.0
 
 
-class Reading:
+class TokenizerRead:
     """One call in a thread. vLLM's client takes it for the renderer, and tells when no fork will follow."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
@@ -107,7 +107,7 @@ def install() -> None:
             construct(self, *args, **options)  # its core was started elsewhere, or is asked for in another way
             return
         async_llm.maybe_register_config_serialize_by_value()
-        reading = Reading(partial(read, config))
+        reading = TokenizerRead(partial(read, config))
 
         def answer(*given: Any, **fields: Any) -> Any:
             reading.core_is_answered()

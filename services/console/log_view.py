@@ -15,10 +15,10 @@ from fastapi.responses import Response
 from glowplug.domain.errors import BadRequest, GlowplugError, Unauthorized
 from glowplug.domain.hardware import Node
 from glowplug.runtime import log_rest
-from glowplug.runtime.identity import Holder
+from glowplug.runtime.identity import ServiceHolder
 from glowplug.services.console.records import json_response
 from glowplug.services.console.upstream import Upstream, read_answer, read_body
-from glowplug.telemetry.log_ring import LogRing, Wanted
+from glowplug.telemetry.log_ring import LogFilter, LogRing
 
 ANSWER_S: Final = 3.0
 MAX_ANSWER_BYTES: Final = 4 << 20
@@ -87,7 +87,7 @@ class LogSources:
     """Sources of logs: processes by their claims to a service id, agents and engines by their nodes."""
 
     def __init__(self) -> None:
-        self.processes: Mapping[str, Holder] = {}
+        self.processes: Mapping[str, ServiceHolder] = {}
 
     def find(self, nodes_now: Callable[[], Iterable[Node]], clock: Callable[[], float]) -> list[LogSource]:
         nodes, now_s = list(nodes_now()), clock()
@@ -182,7 +182,7 @@ class LogReader:
     def _read_own(self, after: str, asked: LogQuery, token: str) -> _Answer | GlowplugError:
         if not self._may_read_own(token):
             return Unauthorized("the admin token is missing or wrong")
-        page = self._own.read(after, Wanted(asked.level, tuple(asked.words), tuple(asked.ids)), asked.limit)
+        page = self._own.read(after, LogFilter(asked.level, tuple(asked.words), tuple(asked.ids)), asked.limit)
         return msgspec.convert(log_rest.page_row(page), _Answer)
 
 

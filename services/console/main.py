@@ -13,7 +13,7 @@ from glowplug.events import Event
 from glowplug.events.envelope import PAYLOADS, MalformedEvent
 from glowplug.events.facts import RouterRequestsFinished, ServiceStarted
 from glowplug.events.subjects import COMMANDS_ALL, FACTS, USAGE, filters, is_telemetry
-from glowplug.runtime.identity import PROCESSES, Holder
+from glowplug.runtime.identity import PROCESSES, ServiceHolder
 from glowplug.runtime.key_reader import KeyReader
 from glowplug.runtime.service import World, run, serve_rest
 from glowplug.runtime.tasks import end, essential
@@ -118,7 +118,7 @@ class Feed:
         """If the store refuses this table, only logs of services are missing."""
         try:
             raw_rows = await self._store.load(PROCESSES)
-            self._console.log_sources.processes = self._readable(PROCESSES, raw_rows, Holder)
+            self._console.log_sources.processes = self._readable(PROCESSES, raw_rows, ServiceHolder)
         except (NotATable, StoreUnavailable) as error:
             log.warning("the console cannot read the addresses of services and shows logs of nodes alone: %s", error)
 

@@ -46,7 +46,7 @@ class LoginFailed(GlowplugError):
         self.code = code
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class LoginAttempt(msgspec.Struct, frozen=True):
     """An open login. `view`: to return to."""
 
     state: str
@@ -99,7 +99,7 @@ class Oidc:
 
         issuer = await self._read_issuer()
         token = secrets.token_urlsafe
-        attempt = Attempt(token(24), token(24), token(48), self._clock(), view)
+        attempt = LoginAttempt(token(24), token(24), token(48), self._clock(), view)
         url = prepare_grant_uri(
             issuer.authorization_endpoint,
             self._settings.oidc_client_id,
@@ -113,19 +113,19 @@ class Oidc:
         )
         return url, self._signed(attempt)
 
-    def attempt(self, cookie: str, state: str) -> Attempt:
+    def attempt(self, cookie: str, state: str) -> LoginAttempt:
         """Raises LoginFailed if this browser began no login, or another one."""
         body, _, mac = cookie.partition(".")
         if not body or not hmac.compare_digest(mac.encode(), self._mac(body)):
             raise LoginFailed("stale", "no login was started in this browser, or the console has restarted since")
-        attempt = msgspec.json.decode(base64.urlsafe_b64decode(body), type=Attempt)
+        attempt = msgspec.json.decode(base64.urlsafe_b64decode(body), type=LoginAttempt)
         if not hmac.compare_digest(state.encode(), attempt.state.encode()):
             raise LoginFailed("stale", "the answer belongs to another login")
         if self._clock() - attempt.began_at > ATTEMPT_S:
             raise LoginFailed("stale", f"the login took longer than {ATTEMPT_S:g} s")
         return attempt
 
-    async def finish(self, attempt: Attempt, code: str, redirect_uri: str) -> Person:
+    async def finish(self, attempt: LoginAttempt, code: str, redirect_uri: str) -> Person:
         """Redeem the issuer's code. Raises LoginFailed."""
         issuer = await self._read_issuer()
         id_token = await self._id_token(issuer, attempt, code, redirect_uri)
@@ -199,7 +199,7 @@ class Oidc:
 
     # -- the issuer ----------------------------------------------------------------------------------------------
 
-    async def _id_token(self, issuer: _Issuer, attempt: Attempt, code: str, redirect_uri: str) -> str:
+    async def _id_token(self, issuer: _Issuer, attempt: LoginAttempt, code: str, redirect_uri: str) -> str:
         """Raises LoginFailed."""
         from authlib.oauth2.auth import ClientAuth
 
@@ -266,7 +266,7 @@ class Oidc:
 
     # -- the cookie ----------------------------------------------------------------------------------------------
 
-    def _signed(self, attempt: Attempt) -> str:
+    def _signed(self, attempt: LoginAttempt) -> str:
         body = base64.urlsafe_b64encode(msgspec.json.encode(attempt)).decode()
         return f"{body}.{self._mac(body).decode()}"
 

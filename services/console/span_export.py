@@ -17,7 +17,7 @@ from glowplug import __version__
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.records import Newest
 from glowplug.services.console.stories import Stories
-from glowplug.services.console.story import Row, Told
+from glowplug.services.console.story import Span, Told
 
 EVERY_S: Final = 0.5
 SETTLE_S: Final = 1.0  # from a story's first change until it is sent: its parts come on several subjects
@@ -78,7 +78,7 @@ class SpanExport:
                 yield span_of(row, told.trace_id)
 
 
-def span_of(row: Row, trace_id: str) -> ReadableSpan:
+def span_of(row: Span, trace_id: str) -> ReadableSpan:
     resource = {"service.name": row.service, "service.instance.id": row.process, "service.version": __version__}
     return ReadableSpan(
         name=row.name,

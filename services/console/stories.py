@@ -29,7 +29,7 @@ from glowplug.events.facts import (
 )
 from glowplug.services.console.decisions import INSTANCES_KEPT, DecisionLog
 from glowplug.services.console.records import Newest
-from glowplug.services.console.story import Row, Told, has_started, story, trace_of, trace_of_its_own, tree
+from glowplug.services.console.story import Span, Told, has_started, story, trace_of, trace_of_its_own, tree
 from glowplug.telemetry import semconv
 from glowplug.telemetry.tracing import is_sampled
 
@@ -166,7 +166,7 @@ class Stories:
     def of_request(self, request_id: str) -> Told | None:
         return self.get(self._by_request.get(request_id, ""))
 
-    def rows(self, told: Told) -> list[Row]:
+    def rows(self, told: Told) -> list[Span]:
         return story(told, self)
 
     def newest(self) -> Iterator[TraceSummary]:
@@ -190,7 +190,7 @@ class Stories:
         return known
 
 
-def summary_of(told: Told, rows: list[Row]) -> TraceSummary | None:
+def summary_of(told: Told, rows: list[Span]) -> TraceSummary | None:
     if not rows:
         return None
     first, _, _ = next(tree(rows))

@@ -51,7 +51,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     attributes: Attributes = {}
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Span(msgspec.Struct, frozen=True, kw_only=True):
     """Epoch seconds. `parent_id` may be that of a row not here: of a client, or of a request that is not over.
     `process`: the one that did it."""
 
@@ -112,7 +112,7 @@ def has_started(instance: Instance) -> bool:
     return is_ready or (instance.state is InstanceState.FAILED and not instance.ready_at)
 
 
-def story(told: Told, names: Names) -> list[Row]:
+def story(told: Told, names: Names) -> list[Span]:
     """Return the rows, in no order."""
     return [
         *(row for fact, traceparent in told.requests.values() for row in _request(names, fact, traceparent)),
@@ -123,11 +123,11 @@ def story(told: Told, names: Names) -> list[Row]:
     ]
 
 
-def tree(rows: Iterable[Row]) -> Iterator[tuple[Row, int, int]]:
+def tree(rows: Iterable[Span]) -> Iterator[tuple[Span, int, int]]:
     """Yield each row once with its depth and number of children, depth first, siblings by start."""
     in_order = sorted({row.span_id: row for row in rows}.values(), key=lambda r: (r.started_at, -r.ended_at, r.span_id))
     known = {row.span_id for row in in_order}
-    children: dict[str, list[Row]] = {}
+    children: dict[str, list[Span]] = {}
     for row in in_order:
         is_below = row.parent_id in known and row.parent_id != row.span_id
         children.setdefault(row.parent_id if is_below else "", []).append(row)
@@ -142,11 +142,11 @@ def tree(rows: Iterable[Row]) -> Iterator[tuple[Row, int, int]]:
 # requests
 
 
-def _request(names: Names, fact: RequestFinished, traceparent: str) -> Iterator[Row]:
+def _request(names: Names, fact: RequestFinished, traceparent: str) -> Iterator[Span]:
     own = _own_id(fact, traceparent)
     root, sent_at = span_id_of(own, REQUEST), _sent_at(fact)
     error = fact.error_code if fact.status >= 500 else ""
-    row = partial(Row, service=ROUTER, process=fact.router_id)
+    row = partial(Span, service=ROUTER, process=fact.router_id)
     yield row(
         span_id=root,
         parent_id=fact.parent_span,
@@ -256,7 +256,7 @@ def _moved(move: StreamMove) -> Attributes:
 # decisions
 
 
-def _decision(told: Told, record: DecisionRecord) -> Row:
+def _decision(told: Told, record: DecisionRecord) -> Span:
     scaled = (
         other.decision_id
         for other in told.decisions.values()
@@ -269,7 +269,7 @@ def _decision(told: Told, record: DecisionRecord) -> Row:
         semconv.ATTR_DECISION_ID: record.decision_id,
         semconv.ATTR_REASON: record.reason,
     }
-    return Row(
+    return Span(
         span_id=span_id_of(record.decision_id),
         parent_id=span_id_of(above) if above else _root(told, record.traceparent, record.request_id),
         name=f"{record.service}.{record.kind}",
@@ -293,18 +293,18 @@ def _root(told: Told, traceparent: str, request_id: str = "") -> str:
 # instances
 
 
-def _life(told: Told, instance: Instance) -> Iterator[Row]:
+def _life(told: Told, instance: Instance) -> Iterator[Span]:
     for spell in instance.spells:
         if (trace_of(spell.traceparent) or trace_of_its_own(instance.instance_id)) == told.trace_id:
             yield from _spell(told, instance, spell)
 
 
-def _start(told: Told, instance: Instance) -> Iterator[Row]:
+def _start(told: Told, instance: Instance) -> Iterator[Span]:
     is_ready, about = instance.ready_at > 0, _about(instance)
     above = span_id_of(instance.decision_id) if instance.decision_id in told.decisions else ""
     own = span_id_of(instance.instance_id, "start")
     said = f"it is ready after {instance.ready_at - instance.created_at:.2f} s" if is_ready else instance.reason
-    yield Row(
+    yield Span(
         span_id=own,
         parent_id=above,
         name="agent.start",
@@ -327,13 +327,13 @@ def _start(told: Told, instance: Instance) -> Iterator[Row]:
 
 def _phase(
     instance: Instance, phase: Phase, parent_id: str, service: str, name: str, about: Attributes, *, stage: bool = True
-) -> Row:
+) -> Span:
     more: Attributes = {}
     if phase.predicted_s:
         more[semconv.ATTR_PREDICTED_SECONDS] = phase.predicted_s
     if stage:
         more[semconv.ATTR_PHASE] = phase.name.value
-    return Row(
+    return Span(
         span_id=span_id_of(instance.instance_id, name, phase.name, phase.started_at),
         parent_id=parent_id,
         name=name,
@@ -346,14 +346,14 @@ def _phase(
     )
 
 
-def _spell(told: Told, instance: Instance, spell: Spell) -> Iterator[Row]:
+def _spell(told: Told, instance: Instance, spell: Spell) -> Iterator[Span]:
     about = _about(instance)
     own, above = _spell_id(instance, spell), _above(told, instance, spell)
     service, name = _SPELLS[spell.name]
     more: Attributes = {semconv.ATTR_REASON: spell.reason}
     if spell.predicted_s:
         more[semconv.ATTR_PREDICTED_SECONDS] = spell.predicted_s
-    yield Row(
+    yield Span(
         span_id=own,
         parent_id=above,
         name=name,
@@ -407,7 +407,7 @@ def _about(instance: Instance) -> Attributes:
 # fetches
 
 
-def _fetch(told: Told, event: Event) -> Row:
+def _fetch(told: Told, event: Event) -> Span:
     fact = event.data
     is_failure = isinstance(fact, WeightsFetchFailed)
     instance_id = getattr(fact, "instance_id", "") or _started_on(told, fact.node_id, fact.model_key)
@@ -427,7 +427,7 @@ def _fetch(told: Told, event: Event) -> Row:
         }
     if instance_id:
         about[semconv.ATTR_INSTANCE_ID] = instance_id
-    return Row(
+    return Span(
         span_id=span_id_of(event.event_id),
         parent_id=span_id_of(above) if above else _root(told, event.traceparent),
         name="weights.fetch",

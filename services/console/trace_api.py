@@ -12,7 +12,7 @@ from glowplug.domain.errors import NotFound
 from glowplug.domain.instance import PhaseName
 from glowplug.services.console.records import json_response
 from glowplug.services.console.stories import Stories, TraceSummary
-from glowplug.services.console.story import FIRST_TOKEN, GENERATE, HOLD, REQUEST, Attributes, Row, Told, tree
+from glowplug.services.console.story import FIRST_TOKEN, GENERATE, HOLD, REQUEST, Attributes, Span, Told, tree
 from glowplug.telemetry import semconv
 
 # The time of one request: queue, decide, fetch, launch, load, warmup, prefill, decode. Stages overlap, so each has its
@@ -25,7 +25,7 @@ MAX_STRETCHES = 256
 _Stretch = tuple[str, float, float]  # stage, from, to (epoch seconds)
 
 
-class Stage(msgspec.Struct, frozen=True):
+class TraceStage(msgspec.Struct, frozen=True):
     """`own_s`: share of the whole; `seconds`: duration."""
 
     name: str
@@ -33,7 +33,7 @@ class Stage(msgspec.Struct, frozen=True):
     own_s: float
 
 
-def stages(rows: Sequence[Row]) -> list[Stage]:
+def stages(rows: Sequence[Span]) -> list[TraceStage]:
     """Return the stages of a trace's first request, in order; empty without one.
 
     Uncovered time is "other": the router, the network, missing events."""
@@ -46,13 +46,13 @@ def stages(rows: Sequence[Row]) -> list[Stage]:
     inside = [stretch for stretch in inside if stretch[1] < stretch[2]][:MAX_STRETCHES]
     own = _partition(inside, begin, end)
     return [
-        Stage(name, _covered(inside, name) if name != OTHER else own[OTHER], own.get(name, 0.0))
+        TraceStage(name, _covered(inside, name) if name != OTHER else own[OTHER], own.get(name, 0.0))
         for name in ORDER
         if name in own or any(stretch[0] == name for stretch in inside)
     ]
 
 
-def _stretches(rows: Sequence[Row], request: Row) -> Iterator[_Stretch]:
+def _stretches(rows: Sequence[Span], request: Span) -> Iterator[_Stretch]:
     """Yield queue, prefill and decode, or "answer" for both if the first token was not seen."""
     for row in (row for row in rows if row.parent_id == request.span_id):
         if row.name == HOLD:
@@ -128,11 +128,11 @@ class PhaseBar(msgspec.Struct, frozen=True):
 
 class Waterfall(TraceSummary, frozen=True, kw_only=True):
     phases: list[PhaseBar]
-    stages: list[Stage]
+    stages: list[TraceStage]
     rows: list[DrawnRow]
 
 
-def waterfall(summary: TraceSummary, rows: Sequence[Row]) -> Waterfall:
+def waterfall(summary: TraceSummary, rows: Sequence[Span]) -> Waterfall:
     """Return rows depth first, siblings by start; services in the order of the rows."""
     drawn = [_drawn(row, depth, num_children, summary.start_at) for row, depth, num_children in tree(rows)]
     return Waterfall(
@@ -147,7 +147,7 @@ def _by_stage(row: DrawnRow) -> tuple[float, int]:
     return (row.offset_s, COLD.index(row.phase) if row.phase in COLD else len(COLD))
 
 
-def _drawn(row: Row, depth: int, num_children: int, origin: float) -> DrawnRow:
+def _drawn(row: Span, depth: int, num_children: int, origin: float) -> DrawnRow:
     return DrawnRow(
         span_id=row.span_id,
         parent_id=row.parent_id if depth else "",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import httpx
 
-from glowplug.controllers.resources.messages import MANAGER, Kind, Resource
+from glowplug.controllers.resources.messages import MANAGER, Resource, ResourceKind
 from glowplug.runtime.custom_resources import GROUP, VERSION
 
 Document = dict[str, Any]
@@ -22,13 +22,13 @@ TOKEN_S: Final = 60.0  # the kubelet replaces the token's file long before it ex
 GONE: Final = 410
 
 
-class ApiError(Exception):
+class ApiServerError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the API server answered {status}: {message}")
         self.status = status
 
 
-class Expired(ApiError):
+class Expired(ApiServerError):
     """The version to watch from is no longer kept (410): list anew."""
 
 
@@ -52,7 +52,7 @@ class ApiServer:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def list(self, kind: Kind) -> tuple[list[Document], str]:
+    async def list(self, kind: ResourceKind) -> tuple[list[Document], str]:
         """Return all resources of a kind, and the version to watch from."""
         found: list[Document] = []
         params: dict[str, Any] = {"limit": PAGE}
@@ -63,7 +63,7 @@ class ApiServer:
                 return found, str(page["metadata"]["resourceVersion"])
             params = {"limit": PAGE, "continue": more}
 
-    async def watch(self, kind: Kind, version: str) -> AsyncGenerator[tuple[str, Document], None]:
+    async def watch(self, kind: ResourceKind, version: str) -> AsyncGenerator[tuple[str, Document], None]:
         """Yield (ADDED, MODIFIED, DELETED or BOOKMARK; resource) until the API server ends the watch. Raises Expired
         too."""
         params: dict[str, str | int] = {
@@ -116,7 +116,7 @@ class ApiServer:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
         return found
 
-    def _followed(self, kind: Kind) -> str:
+    def _followed(self, kind: ResourceKind) -> str:
         where = f"/namespaces/{self._namespace}" if self._namespace else ""
         return f"/apis/{GROUP}/{VERSION}{where}/{_plural(kind)}"
 
@@ -133,11 +133,11 @@ class ApiServer:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
 
-def _plural(kind: Kind) -> str:
+def _plural(kind: ResourceKind) -> str:
     return f"{kind.value.lower()}s"
 
 
-def _refused(answer: httpx.Response) -> ApiError:
+def _refused(answer: httpx.Response) -> ApiServerError:
     try:
         found = answer.json()
     except ValueError:
@@ -145,6 +145,6 @@ def _refused(answer: httpx.Response) -> ApiError:
     return _error(answer.status_code, found)
 
 
-def _error(status: int, document: Mapping[str, Any]) -> ApiError:
-    kind = Expired if status == GONE else ApiError
+def _error(status: int, document: Mapping[str, Any]) -> ApiServerError:
+    kind = Expired if status == GONE else ApiServerError
     return kind(status, str(document.get("message", "no reason given"))[:1000])

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from glowplug.controllers.resources.messages import Answered, FleetView, Kind, Resource, Row
+from glowplug.controllers.resources.messages import Answered, FleetRow, OperatorView, Resource, ResourceKind
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import OnCold
@@ -30,7 +30,7 @@ class FleetRest:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def look(self) -> FleetView:
+    async def look(self) -> OperatorView:
         """Raises httpx.HTTPError, or ValueError for an answer of another version."""
         taken_at = now_s()
         models, tenants, instances, decisions, etas = await asyncio.gather(
@@ -43,11 +43,11 @@ class FleetRest:
         of_model: dict[str, list[Instance]] = defaultdict(list)
         for one in msgspec.convert(instances, list[Instance], strict=False):
             of_model[one.model_key].append(one)
-        return FleetView(
+        return OperatorView(
             taken_at=taken_at,
             rows={
-                Kind.MODEL: {one["key"]: model_row(one) for one in models},
-                Kind.TENANT: {one["name"]: tenant_row(one) for one in tenants},
+                ResourceKind.MODEL: {one["key"]: model_row(one) for one in models},
+                ResourceKind.TENANT: {one["name"]: tenant_row(one) for one in tenants},
             },
             instances={key: tuple(rows) for key, rows in of_model.items()},
             decisions=tuple(msgspec.convert(decisions, list[DecisionRecord], strict=False)),
@@ -96,12 +96,12 @@ class FleetRest:
         return {row["model_key"]: float(row["eta_s"]) for row in rows}
 
     @staticmethod
-    def _place(kind: Kind) -> str:
-        return "/v1/models" if kind is Kind.MODEL else "/v1/tenants"
+    def _place(kind: ResourceKind) -> str:
+        return "/v1/models" if kind is ResourceKind.MODEL else "/v1/tenants"
 
 
-def model_row(shown: dict[str, Any]) -> Row:
-    return Row(
+def model_row(shown: dict[str, Any]) -> FleetRow:
+    return FleetRow(
         key=shown["key"],
         source=shown["source"],
         state=shown["state"],
@@ -111,8 +111,8 @@ def model_row(shown: dict[str, Any]) -> Row:
     )
 
 
-def tenant_row(shown: dict[str, Any]) -> Row:
-    return Row(key=shown["name"], source=shown["source"], num_keys=shown["num_keys"])
+def tenant_row(shown: dict[str, Any]) -> FleetRow:
+    return FleetRow(key=shown["name"], source=shown["source"], num_keys=shown["num_keys"])
 
 
 def _segment(text: str) -> str:

@@ -15,13 +15,13 @@ import httpx
 from glowplug.controllers import backoff
 from glowplug.controllers.resources import messages as msg
 from glowplug.controllers.resources.controller import ResourcesController
-from glowplug.controllers.resources.messages import FINALIZER, MANAGER, Kind, Resource
+from glowplug.controllers.resources.messages import FINALIZER, MANAGER, Resource, ResourceKind
 from glowplug.runtime.clock import now_s
 from glowplug.runtime.custom_resources import GROUP, VERSION
 from glowplug.runtime.rest import make_app
 from glowplug.runtime.service import run, serve_rest
 from glowplug.runtime.tasks import end, essential
-from glowplug.services.operator.api_server import ApiError, ApiServer, Expired, Unreachable
+from glowplug.services.operator.api_server import ApiServer, ApiServerError, Expired, Unreachable
 from glowplug.services.operator.fleet import FleetRest
 from glowplug.services.operator.settings import OperatorSettings
 from glowplug.telemetry import logs
@@ -34,7 +34,7 @@ NAME: Final = "glowplug-operator"
 CONFLICT, NOT_FOUND = 409, 404
 
 
-class Lease:
+class KubernetesLease:
     def __init__(self, api: ApiServer, namespace: str, me: str, lease_s: float) -> None:
         self._api, self._me, self._lease_s = api, me, lease_s
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -45,7 +45,7 @@ class Lease:
         Unreachable."""
         try:
             found = await self._api.call("GET", f"{self._path}/{NAME}")
-        except ApiError as error:
+        except ApiServerError as error:
             if error.status != NOT_FOUND:
                 raise
             return await self._write("POST", self._path, {"metadata": {"name": NAME}}, num_changes=0)
@@ -77,10 +77,10 @@ class Lease:
             "renewTime": now,
             "leaseTransitions": num_changes,
         }
-        document = {**found, "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
+        document = {**found, "apiVersion": "coordination.k8s.io/v1", "kind": "KubernetesLease", "spec": spec}
         try:
             await self._api.call(method, path, json=document)
-        except ApiError as error:
+        except ApiServerError as error:
             if error.status == CONFLICT:
                 return False
             raise
@@ -106,7 +106,7 @@ class Operator:
         self._stimuli: asyncio.Queue[Any] = asyncio.Queue(WAITING)
         self._look_now = asyncio.Event()
         self._said = ""
-        self._troubles = dict.fromkeys(Kind, "they have not been listed yet")
+        self._troubles = dict.fromkeys(ResourceKind, "they have not been listed yet")
 
     @property
     def trouble(self) -> str:
@@ -114,12 +114,12 @@ class Operator:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for kind in Kind:
+            for kind in ResourceKind:
                 group.create_task(self._follow(kind))
             group.create_task(self._look())
             group.create_task(self._work())
 
-    async def _follow(self, kind: Kind) -> None:
+    async def _follow(self, kind: ResourceKind) -> None:
         num_failures = 0
         while True:
             try:
@@ -131,15 +131,15 @@ class Operator:
                     await asyncio.sleep(BETWEEN_S)
             except Expired:
                 log.info("the operator lists every %s again: the API server no longer has the version it watched", kind)
-            except (ApiError, Unreachable) as error:
+            except (ApiServerError, Unreachable) as error:
                 num_failures += 1
                 pause_s = backoff.backoff_s(num_failures, FIRST_S, MOST_S)
-                if isinstance(error, ApiError) or num_failures > 1:  # a watch may end by a lost connection
+                if isinstance(error, ApiServerError) or num_failures > 1:  # a watch may end by a lost connection
                     self._troubles[kind] = str(error)
                     log.warning("the operator watches %s again in %g s: %s", kind, pause_s, self.trouble)
                 await asyncio.sleep(pause_s)
 
-    async def _watched(self, kind: Kind, version: str) -> str:
+    async def _watched(self, kind: ResourceKind, version: str) -> str:
         async with aclosing(self._api.watch(kind, version)) as changes:
             async for change, document in changes:
                 version = str(document["metadata"]["resourceVersion"])
@@ -200,9 +200,9 @@ class Operator:
                 case msg.Withdraw():
                     self._look_now.set()
                     return [_logged(effect, await self._fleet.withdraw(resource, effect.key))]
-                case msg.Hold():
+                case msg.AddFinalizer():
                     return _seen(await self._api.apply(resource, {"metadata": {"finalizers": [FINALIZER]}}))
-                case msg.Release():
+                case msg.RemoveFinalizer():
                     log.info("%s %s is gone from the fleet", resource.kind, resource.source)
                     return _seen(await self._api.apply(resource, {}))
                 case msg.WriteStatus():
@@ -210,7 +210,7 @@ class Operator:
                 case _:
                     await self._announce(resource, effect.notice)
                     return []
-        except ApiError as error:
+        except ApiServerError as error:
             if error.status == NOT_FOUND:
                 return [msg.Gone(resource.uid)] if not isinstance(effect, msg.Announce) else []
             if error.status == CONFLICT:
@@ -221,7 +221,7 @@ class Operator:
     async def _read_again(self, resource: Resource) -> list[Any]:
         try:
             found = await self._api.get(resource)
-        except ApiError as error:
+        except ApiServerError as error:
             if error.status != NOT_FOUND:
                 raise Unreachable(str(error)) from error
             return [msg.Gone(resource.uid)]
@@ -252,7 +252,7 @@ class Operator:
         try:
             path = f"/apis/events.k8s.io/v1/namespaces/{resource.namespace}/events"
             await self._api.call("POST", path, json=document)
-        except ApiError as error:
+        except ApiServerError as error:
             if error.status != CONFLICT:
                 raise
 
@@ -279,10 +279,10 @@ class Leading:
         self._api, self._fleet, self._settings = api, fleet, settings
         self._metrics = ShellMetrics("operator")
         self._metrics.introduce(settings.service_id)
-        self._lease = Lease(api, settings.own_namespace(), settings.service_id, settings.leader_lease_s)
+        self._lease = KubernetesLease(api, settings.own_namespace(), settings.service_id, settings.leader_lease_s)
         self._operator: Operator | None = None
         self._work: asyncio.Task[None] | None = None
-        self._trouble = "the Lease has not been read yet"
+        self._trouble = "the KubernetesLease has not been read yet"
 
     def not_ready(self) -> str:
         return self._trouble or (self._operator.trouble if self._operator else "")
@@ -296,7 +296,7 @@ class Leading:
     async def release(self) -> None:
         """Release the Lease after the stop."""
         if self._settings.leader_lease_s:
-            with contextlib.suppress(ApiError, Unreachable):
+            with contextlib.suppress(ApiServerError, Unreachable):
                 await self._lease.release()
 
     async def _alone(self) -> None:
@@ -312,7 +312,7 @@ class Leading:
             try:
                 async with asyncio.timeout(RENEW * lease_s):
                     holds, self._trouble = await self._lease.hold(loop.time()), ""
-            except (ApiError, Unreachable, TimeoutError) as error:
+            except (ApiServerError, Unreachable, TimeoutError) as error:
                 self._trouble = f"the Lease cannot be renewed: {error or 'no answer came'}"
                 holds = self._work is not None and loop.time() - renewed_at < 2 * RENEW * lease_s
                 state = "acts until its lease ends" if holds else "does not act"

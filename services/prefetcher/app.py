@@ -39,7 +39,7 @@ from glowplug.weights.source import (
     scheme_of,
 )
 from glowplug.weights.sources.peer import holding_json, peer_token
-from glowplug.weights.transfer import Holding
+from glowplug.weights.transfer import PeerFiles
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 UNNAMED = "weights"  # for addresses whose last part has no letter or digit
@@ -158,7 +158,7 @@ def fetch_routes(service: ControlService, settings: PrefetcherSettings) -> APIRo
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
 
 
-def holding(region: Region, layout: Layout, *, with_digests: bool = True) -> Holding:
+def holding(region: Region, layout: Layout, *, with_digests: bool = True) -> PeerFiles:
     """Raises NotFound if the region's files are not known."""
     entries = region.read_meta().get("files")
     try:
@@ -171,8 +171,8 @@ def holding(region: Region, layout: Layout, *, with_digests: bool = True) -> Hol
         info = region.read_state().info
         digests = read_piece_digests(region.directory, layout) if with_digests else ()
         sha256 = info.sha256 if info else ""
-        return Holding(files=files, landed=b"\1" * layout.num_pieces, sha256=sha256, digests=digests)
-    return Holding(files=files, landed=read_landed(region.directory, layout))
+        return PeerFiles(files=files, landed=b"\1" * layout.num_pieces, sha256=sha256, digests=digests)
+    return PeerFiles(files=files, landed=read_landed(region.directory, layout))
 
 
 def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: PrefetcherMetrics) -> APIRouter:

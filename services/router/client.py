@@ -26,7 +26,7 @@ from glowplug.services.router.ends import Answerer
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.port_context import PortContext
-from glowplug.services.router.request_table import Stage
+from glowplug.services.router.request_table import PortStage
 from glowplug.services.router.upload import Upload
 
 log = logging.getLogger(__name__)
@@ -366,7 +366,7 @@ class ClientConnection(asyncio.Protocol):
     def exchange_over(self, keep_alive: bool) -> None:
         self.exchange = None
         if not keep_alive or (
-            self._context.table.stage >= Stage.DRAINING and not self._waiting and self._refusal is None
+            self._context.table.stage >= PortStage.DRAINING and not self._waiting and self._refusal is None
         ):
             self._finish()
             return

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from glowplug.services.router import wire
-from glowplug.services.router.exchange_states import State
+from glowplug.services.router.exchange_states import ExchangeState
 from glowplug.services.router.http_request import HttpRequest
 
 
@@ -63,7 +63,7 @@ class EngineSource(Protocol):
 class EngineReader(Protocol):
     """An exchange, or the move of its stream."""
 
-    state: State
+    state: ExchangeState
     engine: EngineSource | None
 
     def engine_request(self, credentials: bytes) -> bytes: ...

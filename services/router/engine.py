@@ -18,7 +18,7 @@ from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import Instance
 from glowplug.services.router import wire
 from glowplug.services.router.ends import EngineReader
-from glowplug.services.router.exchange_states import State
+from glowplug.services.router.exchange_states import ExchangeState
 from glowplug.services.router.settings import Limits
 from glowplug.telemetry.semconv import HEADER_REFUSED
 
@@ -31,7 +31,7 @@ _DROPPED = frozenset(
 )
 _REFUSED = HEADER_REFUSED.encode()
 _OF_PAGES = b"access-control-"  # CORS is the data port's decision
-FLOWING = State.FLOWING
+FLOWING = ExchangeState.FLOWING
 _EVENT_CHUNK_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 

@@ -30,7 +30,7 @@ from glowplug.services.router import exchange_states as states
 from glowplug.services.router.api_errors import STOPPING, refused
 from glowplug.services.router.continuation import NotContinuable
 from glowplug.services.router.ends import ClientSink, EngineSource
-from glowplug.services.router.exchange_states import Kind, State
+from glowplug.services.router.exchange_states import AnswerKind, ExchangeState
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.moving import MovingAnswer
 from glowplug.services.router.port_context import PortContext
@@ -40,9 +40,8 @@ from glowplug.services.router.tracing import Way
 from glowplug.services.router.usage_journal import NO_SLOT
 from glowplug.services.router.wire import DONE_ENDS, EVENT_ENDS
 
-WAITING, ASKED, ANSWERING, FLOWING = State.WAITING, State.ASKED, State.ANSWERING, State.FLOWING
-MOVING, BROKEN, CONTINUING, ENDED = State.MOVING, State.BROKEN, State.CONTINUING, State.ENDED
-BODY, STREAM, ERROR = Kind.BODY, Kind.STREAM, Kind.ERROR
+WAITING, ASKED, ANSWERING, FLOWING, MOVING, BROKEN, CONTINUING, ENDED = ExchangeState
+BODY, STREAM, ERROR = AnswerKind
 PLAIN, CHUNKED = states.Framing.PLAIN, states.Framing.CHUNKED
 LEFT = refused(499, "The client has left.", "client_left")
 _monotonic = time.monotonic
@@ -65,7 +64,7 @@ class Exchange:
     ticket: int = field(init=False)
     unread: Any = None  # the body's fields, for an estimate of the answer's length
     slot: int = NO_SLOT  # in the usage journal
-    state: State = WAITING
+    state: ExchangeState = WAITING
     # Measured up to the first byte.
     queue_s: float = 0.0
     router_s: float = 0.0

@@ -12,7 +12,7 @@ from glowplug.services.router.resumption import LOG_BYTES
 Counts = tuple[int, int, bool, int]
 
 
-class State(Enum):
+class ExchangeState(Enum):
     """Parts needed, parts allowed, meaning."""
 
     WAITING = "", "attempt timer framing", "the controller has it, and it has no byte of an answer"
@@ -25,7 +25,7 @@ class State(Enum):
     ENDED = "ending", "attempt framing answer resumption", "it is over and reported"
 
 
-class Kind(Enum):
+class AnswerKind(Enum):
     """Of an answer: fields of its own, meaning."""
 
     BODY = "", "it passes as it comes"
@@ -55,7 +55,7 @@ class Attempt:
 class Answer:
     """The answer since its first byte. `previous` and `last`: the bytes sent last."""
 
-    kind: Kind
+    kind: AnswerKind
     status: int
     first_byte: float
     num_events: int = 0
@@ -77,10 +77,10 @@ class Ending:
 
 
 PARTS = ("attempt", "engine", "timer", "framing", "answer", "resumption", "moving", "ending")
-HELD = (State.WAITING, State.BROKEN)  # by the controller
-SENT = (State.ASKED, State.CONTINUING)  # to an instance, which may still refuse it
-PASSING = (State.ANSWERING, State.FLOWING)  # the engine's bytes, to the client
-BETWEEN = (State.BROKEN, State.CONTINUING)  # two engines
+HELD = (ExchangeState.WAITING, ExchangeState.BROKEN)  # by the controller
+SENT = (ExchangeState.ASKED, ExchangeState.CONTINUING)  # to an instance, which may still refuse it
+PASSING = (ExchangeState.ANSWERING, ExchangeState.FLOWING)  # the engine's bytes, to the client
+BETWEEN = (ExchangeState.BROKEN, ExchangeState.CONTINUING)  # two engines
 
 
 def faults(exchange: Any) -> Iterator[str]:
@@ -95,16 +95,18 @@ def faults(exchange: Any) -> Iterator[str]:
     if answer is None:
         return
     kind = answer.kind
-    for other in Kind:
+    for other in AnswerKind:
         if other is not kind and (found := [name for name in other.value[0].split() if getattr(answer, name)]):
             yield f"its answer is a {kind.name} and has {found}"
-    if (answer.collected is not None) is not (kind is Kind.ERROR):
+    if (answer.collected is not None) is not (kind is AnswerKind.ERROR):
         yield f"its answer is a {kind.name}, and collected: {answer.collected is not None}"
-    if kind is not Kind.ERROR and exchange.framing is None:
+    if kind is not AnswerKind.ERROR and exchange.framing is None:
         yield f"its answer is a {kind.name}, and the client has no head"
-    if kind is not Kind.STREAM and state in (State.FLOWING, State.MOVING, *BETWEEN):
+    if kind is not AnswerKind.STREAM and state in (ExchangeState.FLOWING, ExchangeState.MOVING, *BETWEEN):
         yield f"it is {state.name} and its answer is a {kind.name}"
-    if state is State.FLOWING and (answer.kept or exchange.num_continued or exchange.framing is not Framing.CHUNKED):
+    if state is ExchangeState.FLOWING and (
+        answer.kept or exchange.num_continued or exchange.framing is not Framing.CHUNKED
+    ):
         yield "it is FLOWING, and a chunk cannot pass as it is"
     if state in BETWEEN and (answer.kept or answer.log is not None or not exchange.num_continued):
         yield f"it is {state.name} and has kept the lost engine's events"

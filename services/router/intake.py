@@ -63,7 +63,7 @@ from glowplug.services.router.request_shapes import (
     ResponseFormat,
     TextFormat,
 )
-from glowplug.services.router.request_table import RequestTable, Stage
+from glowplug.services.router.request_table import PortStage, RequestTable
 from glowplug.services.router.settings import Limits
 from glowplug.services.router.tracing import Sampler, Way
 from glowplug.services.router.translated import SameApi, TranslatedClient, Translation, inner_request
@@ -374,7 +374,7 @@ class Intake:
                     return self._take_batches(client, request)
                 return self._answer_here(client, request)
             request.caller = self._access.caller(request)
-            if self._table.stage is Stage.REFUSING:
+            if self._table.stage is PortStage.REFUSING:
                 return self._refuse(client, request, STOPPING)
             return self._ask(client, request, is_translated=False)
         except ApiError as error:
@@ -530,7 +530,7 @@ class Intake:
             request.caller = self._access.caller(request)
         except ApiError as error:
             return self._refuse(client, request, error)
-        if self._table.stage is Stage.REFUSING:
+        if self._table.stage is PortStage.REFUSING:
             return self._refuse(client, request, STOPPING)
         try:
             if path not in ollama.ASKS:
@@ -563,7 +563,7 @@ class Intake:
                 raise batch_paths.not_configured()
         except GlowplugError as error:
             return self._refuse(client, request, error)
-        if self._table.stage is Stage.REFUSING:
+        if self._table.stage is PortStage.REFUSING:
             return self._refuse(client, request, STOPPING)
         self.answer_batches(client, request, self._context)
         return True

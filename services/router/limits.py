@@ -26,7 +26,7 @@ from glowplug.domain.model import Model
 from glowplug.events.envelope import MalformedEvent, from_json
 from glowplug.events.facts import RouterUsageReported
 from glowplug.policies.limits.limiter import Limiter
-from glowplug.policies.limits.scope import Left, Limit, Refusal, Reservation
+from glowplug.policies.limits.scope import Left, Limit, LimitRefusal, Reservation
 from glowplug.policies.prediction.response_length import ResponseLengths
 from glowplug.runtime.clock import now_s
 from glowplug.services.router.api_errors import ApiError
@@ -81,7 +81,7 @@ class CallerLimits:
         request.notes += _headers(request.first_path or request.path, *self.limiter.left(scopes, now_s), now_s)
         if type(answer) is Reservation:
             return answer
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, LimitRefusal)
         error = _error(answer)
         if error.retry_after_s is None or error.retry_after_s > LONGEST_RETRY_S:
             request.notes += b"x-should-retry: false\r\n"
@@ -178,7 +178,7 @@ class LimitsCopy:
 # -- messages to the client --------------------------------------------------------------------------------------------
 
 
-def _error(refusal: Refusal) -> ApiError:
+def _error(refusal: LimitRefusal) -> ApiError:
     kind, _, name = refusal.scope_id.partition("/")
     if kind == "key":
         who = f"key {prefix_of(name)}"

@@ -27,7 +27,7 @@ CLIENT_LEFT = 499
 
 
 @dataclass(slots=True)
-class Count:
+class SloCount:
     num: int = 0
     num_missed: int = 0
 
@@ -36,7 +36,7 @@ class SloCounts:
     """Counts by (model_key, level), never removed, since counters only grow."""
 
     def __init__(self) -> None:
-        self.counts: defaultdict[tuple[str, str], Count] = defaultdict(Count)
+        self.counts: defaultdict[tuple[str, str], SloCount] = defaultdict(SloCount)
 
     def judge(self, model_key: str, slo: Slo, status: int, *, e2e_s: float, ttft_s: float, tpot_s: float) -> None:
         """Count one ended request. `ttft_s` and `tpot_s` are below 0 where it has none."""
@@ -51,7 +51,7 @@ class SloCounts:
         """Show a model's levels as 0 before its first request, so that its first miss is an increase."""
         for level, is_set in ((TTFT, slo.ttft_s), (TPOT, slo.tpot_s)):
             if is_set:
-                self.counts.setdefault((model_key, level), Count())
+                self.counts.setdefault((model_key, level), SloCount())
 
     def _take(self, model_key: str, level: str, is_missed: bool) -> None:
         count = self.counts[model_key, level]
@@ -142,7 +142,7 @@ class RouterMetrics:
     def _read_at_each_scrape(self, registry: CollectorRegistry) -> None:
         """Rows computed at each scrape are current, and lack removed models."""
 
-        def levels(name: str, doc: str, figure: Callable[[Count], float]) -> None:
+        def levels(name: str, doc: str, figure: Callable[[SloCount], float]) -> None:
             def rows() -> Rows:
                 for model in self._controller.fleet.models.values() if self._controller else ():
                     self.slo.expect(model.key, model.slo)

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 from glowplug.domain.instance import Instance
 from glowplug.services.router import api_errors
 from glowplug.services.router.ends import EngineReader, EngineSource
-from glowplug.services.router.exchange_states import State
+from glowplug.services.router.exchange_states import ExchangeState
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.resumption import LOG_BYTES, Resumption
 
 
-class MovingStream(EngineReader, Protocol):
+class Movable(EngineReader, Protocol):
     """An exchange, as seen by its stream's move."""
 
     request: HttpRequest
@@ -35,8 +35,8 @@ class MovingAnswer:
     """One attempt to move a stream: the reader of the other engine while that is ASKED. It is ANSWERING once the stream
     has moved, and else ENDED."""
 
-    def __init__(self, stream: MovingStream, kept: Resumption, instance: Instance) -> None:
-        self.state = State.ASKED
+    def __init__(self, stream: Movable, kept: Resumption, instance: Instance) -> None:
+        self.state = ExchangeState.ASKED
         self.engine: EngineSource | None = None
         self._stream, self._kept, self._instance = stream, kept, instance
         self._held: list[bytes] = []  # the first engine's output
@@ -44,7 +44,7 @@ class MovingAnswer:
         context, why = stream.context, f"{instance.instance_id} has not started the request in time"
         self._timer = context.loop.call_later(context.table.controller.params.move_within_s, self.stay, why)
 
-    def end(self, state: State = State.ENDED) -> None:
+    def end(self, state: ExchangeState = ExchangeState.ENDED) -> None:
         self.state = state
         self._timer.cancel()
         engine, self.engine = self.engine, None
@@ -52,7 +52,7 @@ class MovingAnswer:
             engine.abandon()
 
     def stay(self, why: str, *, complete: bool = False, is_asked: bool = True, is_unreachable: bool = False) -> None:
-        if self.state is State.ASKED:
+        if self.state is ExchangeState.ASKED:
             self.end()
             held = b"".join(self._held)
             self._stream.stays(why, held, complete=complete, is_asked=is_asked, is_unreachable=is_unreachable)
@@ -79,7 +79,7 @@ class MovingAnswer:
         return self._stream.request_with(self._kept.target, self._kept.body, credentials)
 
     def wanted(self) -> Callable[[], bool]:
-        return lambda: self.state is State.ASKED and self.engine is None
+        return lambda: self.state is ExchangeState.ASKED and self.engine is None
 
     def attach(self, engine: EngineSource) -> None:
         self.engine = engine
@@ -92,7 +92,7 @@ class MovingAnswer:
             self.stay(f"{self._instance.instance_id} answered: {said.message}")
             return
         self.engine = None
-        self.end(State.ANSWERING)
+        self.end(ExchangeState.ANSWERING)
         self._stream.goes_on_at(self._kept, self._instance, None if complete else engine)
         self._stream.engine_data(engine, body, complete)
 
@@ -100,7 +100,7 @@ class MovingAnswer:
         raise AssertionError("nothing flows before the stream has moved")
 
     def engine_over(self) -> None:
-        if self.state is State.ANSWERING:
+        if self.state is ExchangeState.ANSWERING:
             self._stream.engine_over()
 
     def engine_unreachable(self, reason: str) -> None:

@@ -64,7 +64,7 @@ class Translated:
 
     path: bytes
     body: bytes
-    answer: "Answer"
+    answer: "OllamaAnswer"
     ignored: tuple[str, ...]
 
 
@@ -152,7 +152,7 @@ def translate(path: bytes, asked: dict[str, Any], model: Model, clock: Clock, *,
     if (form := asked.get("format")) not in (None, ""):
         fields["response_format"] = _format(form)
     is_raw = not is_chat and (asked.get("raw") is True or asked.get("suffix"))
-    answer = Answer(name, clock, streams=streams, is_chat=is_chat)
+    answer = OllamaAnswer(name, clock, streams=streams, is_chat=is_chat)
     if is_raw:
         ignored += [field for field in ("images", "tools", "think", "system") if asked.get(field)]
         fields["prompt"] = asked.get("prompt", "")
@@ -261,7 +261,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-class Answer:
+class OllamaAnswer:
     """The translation of a chat's or a completion's answer."""
 
     def __init__(self, name: str, clock: Clock, *, streams: bool, is_chat: bool) -> None:
@@ -363,7 +363,7 @@ class Answer:
         return self.error(error) + b"\n"
 
 
-class Loaded(Answer):
+class Loaded(OllamaAnswer):
     """The answer to an empty request: its one token, generated to load the model, is dropped."""
 
     reason = "load"
@@ -379,7 +379,7 @@ class Unloaded(Loaded):
     reason = "unload"
 
 
-class Embedded(Answer):
+class Embedded(OllamaAnswer):
     """Embeddings. `one`: for the older path /api/embeddings, with a single text."""
 
     def __init__(self, name: str, clock: Clock, *, one: bool) -> None:

@@ -22,7 +22,7 @@ from glowplug.services.router.http_request import Access, HttpRequest
 from glowplug.services.router.intake import Intake
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.port_context import PortContext
-from glowplug.services.router.request_table import RequestTable, Stage
+from glowplug.services.router.request_table import PortStage, RequestTable
 from glowplug.services.router.settings import Limits
 from glowplug.services.router.tracing import Sampler
 from glowplug.services.router.usage_journal import Journal
@@ -79,14 +79,14 @@ class DataPort:
     async def leave(self, delay_s: float) -> None:
         """Announce the stop (not ready, `connection: close`) and serve for `delay_s`, so that clients turn to another
         router."""
-        self._table.stage = Stage.LEAVING
+        self._table.stage = PortStage.LEAVING
         await asyncio.sleep(delay_s)
 
     async def drain(self, within_s: float, *, keep_listening: bool = True) -> None:
         """Finish all requests, then close; those left after `within_s` end with 503. While listening, new requests get
         503. Do not `keep_listening` where other routers take new connections: then late requests on ours are served
         too."""
-        self._table.stage = Stage.REFUSING if keep_listening else Stage.DRAINING
+        self._table.stage = PortStage.REFUSING if keep_listening else PortStage.DRAINING
         if not keep_listening:
             self._stop_listening()
         for connection in [c for c in self.connections if c.is_idle]:
@@ -99,7 +99,7 @@ class DataPort:
         await self.close()
 
     def _is_receiving(self) -> bool:
-        refusing = self._table.stage is Stage.REFUSING
+        refusing = self._table.stage is PortStage.REFUSING
         return not refusing and any(not connection.is_idle for connection in self.connections)
 
     async def close(self) -> None:

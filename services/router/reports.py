@@ -40,7 +40,7 @@ BURST: Final = 20  # refusals listed in a burst
 PER_S: Final = 1.0  # refusals listed per second in the long run
 
 
-class Refusals:
+class RefusalSample:
     """The sampled refusals: the last `num_kept` for /v1/requests, and each to `put`. `clock`: epoch seconds."""
 
     def __init__(
@@ -209,7 +209,7 @@ class Reports:
         self._usage, self._slow = usage, SlowLines()
         self._kept: deque[tuple[RequestFinished, str, str]] = deque(maxlen=num_kept)
         self._ended: deque[tuple[RequestFinished, str]] = deque(maxlen=OUTBOX_LIMIT)
-        self.refusals = Refusals(router_id, put, num_kept)
+        self.refusals = RefusalSample(router_id, put, num_kept)
 
     def finished(self, exchange: Exchange) -> None:
         """Report a request's end, once. `arrived_at` is epoch seconds, the rest are monotonic differences."""

@@ -118,7 +118,7 @@ def _empty_array(param: str) -> EmptyArray:
     return EmptyArray(text, param=param)
 
 
-Piece = str | shapes.Document | shapes.Part | shapes.Block | shapes.Item | shapes.Turn
+Piece = str | shapes.Document | shapes.ContentPart | shapes.Block | shapes.Item | shapes.AnthropicTurn
 Readers = Mapping[bytes, "Reader"]
 SHAPES: dict[bytes, type[shapes.Asked]] = {
     b"/v1/chat/completions": shapes.ChatAsked,
@@ -385,7 +385,7 @@ def _chars(content: str | Sequence[Piece] | None) -> int:
 def _chars_of_piece(piece: Piece) -> int:
     if isinstance(piece, str):
         return len(piece)
-    if isinstance(piece, shapes.Turn):
+    if isinstance(piece, shapes.AnthropicTurn):
         return _chars(piece.content)
     if isinstance(piece, shapes.Item):
         return _chars(piece.content) + _chars(piece.output)
@@ -559,13 +559,13 @@ def _check_schema(param: str, schema: msgspec.Raw) -> None:
         raise BadRequest(f"{param}: an object is expected.", param=param)
 
 
-def _check_part(param: str, part: shapes.Part | shapes.Block) -> None:
+def _check_part(param: str, part: shapes.ContentPart | shapes.Block) -> None:
     if part.type in _WITH_TEXT and part.text is None:
         raise BadRequest(f"{param}.text is missing.", param=f"{param}.text")
 
 
-def _parts(asked: Any) -> Iterator[tuple[str, shapes.Part | shapes.Block]]:
-    contents: Sequence[tuple[str, str | Sequence[shapes.Part] | Sequence[shapes.Block] | None]]
+def _parts(asked: Any) -> Iterator[tuple[str, shapes.ContentPart | shapes.Block]]:
+    contents: Sequence[tuple[str, str | Sequence[shapes.ContentPart] | Sequence[shapes.Block] | None]]
     if isinstance(asked, shapes.CountAsked):
         turns = [(f"messages[{i}].content", turn.content) for i, turn in enumerate(asked.messages)]
         contents = [("system", asked.system), *turns]

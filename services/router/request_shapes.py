@@ -35,19 +35,19 @@ Grammar = Annotated[str, Meta(max_length=SCHEMA_BYTES)]
 Text = str | list[str | TokenId | list[TokenId]]
 
 
-class Part(Struct):
+class ContentPart(Struct):
     type: str
     text: str | None = None
 
 
-class Call(Struct):
+class FunctionCall(Struct):
     name: str
     arguments: str
 
 
 class ToolCall(Struct):
     type: Literal["function"]
-    function: Call
+    function: FunctionCall
     id: str | None = None
 
 
@@ -55,7 +55,7 @@ class Message(Struct):
     """Unknown fields are for the chat template."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -174,8 +174,8 @@ class Item(Struct):
 
     type: str | None = None
     role: str | None = None
-    content: str | list[Part] | None = None
-    output: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
+    output: str | list[ContentPart] | None = None
 
 
 class ResponseTool(Struct):
@@ -257,7 +257,7 @@ class Block(Struct):
     input: Raw = NULL  # of a tool's call
 
 
-class Turn(Struct):
+class AnthropicTurn(Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
@@ -280,7 +280,7 @@ class ToolChoice(Struct):
 class CountAsked(Asked, kw_only=True, forbid_unknown_fields=True):
     """A request for the number of input tokens; messages share its fields. `stream` stays null."""
 
-    messages: Annotated[list[Turn], Meta(min_length=1, max_length=NUM_MESSAGES)]
+    messages: Annotated[list[AnthropicTurn], Meta(min_length=1, max_length=NUM_MESSAGES)]
     system: str | list[Block] | None = None
     tools: Annotated[list[AnthropicTool], Meta(max_length=NUM_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None

@@ -25,7 +25,7 @@ from glowplug.services.router.limits import CallerLimits
 from glowplug.services.router.nearest import LATEST, nearest
 
 
-class Stage(IntEnum):
+class PortStage(IntEnum):
     """Each stage of a shutdown includes the one before."""
 
     SERVING = 0
@@ -69,7 +69,7 @@ class RequestTable(Generic[R]):
         self.tickets = itertools.count(1)
         self.changed = asyncio.Event()  # set whenever loads change
         self.started_at = clock()
-        self.stage = Stage.SERVING
+        self.stage = PortStage.SERVING
         self.table_loaded = False
         self._bus_awaited_until = 0.0
         self._publish = publish

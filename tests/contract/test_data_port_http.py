@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from glowplug.domain.model import OnCold
-from glowplug.services.router.request_table import Stage
+from glowplug.services.router.request_table import PortStage
 from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     CHUNKED,
@@ -280,7 +280,7 @@ async def test_an_expectation_behind_another_request_is_met_when_its_turn_comes(
 
 async def test_a_router_that_leaves_answers_and_closes_without_tearing() -> None:
     async with a_rig(models=(a_model(on_cold=OnCold.REFUSE),)) as rig:
-        rig.table.stage = Stage.LEAVING
+        rig.table.stage = PortStage.LEAVING
         client = await rig.sent(chat() + b"x" * 100_000)
         answer = await client.answer()
         assert answer.status == 503 and answer.complete and answer.headers["connection"] == "close"

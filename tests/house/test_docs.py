@@ -131,7 +131,8 @@ def test_every_page_is_reached_from_another() -> None:
         for target in LINK.findall(text(page)):
             path = (ROOT / page).parent / target.partition("#")[0]
             linked |= {path.resolve()} if "://" not in target and path.exists() else set()
-    pages = [page for page in [*PAGES, *site_pages.DRAWN] if page != "README.md"]
+    listed = ("README.md", "docs/adr/0")  # by their folder and by the menu of the site
+    pages = [page for page in [*PAGES, *site_pages.DRAWN] if not page.startswith(listed)]
     assert [page for page in pages if (ROOT / page).resolve() not in linked] == []
 
 

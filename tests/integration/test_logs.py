@@ -13,7 +13,7 @@ import pytest
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.events.envelope import to_json
 from glowplug.runtime import log_rest
-from glowplug.runtime.identity import PROCESSES, Holder
+from glowplug.runtime.identity import PROCESSES, ServiceHolder
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.service import serve_rest
 from glowplug.runtime.settings import ServiceSettings
@@ -71,12 +71,12 @@ async def test_the_log_of_a_process_is_filtered_and_followed_with_the_token() ->
 
 
 async def filled(at: ConsoleUnderTest, url: str) -> None:
-    claim = Holder(url=url, process="p", seen_at=time.time())
+    claim = ServiceHolder(url=url, process="p", seen_at=time.time())
     await at.store.put(PROCESSES, "router-1", to_json(claim))
     await at.store.put(
-        PROCESSES, "placer-9", to_json(Holder(url="http://127.0.0.1:1", process="p", seen_at=time.time()))
+        PROCESSES, "placer-9", to_json(ServiceHolder(url="http://127.0.0.1:1", process="p", seen_at=time.time()))
     )
-    await at.store.put(PROCESSES, "old-1", to_json(Holder(url=url, process="p", seen_at=time.time() - 3600)))
+    await at.store.put(PROCESSES, "old-1", to_json(ServiceHolder(url=url, process="p", seen_at=time.time() - 3600)))
     await at.store.put("nodes", "node-1", to_json(a_node("node-1", agent_url=url)))
     while not (at.console.log_sources.processes and at.console.view.nodes):
         await asyncio.sleep(0.02)

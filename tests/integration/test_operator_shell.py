@@ -10,10 +10,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from glowplug.controllers.resources.messages import Answered, FleetView, Kind, Resource, Row
+from glowplug.controllers.resources.messages import Answered, FleetRow, OperatorView, Resource, ResourceKind
 from glowplug.runtime.tasks import end
 from glowplug.services.operator.api_server import ApiServer
-from glowplug.services.operator.main import Lease, Operator
+from glowplug.services.operator.main import KubernetesLease, Operator
 from glowplug.telemetry.metrics import ShellMetrics
 from tests import kube_api
 from tests.kube_api import KubeApi, Refused
@@ -22,21 +22,21 @@ from tests.waiting import until
 
 class FakeFleet:
     def __init__(self) -> None:
-        self.rows: dict[Kind, dict[str, Row]] = {kind: {} for kind in Kind}
+        self.rows: dict[ResourceKind, dict[str, FleetRow]] = {kind: {} for kind in ResourceKind}
         self.bodies: list[dict[str, Any]] = []
         self.down, self.num_looks = False, 0
 
-    async def look(self) -> FleetView:
+    async def look(self) -> OperatorView:
         if self.down:
             raise httpx.ConnectError("no route")
         self.num_looks += 1
-        return FleetView(taken_at=time.time(), rows={kind: dict(rows) for kind, rows in self.rows.items()})
+        return OperatorView(taken_at=time.time(), rows={kind: dict(rows) for kind, rows in self.rows.items()})
 
     async def declare(self, resource: Resource) -> Answered:
         if self.down:
             return Answered(uid=resource.uid, generation=resource.generation, status=0, message="no route")
         self.bodies.append(resource.body)
-        self.rows[resource.kind][resource.key] = Row(key=resource.key, source=resource.source, state="cold")
+        self.rows[resource.kind][resource.key] = FleetRow(key=resource.key, source=resource.source, state="cold")
         return Answered(uid=resource.uid, generation=resource.generation)
 
     async def withdraw(self, resource: Resource, key: str) -> Answered:
@@ -129,11 +129,11 @@ async def test_who_is_away_for_a_while_loses_nothing(
     away.down = False
     await deployed(api, "late")
     await until(lambda: ("models", "default", "early") not in api.objects, "the deleted one is gone")
-    assert set(fleet.rows[Kind.MODEL]) == {"late"}
+    assert set(fleet.rows[ResourceKind.MODEL]) == {"late"}
 
 
 async def test_a_lease_has_one_holder_and_passes_on_when_it_is_not_renewed(client: ApiServer, api: KubeApi) -> None:
-    first, second = (Lease(client, "default", name, 10.0) for name in ("a", "b"))
+    first, second = (KubernetesLease(client, "default", name, 10.0) for name in ("a", "b"))
     assert await first.hold(0.0) and not await second.hold(0.0)
     assert await first.hold(9.0) and not await second.hold(9.0)
     assert not await second.hold(18.0), "it was renewed at 9"

@@ -167,7 +167,7 @@ async def test_weights_are_pulled_over_rest(prefetcher: Prefetcher, tmp_path: Pa
     node = {"node_id": prefetcher.node_id, "prefetcher_url": prefetcher.process.url}
 
     async def pulled(uri: str) -> dict[str, Any]:
-        return await asyncio.to_thread(pull._onto, fleet, node, pull.Wanted(WeightsRef(uri=uri)), True)
+        return await asyncio.to_thread(pull._onto, fleet, node, pull.PullTarget(WeightsRef(uri=uri)), True)
 
     with HubServer({"org/one": {"one.gguf": DATA}}) as hub:
         prefetcher.process.env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}

@@ -16,7 +16,7 @@ from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner, Link
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model, Slo, WeightsRef
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.fleet.capacity import Capacity
+from glowplug.fleet.capacity import FleetCapacity
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.node_index import NodeIndex
 from glowplug.policies.decisions import PlaceDecision
@@ -25,7 +25,7 @@ from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.links import Fetch, LinkLedger, has_copy_on_disk
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose, installed
-from glowplug.policies.worth import Holding
+from glowplug.policies.worth import InMemory
 from tests.fleet_builder import MIB, a_model, an_instance, load_report
 
 MODELS = [
@@ -195,7 +195,7 @@ def test_a_placement_decides_as_if_it_read_every_node(name: str, seed: int) -> N
 
 @given(seed=st.integers(0, 10**9))
 def test_an_index_kept_through_changes_is_one_made_anew(seed: int) -> None:
-    chance, capacity = random.Random(seed), Capacity()
+    chance, capacity = random.Random(seed), FleetCapacity()
     name = chance.choice(["union", "hydraserve", "serverlessllm", "first_fit", "warmserve"])
     place = choose("placement", name)
     alive: dict[str, Node] = {}
@@ -238,7 +238,7 @@ def test_an_index_kept_through_changes_is_one_made_anew(seed: int) -> None:
         assert {m.key for m in MODELS if anew.copies(m)} == set(capacity.nodes.models_with_copies())
 
 
-def assert_fits(capacity: Capacity, node: Node, decision: PlaceDecision, key: str) -> None:
+def assert_fits(capacity: FleetCapacity, node: Node, decision: PlaceDecision, key: str) -> None:
     """Use fits once all dropped holders have left, with one copy of the shared part."""
     (gpu,) = (gpu for gpu in node.gpus if gpu.gpu_id in decision.stages[0].gpu_ids)
     rest, known = {decision.source, *decision.drops}, gpu.shares(key)
@@ -271,7 +271,7 @@ def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() ->
 
 class GivenHoldings(Holdings):
     def of(self, row):
-        return Holding(name=row.instance_id, asked=row.ready_at % 2, climb_s=row.ready_at % 7, num_bytes=1)
+        return InMemory(name=row.instance_id, asked=row.ready_at % 2, climb_s=row.ready_at % 7, num_bytes=1)
 
     def saves_s(self, row):
         return row.ready_at % 7
@@ -285,7 +285,7 @@ class ScanningVictims(Victims):
 @pytest.mark.parametrize("rule", ["oldest_use", "shortest_queue", "least_worth"])
 @given(seed=st.integers(0, 10**9), evict=st.sampled_from(installed("eviction")))
 def test_who_leaves_is_chosen_as_if_every_node_was_asked(rule: str, seed: int, evict: str) -> None:
-    chance, capacity, loads = random.Random(seed), Capacity(), Demand()
+    chance, capacity, loads = random.Random(seed), FleetCapacity(), Demand()
     nodes, dormant, *_ = a_fleet(chance)
     copies = {row.instance_id for rows in dormant.values() for row in rows}
     for node in nodes:

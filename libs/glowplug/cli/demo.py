@@ -16,7 +16,7 @@ import yaml
 
 from glowplug.cli.client import bearer
 from glowplug.cli.options import EngineOption, JsonOption, NodesOption
-from glowplug.cli.talk import Answer, streamed
+from glowplug.cli.talk import ChatAnswer, streamed
 from glowplug.cli.terminal import CliError, say, say_json, seconds, table
 from glowplug.cli.up import settings_of, wait_for_models
 from glowplug.domain.instance import InstanceState
@@ -36,7 +36,7 @@ HEADERS = ("step", "model", "engine", "result", "ttft", "queue", *PHASES, "prefi
 
 
 @dataclass
-class Row:
+class DemoRow:
     """One request; seconds, None if missing."""
 
     step: str
@@ -50,7 +50,7 @@ class Row:
     phases_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, step: str, model: str, engine: str, answer: Answer) -> "Row":
+    def of(cls, step: str, model: str, engine: str, answer: ChatAnswer) -> "DemoRow":
         queue = answer.timings_s.get("queue", 0.0)
         spent = queue + answer.timings_s.get("router", 0.0)
         return cls(
@@ -88,7 +88,7 @@ def demo(
     assert settings.models_dir is not None
     write_models(settings.models_dir, settings.engine)
     shown = Output(folder / "logs", max_bytes=LOG_MAX_BYTES, show_logs=False, stream=sys.stderr)
-    rows: list[Row] = []
+    rows: list[DemoRow] = []
     code = 1
 
     async def on_ready(fleet: LocalFleet) -> int:
@@ -130,7 +130,7 @@ def write_models(models_dir: Path, engine: str) -> None:
         (models_dir / file.name).write_text(yaml.safe_dump(document, sort_keys=False), "utf-8")
 
 
-async def story(fleet: LocalFleet, shown: Output) -> list[Row]:
+async def story(fleet: LocalFleet, shown: Output) -> list[DemoRow]:
     """A failed request is a row with an error; the story continues."""
     urls, engine = fleet.plan.urls(), fleet.settings.engine
     data = urls["data"]
@@ -153,17 +153,17 @@ async def story(fleet: LocalFleet, shown: Output) -> list[Row]:
     return rows
 
 
-async def ask(client: httpx.AsyncClient, step: str, model: str, engine: str) -> Row:
-    answer = Answer()
+async def ask(client: httpx.AsyncClient, step: str, model: str, engine: str) -> DemoRow:
+    answer = ChatAnswer()
     try:
         async for _ in streamed(client, model, [{"role": "user", "content": PROMPT}], answer, MAX_TOKENS):
             pass
     except CliError as error:
-        return Row(step, model, engine, error=str(error))
-    return Row.of(step, model, engine, answer)
+        return DemoRow(step, model, engine, error=str(error))
+    return DemoRow.of(step, model, engine, answer)
 
 
-async def idle(placer_url: str, client: httpx.AsyncClient, engine: str) -> Row:
+async def idle(placer_url: str, client: httpx.AsyncClient, engine: str) -> DemoRow:
     started = time.monotonic()
     left: Sequence[Any] = ()
     while time.monotonic() - started < IDLE_TIMEOUT_S:
@@ -171,7 +171,7 @@ async def idle(placer_url: str, client: httpx.AsyncClient, engine: str) -> Row:
         left = [row for row in rows if not InstanceState(row["state"]).is_dormant]
         if not left:
             which = f"all, {len(rows)} dormant" if rows else "all"
-            return Row("idle to zero", which, engine, whole_s=time.monotonic() - started)
+            return DemoRow("idle to zero", which, engine, whole_s=time.monotonic() - started)
         await asyncio.sleep(0.2)
     names = ", ".join(row["instance_id"] for row in left)
-    return Row("idle to zero", "all", engine, error=f"after {IDLE_TIMEOUT_S:g} s still loaded: {names}")
+    return DemoRow("idle to zero", "all", engine, error=f"after {IDLE_TIMEOUT_S:g} s still loaded: {names}")

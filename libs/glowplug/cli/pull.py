@@ -97,7 +97,7 @@ Show = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PullTarget:
     """`model_key` and `engine` are "" for an address."""
 
     weights: WeightsRef
@@ -145,15 +145,15 @@ def pull(
     emit(as_json, rows, HEADERS, cells)
 
 
-def _wanted(source: str, fleet: FleetClient | None, none: NoFleet | None) -> list[Wanted]:
+def _wanted(source: str, fleet: FleetClient | None, none: NoFleet | None) -> list[PullTarget]:
     path = Path(source).expanduser()
     try:
         if path.suffix in (".yaml", ".yml") and path.is_file():
             found = model_files.load(path, measure)
-            return [Wanted(m.weights, m.key, m.engine) for m in found if m.weights.uri]
+            return [PullTarget(m.weights, m.key, m.engine) for m in found if m.weights.uri]
         scheme = scheme_of(source)
         if scheme == "sample" or is_read(scheme) or path.is_file() or ("/" in source and path.exists()):
-            return [Wanted(model_files.weights_at(source, Path.cwd()))]
+            return [PullTarget(model_files.weights_at(source, Path.cwd()))]
     except InvalidModelFile as error:
         raise CliError(f"{source}: {error.message}") from error
     except OSError as error:
@@ -165,10 +165,10 @@ def _wanted(source: str, fleet: FleetClient | None, none: NoFleet | None) -> lis
     weights = msgspec.convert(model["weights"], WeightsRef)
     if not weights.uri:
         raise CliError(f"{model['name']} has no weights: engine {model['engine']} needs none")
-    return [Wanted(weights, model["key"], model["engine"])]
+    return [PullTarget(weights, model["key"], model["engine"])]
 
 
-def _nodes(rows: Sequence[Row], wanted: Wanted, named: Sequence[str]) -> list[Row]:
+def _nodes(rows: Sequence[Row], wanted: PullTarget, named: Sequence[str]) -> list[Row]:
     by_id = {row["node_id"]: row for row in rows}
     if unknown := [name for name in named if name not in by_id]:
         raise CliError(f"there is no node {unknown[0]!r}; there are: {', '.join(sorted(by_id)) or 'none'}")
@@ -186,14 +186,14 @@ def _nodes(rows: Sequence[Row], wanted: Wanted, named: Sequence[str]) -> list[Ro
     return [min(able, key=rank)]
 
 
-def _ask(fleet: FleetClient, node: Row, wanted: Wanted) -> tuple[FleetClient, str, Row]:
+def _ask(fleet: FleetClient, node: Row, wanted: PullTarget) -> tuple[FleetClient, str, Row]:
     service = f"prefetcher of {node['node_id']}"
     at = fleet.also(service, node["prefetcher_url"])
     body = {"weights": msgspec.to_builtins(wanted.weights), "model_key": wanted.model_key}
     return at, service, at.call("POST", service, "/v1/fetches", json=body)
 
 
-def _asked_of(fleet: FleetClient, node: Row, wanted: Wanted) -> Row:
+def _asked_of(fleet: FleetClient, node: Row, wanted: PullTarget) -> Row:
     _, _, row = _ask(fleet, node, wanted)
     if row["stage"] == "failed":
         raise CliError(f"{row['message']} ({row['code']})")
@@ -201,7 +201,7 @@ def _asked_of(fleet: FleetClient, node: Row, wanted: Wanted) -> Row:
     return where | {name: row[name] for name in ("digest", "stage", "num_bytes")}
 
 
-def _onto(fleet: FleetClient, node: Row, wanted: Wanted, as_json: bool) -> Row:
+def _onto(fleet: FleetClient, node: Row, wanted: PullTarget, as_json: bool) -> Row:
     """Wait until the weights are there. Raises CliError."""
     node_id = node["node_id"]
     started = time.monotonic()
@@ -242,7 +242,7 @@ def _follow(
         sleep(POLL_S)
 
 
-def _without_fleet(wanted: Wanted, as_json: bool, none: NoFleet) -> Row:
+def _without_fleet(wanted: PullTarget, as_json: bool, none: NoFleet) -> Row:
     """Raises CliError for weights from elsewhere than the hub."""
     uri = wanted.weights.uri
     if local_path(uri) is not None:

@@ -28,7 +28,7 @@ WORDS = {"dispatched": "sent", "left": "client left"}
 CLIENT_LEFT = 499
 
 
-class Kind(StrEnum):
+class RequestKind(StrEnum):
     LIVE = "live"
     ENDED = "ended"
     HELD = "held"
@@ -43,7 +43,7 @@ class Kind(StrEnum):
 def requests(
     model: Annotated[str, typer.Option("--model", help="Only requests for this model.")] = "",
     state: Annotated[
-        Kind | None, typer.Option("--state", help="Only requests in this state; live: all that have not ended.")
+        RequestKind | None, typer.Option("--state", help="Only requests in this state; live: all that have not ended.")
     ] = None,
     text: Annotated[
         str,

@@ -24,7 +24,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print on s
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """`timings_s`: Server-Timing in seconds: queue, phases of the awaited start, router."""
 
     text: str = ""
@@ -40,7 +40,11 @@ class Answer:
 
 
 async def streamed(
-    client: httpx.AsyncClient, model: str, messages: Sequence[Message], answer: Answer, max_tokens: int | None = None
+    client: httpx.AsyncClient,
+    model: str,
+    messages: Sequence[Message],
+    answer: ChatAnswer,
+    max_tokens: int | None = None,
 ) -> AsyncIterator[str]:
     """Yield pieces of the answer, and fill `answer`. Raises CliError if the request fails."""
     body: dict[str, object] = {"model": model, "messages": list(messages), "stream": True}
@@ -139,8 +143,8 @@ def chat(
 
 async def _answer(
     fleet: FleetClient, model: str, messages: list[Message], max_tokens: int | None, show: bool
-) -> Answer:
-    answer = Answer()
+) -> ChatAnswer:
+    answer = ChatAnswer()
     async with httpx.AsyncClient(base_url=fleet.url("data"), headers=fleet.data_headers(), trust_env=False) as client:
         async for piece in streamed(client, model, messages, answer, max_tokens):
             if show:
@@ -150,7 +154,7 @@ async def _answer(
     return answer
 
 
-def timing_line(answer: Answer) -> str:
+def timing_line(answer: ChatAnswer) -> str:
     first = "no token" if answer.ttft_s is None else f"first token {answer.ttft_s:.3f} s"
     parts = ", ".join(f"{name} {value:.3f}" for name, value in answer.timings_s.items())
     label = " (EMULATED engine)" if answer.emulated else ""

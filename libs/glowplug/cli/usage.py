@@ -18,7 +18,7 @@ SUMS = {
 }
 
 
-class Part(StrEnum):
+class UsagePart(StrEnum):
     TENANT = "tenant"
     MODEL = "model"
     KEY = "key"
@@ -38,8 +38,8 @@ def usage(
     prompt's. `gpu s` counts all memory of one GPU for a second as 1. A `~` marks
     sums with requests whose engine did not count their tokens."""
     names = [name.strip() for name in by.split(",") if name.strip()]
-    if wrong := [name for name in names if name not in list(Part)]:
-        raise typer.BadParameter(f"{wrong[0]!r} is not one of {', '.join(Part)}", param_hint="--by")
+    if wrong := [name for name in names if name not in list(UsagePart)]:
+        raise typer.BadParameter(f"{wrong[0]!r} is not one of {', '.join(UsagePart)}", param_hint="--by")
     fleet = connect(state_dir)
     asked = {"by": ",".join(names), "since": since, "models": model, "tenants": tenant}
     if as_csv:

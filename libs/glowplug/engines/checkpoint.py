@@ -20,7 +20,7 @@ class CheckpointFailed(RuntimeError):
     """The engine could not be moved; the message gives its state."""
 
 
-class State(Enum):
+class CheckpointState(Enum):
     """NONE: it does not use CUDA, or cannot be asked."""
 
     NONE = "none"
@@ -37,12 +37,12 @@ class Checkpoints:
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
-    def state(self, pid: int) -> State:
+    def state(self, pid: int) -> CheckpointState:
         status, *values = self._driver.cuCheckpointProcessGetState(pid)
         if status != self._driver.CUresult.CUDA_SUCCESS:
-            return State.NONE
+            return CheckpointState.NONE
         name = values[0].name.removeprefix("CU_PROCESS_STATE_")
-        return State[name] if name in State.__members__ else State.FAILED
+        return CheckpointState[name] if name in CheckpointState.__members__ else CheckpointState.FAILED
 
     def said(self, pid: int) -> str:
         return str(self._driver.cuCheckpointProcessGetState(pid)[0].name)
@@ -86,16 +86,16 @@ def find(load: Callable[[str], Any] = importlib.import_module) -> tuple[Checkpoi
 def swap_out(checkpoints: Checkpoints, pids: Sequence[int]) -> list[int]:
     """Move GPU memory to host memory; return the processes that had any. Finishes an interrupted swap. Raises
     CheckpointFailed: they run as before then, unless the driver left them in a bad state."""
-    using = [pid for pid in pids if checkpoints.state(pid) is not State.NONE]
+    using = [pid for pid in pids if checkpoints.state(pid) is not CheckpointState.NONE]
     if not using:
         said = ", ".join(dict.fromkeys(checkpoints.said(pid) for pid in pids)) or "it has none"
         raise CheckpointFailed(f"none of its processes uses a GPU ({said})")
     try:
         for pid in using:
-            if checkpoints.state(pid) is State.RUNNING:
+            if checkpoints.state(pid) is CheckpointState.RUNNING:
                 checkpoints.lock(pid)
         for pid in using:
-            if checkpoints.state(pid) is State.LOCKED:
+            if checkpoints.state(pid) is CheckpointState.LOCKED:
                 checkpoints.checkpoint(pid)
     except CheckpointFailed:
         for pid in using:
@@ -109,15 +109,15 @@ def swap_in(checkpoints: Checkpoints, pids: Sequence[int], moved: Sequence[int] 
     """Restore GPU memory; skip processes without any, unless `moved` out. Raises CheckpointFailed: such a process is
     unusable."""
     for pid in pids:
-        if (state := checkpoints.state(pid)) is State.FAILED:
+        if (state := checkpoints.state(pid)) is CheckpointState.FAILED:
             raise CheckpointFailed(f"process {pid} is {state.value}")
-        if state is State.NONE and pid in moved:
+        if state is CheckpointState.NONE and pid in moved:
             raise CheckpointFailed(f"process {pid} was moved out, and the driver says {checkpoints.said(pid)}")
         _back(checkpoints, pid)
 
 
 def _back(checkpoints: Checkpoints, pid: int) -> None:
-    if checkpoints.state(pid) is State.CHECKPOINTED:
+    if checkpoints.state(pid) is CheckpointState.CHECKPOINTED:
         checkpoints.restore(pid)
-    if checkpoints.state(pid) is State.LOCKED:
+    if checkpoints.state(pid) is CheckpointState.LOCKED:
         checkpoints.unlock(pid)

@@ -45,15 +45,15 @@ class _Declared(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Call(_Declared):
+class ServerCall(_Declared):
     path: str = Field(pattern="^/")
     method: Literal["POST", "GET"] = "POST"
     body: dict[str, Any] = {}
 
 
 class Pair(_Declared):
-    sleep: Call
-    wake: Call
+    sleep: ServerCall
+    wake: ServerCall
 
 
 class ServerCommand(_Declared):
@@ -280,7 +280,7 @@ class CommandDriver(HostedDriver):
             raise EngineFailed(f"{self.name} {handle.instance_id}: its server declares no {ability.value}")
         return pair
 
-    async def _call(self, handle: EngineHandle, call: Call) -> None:
+    async def _call(self, handle: EngineHandle, call: ServerCall) -> None:
         body = json.dumps(call.body).encode() if call.method == "POST" else b""
         timeout_s = self._settings.load_timeout_s
         status, answer = await self._ask(handle, call.path, timeout_s, method=call.method, body=body)

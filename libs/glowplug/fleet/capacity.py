@@ -60,7 +60,7 @@ class LongestUnused:
                 heapq.heappush(self._waiting, entry)
 
 
-class Capacity:
+class FleetCapacity:
     def __init__(self) -> None:
         self.version = 0
         self.on_gpu: dict[str, dict[str, Instance]] = {}  # living instances, by id

@@ -8,7 +8,7 @@ from glowplug.domain.snapshot import Forecast
 from glowplug.events.facts import ForecastMade
 
 
-class Reading(NamedTuple):
+class WindowDemand(NamedTuple):
     num_requests: float
     prompt_tokens: float
     response_tokens: float
@@ -55,7 +55,9 @@ class Ahead:
         after = [one for one in self.windows if here.starts_at < one.starts_at < at_s + self.horizon_s]
         if not after:
             return here
-        return replace(here, **{kind: max(getattr(one, kind) for one in (here, *after)) for kind in Reading._fields})
+        return replace(
+            here, **{kind: max(getattr(one, kind) for one in (here, *after)) for kind in WindowDemand._fields}
+        )
 
     def changes_at(self, at_s: float) -> float:
         """Next time that a window begins, enters the horizon or ends; inf without forecasts."""

@@ -25,10 +25,12 @@ declared capacity holds until `enough_s` used seconds have been seen (see `sourc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from glowplug.domain.bounds import Bounded, Positive, Share
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Slo
+from glowplug.domain.reading import Setting
 
 MEMORY_RATIO = 0.8  # T_mem of PreServe section 4.3
 
@@ -59,9 +61,9 @@ class CapacityParams(Bounded):
     memory_s: Positive = 1800.0  # used seconds after which a window weighs 1/e
     enough_s: float = 60.0  # before mu counts as measured
     # declared, for any model
-    prompt_per_s: float = 0.0
-    response_per_s: float = 0.0
-    total_per_s: float = 0.0
+    prompt_per_s: Annotated[float, Setting(name="capacity_prompt_per_s", advanced=True)] = 0.0
+    response_per_s: Annotated[float, Setting(name="capacity_response_per_s", advanced=True)] = 0.0
+    total_per_s: Annotated[float, Setting(name="capacity_total_per_s", advanced=True)] = 0.0
 
     @property
     def declared(self) -> Capacity:

@@ -61,7 +61,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class InMemory:
     """Something in memory. `asked`: expected requests before a reload, a probability unless some wait now; `climb_s`:
     seconds saved for each; `num_bytes`: freed by evicting it."""
 

@@ -14,7 +14,7 @@ from glowplug.events.envelope import MalformedEvent, from_json, to_json
 from glowplug.state.port import Store, StoreUnavailable
 
 log = logging.getLogger(__name__)
-PROCESSES = "processes"  # service_id -> Holder
+PROCESSES = "processes"  # service_id -> ServiceHolder
 PROCESS = uuid.uuid4().hex  # this process, as in /live
 PROBE_S, WATCH_S = 1.0, 10.0
 
@@ -24,7 +24,7 @@ class ServiceIdTaken(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class ServiceHolder:
     """`seen_at`: epoch seconds."""
 
     url: str
@@ -35,7 +35,7 @@ class Holder:
 class Identity:
     def __init__(self, store: Store, service_id: str, url: str, process: str = PROCESS) -> None:
         self._store, self._service_id = store, service_id
-        self._mine = Holder(url=url, process=process, seen_at=0.0)
+        self._mine = ServiceHolder(url=url, process=process, seen_at=0.0)
 
     async def claim(self) -> None:
         """Take the name. Raises ServiceIdTaken if its holder answers. A silent store decides nothing: `watch` looks
@@ -74,15 +74,15 @@ class Identity:
     async def release(self) -> None:
         try:
             raw = await self._store.get(PROCESSES, self._service_id)
-            if raw is not None and from_json(raw, Holder).process == self._mine.process:
+            if raw is not None and from_json(raw, ServiceHolder).process == self._mine.process:
                 await self._store.delete(PROCESSES, self._service_id)
         except (StoreUnavailable, MalformedEvent) as error:
             log.debug("the service id %s is not given back: %s", self._service_id, error)
 
-    async def _other(self) -> Holder | None:
+    async def _other(self) -> ServiceHolder | None:
         raw = await self._store.get(PROCESSES, self._service_id)
         try:
-            holder = from_json(raw, Holder) if raw is not None else None
+            holder = from_json(raw, ServiceHolder) if raw is not None else None
         except MalformedEvent:
             return None
         if holder is None or holder.process == self._mine.process:
@@ -94,7 +94,7 @@ class Identity:
         await self._store.put(PROCESSES, self._service_id, to_json(replace(self._mine, seen_at=now_s)))
 
 
-async def _answers(holder: Holder) -> bool:
+async def _answers(holder: ServiceHolder) -> bool:
     import httpx  # rarely needed: names are usually given back
 
     try:

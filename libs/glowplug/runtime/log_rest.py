@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
-from glowplug.telemetry.log_ring import LogRing, Page, Wanted
+from glowplug.telemetry.log_ring import LogFilter, LogRing, Page
 
 PATH: Final = "/logs"
 MOST_WAIT_S: Final = 25.0  # within proxies' patience
@@ -29,7 +29,7 @@ def routes(ring: LogRing, allowed: Any, path: str = PATH) -> APIRouter:
         """The newest lines of this process that fit, or, `after` a cursor, the oldest that came since; `wait_s` waits
         for one. `contains`: each of these words, in any case; `id`: one of these ids. `cursor` goes on from there;
         `num_lost` lines were dropped unread."""
-        wanted = Wanted(level, tuple(filter(None, contains)), tuple(filter(None, id)))
+        wanted = LogFilter(level, tuple(filter(None, contains)), tuple(filter(None, id)))
         if after and wait_s:
             await ring.wait(after, wait_s)
         return page_row(ring.read(after, wanted, limit))

@@ -42,7 +42,7 @@ from glowplug.weights.source import (
     scheme_of,
     suffix,
 )
-from glowplug.weights.split_gguf import NotJoinable, Part, join, part_names, read_part
+from glowplug.weights.split_gguf import GgufPart, NotJoinable, join, part_names, read_part
 
 # View a local split GGUF as one file, without copying tensors.
 
@@ -68,7 +68,7 @@ def in_one_piece(path: Path) -> Iterator[Path]:
         yield whole
 
 
-def _part(path: Path) -> Part:
+def _part(path: Path) -> GgufPart:
     if not path.stat().st_size:
         raise NotJoinable(f"{path.name} is cut short")
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:

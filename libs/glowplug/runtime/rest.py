@@ -152,7 +152,7 @@ def make_app(
     async def docs() -> Response:
         return Response(render(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
-    app.add_middleware(Bounded)
+    app.add_middleware(BodyBound)
     _errors(app)
     return app
 
@@ -196,7 +196,7 @@ def _errors(app: FastAPI) -> None:
         )
 
 
-class Bounded:
+class BodyBound:
     """Bound bodies by MAX_BODY_BYTES: reading on raises HTTPException (413). Directly around the routes, since FastAPI
     passes that on and middleware would wrap it."""
 

@@ -26,7 +26,7 @@ from glowplug.runtime.privileges import inbox_of, makes_streams
 from glowplug.runtime.rest import Guarded, admin
 from glowplug.runtime.settings import ServiceSettings
 from glowplug.runtime.shell import Shell
-from glowplug.runtime.tasks import Stop, end, essential
+from glowplug.runtime.tasks import StopSignal, end, essential
 from glowplug.state.port import StoreUnavailable
 from glowplug.state.redis_store import RedisStore
 from glowplug.telemetry import logs
@@ -163,7 +163,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         loop_factory = None
 
     async def body() -> None:
-        stopping = Stop()
+        stopping = StopSignal()
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, stopping.set)

@@ -23,7 +23,7 @@ async def end(tasks: Iterable["asyncio.Task[Any] | None"]) -> None:
         log.warning("%d tasks did not end", len(pending))
 
 
-class Stop(asyncio.Event):
+class StopSignal(asyncio.Event):
     """Set to stop a process; `failure`: error of an essential part."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ def essential(task: "asyncio.Task[Any]", stopping: asyncio.Event) -> "asyncio.Ta
     def ended(done: "asyncio.Task[Any]") -> None:
         if not done.cancelled() and (error := done.exception()) is not None:
             log.critical("%s ended; the service stops", done.get_name(), exc_info=error)
-            if isinstance(stopping, Stop):
+            if isinstance(stopping, StopSignal):
                 stopping.failure = error
             stopping.set()
 

@@ -22,7 +22,7 @@ LEVELS: Final[Mapping[str, int]] = {"debug": 10, "info": 20, "warning": 30, "err
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """`at`: epoch seconds; `fields`: ids and other extras."""
 
     number: int
@@ -38,14 +38,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogFilter:
     """A filter: least level, all words (any case), and one of the ids in a field or the text. Empty: all."""
 
     level: str = ""
     words: Collection[str] = ()
     ids: Collection[str] = ()
 
-    def fits(self, line: Line) -> bool:
+    def fits(self, line: LogLine) -> bool:
         if LEVELS.get(line.level, 0) < LEVELS.get(self.level, 0):
             return False
         if self.ids and not any(one in line.fields.values() or one in line.text for one in self.ids):
@@ -60,7 +60,7 @@ class Wanted:
 class Page:
     """Lines, oldest first; the next cursor; lines dropped unread since the last."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[LogLine, ...]
     cursor: str
     num_lost: int = 0
 
@@ -74,7 +74,7 @@ class LogRing:
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     num_bytes: int = 0
     _last: int = 0
-    _lines: deque[Line] = field(default_factory=deque)
+    _lines: deque[LogLine] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class LogRing:
         kept = {name: str(value)[:MAX_LINE_CHARS] for name, value in fields.items() if value not in (None, "")}
         with self._lock:
             self._last += 1
-            line = Line(self._last, at, level, text[:MAX_LINE_CHARS], kept)
+            line = LogLine(self._last, at, level, text[:MAX_LINE_CHARS], kept)
             self._lines.append(line)
             self.num_bytes += line.num_bytes
             while len(self._lines) > self.max_lines or (self.num_bytes > self.max_bytes and len(self._lines) > 1):
@@ -93,7 +93,7 @@ class LogRing:
             with contextlib.suppress(RuntimeError):  # that loop has ended
                 loop.call_soon_threadsafe(event.set)
 
-    def read(self, after: str = "", wanted: Wanted = Wanted(), limit: int = MAX_LINES) -> Page:
+    def read(self, after: str = "", wanted: LogFilter = LogFilter(), limit: int = MAX_LINES) -> Page:
         """Return at most `limit` lines: the newest without a cursor, else the oldest after it."""
         with self._lock:
             lines, last = list(self._lines), self._last
@@ -102,7 +102,7 @@ class LogRing:
             newest = list(islice((line for line in reversed(lines) if wanted.fits(line)), limit))
             return Page(tuple(reversed(newest)), self._cursor(last))
         since = self._number(after, last)
-        found: list[Line] = []
+        found: list[LogLine] = []
         for line in islice(lines, max(0, since + 1 - first), None):
             if wanted.fits(line):
                 found.append(line)

@@ -15,11 +15,11 @@ from glowplug.domain.errors import ChecksumMismatch, WeightsUnavailable
 from glowplug.domain.gguf import NeedMore
 from glowplug.domain.model import WeightsRef
 from glowplug.weights.link import LinkMeter
-from glowplug.weights.order import Header, Kind, Order, has_header, offset_order, read_header, reading_order
+from glowplug.weights.order import Header, RangeKind, ReadingOrder, has_header, offset_order, read_header, reading_order
 from glowplug.weights.order import stage_ranges as ranges_of_stage
 from glowplug.weights.region import Region, RegionInfo
 from glowplug.weights.source import Source, SourceChanged, SourceInfo, SourceInterrupted, redacted
-from glowplug.weights.transfer import Holder, Holding, Peer, Tally, Transfer, WrongPiece
+from glowplug.weights.transfer import Holder, Peer, PeerFiles, Transfer, TransferCounts, WrongPiece
 from glowplug.weights.writer import Digester, RegionWriter
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Fetch:
         self._first_byte, self._last_byte = first_byte, last_byte
         self._stage, self._num_stages = stage, num_stages
         self._peers, self._digests = tuple(peers), piece_digests
-        self.tally = Tally(priority=priority)
+        self.tally = TransferCounts(priority=priority)
         self.num_bytes = ref.num_bytes
         self.num_bytes_resumed = 0
         self.seconds = 0.0
@@ -234,7 +234,7 @@ class Fetch:
             stage_bytes=self.region.stage_bytes(),
         )
 
-    async def _look(self, peer: Peer) -> Holding | None:
+    async def _look(self, peer: Peer) -> PeerFiles | None:
         try:
             async with asyncio.timeout(self._options.peer_ask_s):
                 return await peer.look()
@@ -257,7 +257,7 @@ class Fetch:
                     return SourceInfo(files=holding.files, ranges=True), error
             raise
 
-    async def _joined(self, peer: Peer, look: "asyncio.Task[Holding | None]", info: SourceInfo) -> Holder | None:
+    async def _joined(self, peer: Peer, look: "asyncio.Task[PeerFiles | None]", info: SourceInfo) -> Holder | None:
         """Return a holder, if its bytes are the wanted ones: same checksum, else same validators."""
         holding = await look
         if holding is None or not info.ranges:
@@ -332,11 +332,11 @@ class Fetch:
     def _range(self, writer: RegionWriter) -> tuple[int, int]:
         return self._first_byte, min(self._last_byte or writer.num_bytes, writer.num_bytes)
 
-    async def _order(self, writer: RegionWriter, transfer: Transfer) -> Order:
+    async def _order(self, writer: RegionWriter, transfer: Transfer) -> ReadingOrder:
         """Bring headers and small files; record the order for engines."""
         layout = writer.layout
         assert layout is not None
-        small = [(one.first, one.last) for one in offset_order(layout).ranges if one.kind is Kind.FILES]
+        small = [(one.first, one.last) for one in offset_order(layout).ranges if one.kind is RangeKind.FILES]
         files = [file for file in layout.files if has_header(file.path) and file.num_bytes]
         wanted = {file.path: min(file.num_bytes, layout.piece_bytes) for file in files}
         headers: dict[str, Header] = {}
@@ -362,7 +362,7 @@ class Fetch:
         return order
 
 
-Looks = dict[Peer, "asyncio.Task[Holding | None]"]
+Looks = dict[Peer, "asyncio.Task[PeerFiles | None]"]
 
 
 def _check_size(ref: WeightsRef, num_bytes: int, shown: str) -> None:

@@ -33,7 +33,7 @@ _TENSOR_FILES = (".safetensors", ".gguf")
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".npz", ".h5", ".msgpack", ".onnx")
 
 
-class Kind(StrEnum):
+class RangeKind(StrEnum):
     FILES = "files"  # small files beside the weights: configuration, tokenizer
     HEADER = "header"
     OTHER = "other"  # neither of the two below, and in no layer
@@ -43,11 +43,11 @@ class Kind(StrEnum):
     REST = "rest"
 
 
-_RANK = {kind: number for number, kind in enumerate(Kind)}
+_RANK = {kind: number for number, kind in enumerate(RangeKind)}
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorStart:
     """`first`: byte in its file."""
 
     name: str
@@ -57,7 +57,7 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class Header:
     num_bytes: int
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorStart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Range:
 
     first: int
     last: int
-    kind: Kind
+    kind: RangeKind
     layer: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ReadingOrder:
     """Disjoint ranges of all bytes in reading order. `num_layers` 0: no structure. `is_tied`: the head is the
     embeddings."""
 
@@ -95,16 +95,16 @@ class Order:
         return known | {"ranges": ranges}
 
     @classmethod
-    def from_json(cls, value: Any) -> "Order | None":
+    def from_json(cls, value: Any) -> "ReadingOrder | None":
         """Return None for an invalid order."""
         try:
-            ranges = tuple(Range(int(a), int(b), Kind(kind), int(layer)) for a, b, kind, layer in value["ranges"])
+            ranges = tuple(Range(int(a), int(b), RangeKind(kind), int(layer)) for a, b, kind, layer in value["ranges"])
             return cls(ranges=ranges, num_layers=int(value["num_layers"]), is_tied=bool(value["is_tied"]))
         except (KeyError, TypeError, ValueError):
             return None
 
 
-def layers_of_stage(order: Order, num_stages: int) -> tuple[range, ...]:
+def layers_of_stage(order: ReadingOrder, num_stages: int) -> tuple[range, ...]:
     """Minimise the largest part, where the first stage adds the embeddings, the last one the head, perhaps the
     embeddings again. Of such cuts take the most even one, by bytes, then by layers. No stage exceeds one and a
     half times an even part of the layers, since its KV cache's memory is an even part. Raises ValueError for more
@@ -114,7 +114,7 @@ def layers_of_stage(order: Order, num_stages: int) -> tuple[range, ...]:
         raise ValueError(f"{num_layers} layers cannot be cut into {num_stages} stages")
     most = -(-3 * num_layers // (2 * num_stages))
     ends = list(itertools.accumulate(_layer_bytes(order), initial=0))
-    embeddings, final = _bytes_of(order, Kind.EMBEDDING), _bytes_of(order, Kind.FINAL)
+    embeddings, final = _bytes_of(order, RangeKind.EMBEDDING), _bytes_of(order, RangeKind.FINAL)
     final += embeddings if order.is_tied else 0
 
     def part_bytes(stage: int, first: int, last: int) -> int:
@@ -134,14 +134,14 @@ def layers_of_stage(order: Order, num_stages: int) -> tuple[range, ...]:
     return tuple(range(first, last) for first, last in itertools.pairwise((*starts, num_layers)))
 
 
-def _bytes_of(order: Order, kind: Kind) -> int:
+def _bytes_of(order: ReadingOrder, kind: RangeKind) -> int:
     return sum(one.last - one.first for one in order.ranges if one.kind is kind)
 
 
-def _layer_bytes(order: Order) -> list[int]:
+def _layer_bytes(order: ReadingOrder) -> list[int]:
     found = [0] * order.num_layers
     for one in order.ranges:
-        if one.kind is Kind.LAYER:
+        if one.kind is RangeKind.LAYER:
             found[one.layer] += one.last - one.first
     return found
 
@@ -167,7 +167,7 @@ def _cut(
     return best[num_layers]
 
 
-def stage_ranges(order: Order, stage: int, num_stages: int) -> tuple[Range, ...]:
+def stage_ranges(order: ReadingOrder, stage: int, num_stages: int) -> tuple[Range, ...]:
     """Return in reading order the stage's layers; embeddings for the first, norm and head (and tied embeddings) for
     the last; bytes outside layers for all. Everything without known layers. Raises ValueError for a stage that
     does not exist."""
@@ -178,16 +178,18 @@ def stage_ranges(order: Order, stage: int, num_stages: int) -> tuple[Range, ...]
     return _ranges_of(order, stage, layers_of_stage(order, num_stages))
 
 
-def _ranges_of(order: Order, stage: int, cut: Sequence[range]) -> tuple[Range, ...]:
+def _ranges_of(order: ReadingOrder, stage: int, cut: Sequence[range]) -> tuple[Range, ...]:
     layers, is_first, is_last = cut[stage], stage == 0, stage == len(cut) - 1
     wanted = {
-        Kind.EMBEDDING: is_first or (is_last and order.is_tied),
-        Kind.FINAL: is_last,
+        RangeKind.EMBEDDING: is_first or (is_last and order.is_tied),
+        RangeKind.FINAL: is_last,
     }
-    return tuple(r for r in order.ranges if (r.layer in layers if r.kind is Kind.LAYER else wanted.get(r.kind, True)))
+    return tuple(
+        r for r in order.ranges if (r.layer in layers if r.kind is RangeKind.LAYER else wanted.get(r.kind, True))
+    )
 
 
-def offset_order(layout: Layout) -> Order:
+def offset_order(layout: Layout) -> ReadingOrder:
     return reading_order(layout, {})
 
 
@@ -196,7 +198,7 @@ def has_header(path: str) -> bool:
     return not path or path.endswith(_TENSOR_FILES)
 
 
-def reading_order(layout: Layout, headers: Mapping[str, Header], config: bytes = b"") -> Order:
+def reading_order(layout: Layout, headers: Mapping[str, Header], config: bytes = b"") -> ReadingOrder:
     """`headers` by path; `config` is config.json."""
     main = _main_family(tensor.name for header in headers.values() for tensor in header.tensors)
     found: list[Range] = []
@@ -208,13 +210,13 @@ def reading_order(layout: Layout, headers: Mapping[str, Header], config: bytes =
     sizes = {file.start: (file.path != "config.json", file.num_bytes) for file in layout.files}
 
     def rank(one: Range) -> tuple[Any, ...]:
-        size = sizes.get(one.first, (True, 0)) if one.kind is Kind.FILES else (True, 0)
+        size = sizes.get(one.first, (True, 0)) if one.kind is RangeKind.FILES else (True, 0)
         return (_RANK[one.kind], one.layer, size, one.first)
 
-    num_layers = max((one.layer for one in found if one.kind is Kind.LAYER), default=-1) + 1
+    num_layers = max((one.layer for one in found if one.kind is RangeKind.LAYER), default=-1) + 1
     if num_layers > MAX_LAYERS:
         num_layers = 0
-    return Order(
+    return ReadingOrder(
         ranges=tuple(_joined(sorted(found, key=rank))),
         num_layers=num_layers,
         is_tied=bool(num_layers) and (not has_head or _says_tied(config)),
@@ -226,9 +228,9 @@ def _ranges(file: LayoutFile, header: Header | None, main: str) -> list[Range]:
     end = file.start + file.num_bytes
     if header is None or not header.tensors:
         is_weights = has_header(file.path) or PurePosixPath(file.path).suffix in _OTHER_WEIGHTS
-        return [Range(file.start, end, Kind.REST if is_weights else Kind.FILES)]
+        return [Range(file.start, end, RangeKind.REST if is_weights else RangeKind.FILES)]
     tensors = sorted(header.tensors, key=lambda tensor: (tensor.first, tensor.name))
-    found = [Range(file.start, file.start + tensors[0].first, Kind.HEADER)]
+    found = [Range(file.start, file.start + tensors[0].first, RangeKind.HEADER)]
     for number, tensor in enumerate(tensors):
         first = file.start + tensor.first
         last = file.start + tensors[number + 1].first if number + 1 < len(tensors) else end
@@ -237,13 +239,13 @@ def _ranges(file: LayoutFile, header: Header | None, main: str) -> list[Range]:
     return found
 
 
-def _kind(name: str, main: str) -> tuple[Kind, int]:
+def _kind(name: str, main: str) -> tuple[RangeKind, int]:
     found = _LAYER.match(name)
     if found:
-        return (Kind.LAYER, int(found[3])) if _family(found) == main else (Kind.OTHER, -1)
+        return (RangeKind.LAYER, int(found[3])) if _family(found) == main else (RangeKind.OTHER, -1)
     if _EMBEDDING.search(name):
-        return Kind.EMBEDDING, -1
-    return (Kind.FINAL if _HEAD.search(name) or _FINAL.search(name) else Kind.OTHER), -1
+        return RangeKind.EMBEDDING, -1
+    return (RangeKind.FINAL if _HEAD.search(name) or _FINAL.search(name) else RangeKind.OTHER), -1
 
 
 def _family(found: re.Match[str]) -> str:
@@ -261,7 +263,7 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
     for one in ranges:
         before = joined[-1] if joined else None
         is_same = before is not None and (before.kind, before.layer, before.last) == (one.kind, one.layer, one.first)
-        if before is not None and is_same and one.kind is not Kind.FILES:
+        if before is not None and is_same and one.kind is not RangeKind.FILES:
             joined[-1] = Range(before.first, one.last, one.kind, one.layer)
         else:
             joined.append(one)
@@ -299,7 +301,7 @@ def _safetensors(content: bytes, num_bytes: int) -> Header | None:
     try:
         entries = json.loads(content[_LENGTH.size : end])
         tensors = (
-            Tensor(name, end + int(facts["data_offsets"][0]))
+            TensorStart(name, end + int(facts["data_offsets"][0]))
             for name, facts in entries.items()
             if name != "__metadata__"
         )
@@ -316,4 +318,4 @@ def _gguf(content: bytes) -> Header | None:
         tensors = [(tensor.name, tensor.offset) for tensor in reader.tensors()]
     except InvalidGguf:
         return None
-    return Header(reader.data_first, tuple(Tensor(name, reader.data_first + offset) for name, offset in tensors))
+    return Header(reader.data_first, tuple(TensorStart(name, reader.data_first + offset) for name, offset in tensors))

@@ -36,7 +36,7 @@ from typing import Any
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.domain.model import WeightsRef
 from glowplug.events.envelope import MalformedEvent, from_json
-from glowplug.weights.order import Order
+from glowplug.weights.order import ReadingOrder
 from glowplug.weights.pieces import Layout, piece_digests_json, read_layout
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -151,9 +151,9 @@ class Region:
     def root(self, layout: Layout) -> Path:
         return self.files if layout.is_directory else self.blob
 
-    def read_order(self) -> Order | None:
+    def read_order(self) -> ReadingOrder | None:
         """Return None while the order is unknown."""
-        return Order.from_json(_read_json(self._order))
+        return ReadingOrder.from_json(_read_json(self._order))
 
     def stage_bytes(self) -> tuple[int, ...]:
         """Return the bytes as in CachedWeights; () while unknown."""
@@ -201,7 +201,7 @@ class Region:
         """Call after `landed` and the files exist."""
         _write_json(self._layout, layout.to_json())
 
-    def write_order(self, order: Order) -> None:
+    def write_order(self, order: ReadingOrder) -> None:
         _write_json(self._order, order.to_json())
 
     def renew_order(self) -> None:

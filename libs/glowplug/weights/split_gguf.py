@@ -85,7 +85,7 @@ def part_names(uri: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GgufPart:
     """`values`: raw metadata without the split's; `infos` of its tensors, each up to its offset; `offsets` from
     `data_first` on."""
 
@@ -99,7 +99,7 @@ class Part:
     data_first: int
 
 
-def read_part(content: "bytes | mmap") -> Part:
+def read_part(content: "bytes | mmap") -> GgufPart:
     """Raises NeedMore where the head exceeds `content`; NotJoinable."""
     try:
         reader = GgufReader(content)
@@ -108,7 +108,7 @@ def read_part(content: "bytes | mmap") -> Part:
     except InvalidGguf as error:
         raise NotJoinable(str(error)) from error
     kept = [content[one.first : one.end] for one in values if one.key not in _KEYS]
-    return Part(
+    return GgufPart(
         version=reader.version,
         split={one.key: one.value for one in values if one.key in _KEYS and type(one.value) is int},
         num_values=len(kept),
@@ -120,7 +120,7 @@ def read_part(content: "bytes | mmap") -> Part:
     )
 
 
-def join(parts: Sequence[Part], sizes: Sequence[int]) -> JoinedGguf:
+def join(parts: Sequence[GgufPart], sizes: Sequence[int]) -> JoinedGguf:
     """`sizes` in bytes, in the order of the parts' numbers. Raises NotJoinable."""
     first = parts[0]
     for number, (part, size) in enumerate(zip(parts, sizes, strict=True)):

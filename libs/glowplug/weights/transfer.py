@@ -150,7 +150,7 @@ class WrongPiece(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class PeerFiles:
     """`files` with their validators, in the region's order; `landed` one byte per piece; `digests` one per piece, or
     none; `sha256` "" while incomplete."""
 
@@ -170,7 +170,7 @@ class Peer(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def look(self, *, again: bool = False) -> Holding | None:
+    async def look(self, *, again: bool = False) -> PeerFiles | None:
         """Return None for nothing; `again` leaves the checksums out. Raises SourceInterrupted."""
         ...
 
@@ -182,7 +182,7 @@ class Peer(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class TransferCounts:
     priority: int = 0
     num_bytes: int = 0  # over the link
     num_retries: int = 0
@@ -239,7 +239,7 @@ class Transfer:
         self,
         writer: RegionWriter,
         link: LinkMeter,
-        tally: Tally,
+        tally: TransferCounts,
         origin: Holder,
         joining: Sequence[Awaitable[Holder | None]],
         back_off: Callable[[int, Exception], Awaitable[None]],

@@ -25,7 +25,7 @@ _WINDOW_CLAMP, _BUF_LOCK = 10, 72  # TCP_WINDOW_CLAMP; SO_BUF_LOCK, since Linux 
 _NO_CLAMP = 1 << 30  # TCP's largest window (RFC 7323 section 2.3)
 
 
-class Window:
+class ReceiveWindow:
     """One connection's window: `num_bytes`, 0 while the kernel decides. Call `follow` as bytes arrive; refusals by
     the operating system are ignored."""
 
@@ -72,7 +72,7 @@ def unlimited(_: float) -> int:
     return 0
 
 
-def of_socket(connection: socket.socket, wanted: WindowOf | None) -> Window | None:
+def of_socket(connection: socket.socket, wanted: WindowOf | None) -> ReceiveWindow | None:
     if wanted is None or not sys.platform.startswith("linux") or connection.family == socket.AF_UNIX:
         return None
-    return Window(connection, wanted)
+    return ReceiveWindow(connection, wanted)

@@ -6,7 +6,7 @@ from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.routing.port import NONE_FREE, Balancer, BalancerParams
 from glowplug.policies.routing.prefix import PrefixAware
 from glowplug.policies.routing.prefix_index import Prefix
-from glowplug.policies.routing.tracked import Sent, Tracker
+from glowplug.policies.routing.tracked import SentRequest, Tracker
 
 STICKY_BLOCKS = 8  # leading blocks that decide
 MOST_KEPT = 100_000
@@ -33,7 +33,7 @@ class Sticky(Tracker):
         fewest = min(free.values(), key=lambda here: (here.num_in_flight, here.instance_id))
         return RouteDecision(fewest.instance_id, "no such prompt has come, and it has the fewest requests in flight")
 
-    def _reads(self, ticket: int, sent: Sent, prefix: Prefix) -> None:
+    def _reads(self, ticket: int, sent: SentRequest, prefix: Prefix) -> None:
         for block in prefix[:STICKY_BLOCKS]:
             self._kept[block] = sent.at.instance_id
             self._kept.move_to_end(block)

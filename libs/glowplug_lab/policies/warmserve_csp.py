@@ -27,7 +27,7 @@ from typing import ClassVar
 from glowplug.domain.bounds import Count
 from glowplug.domain.snapshot import Forecast
 from glowplug.domain.units import DAY_S
-from glowplug.fleet.forecasts import Reading
+from glowplug.fleet.forecasts import WindowDemand
 from glowplug.policies.prediction.port import NOTHING, WindowTotals, forecast_of, reading_of
 
 
@@ -78,22 +78,24 @@ class WarmserveCsp:
     window_s: float = 300.0
     params: CspParams = CspParams()
     season_s: float = DAY_S
-    _seasons: dict[int, Reading] = field(default_factory=dict)  # sums, by window of the day
-    _last: deque[tuple[Reading, Reading | None]] = field(default_factory=deque)  # newest first: load, and error if any
+    _seasons: dict[int, WindowDemand] = field(default_factory=dict)  # sums, by window of the day
+    _last: deque[tuple[WindowDemand, WindowDemand | None]] = field(
+        default_factory=deque
+    )  # newest first: load, and error if any
     _count: int = 0
     _ended_at: float = 0.0
 
     def closed(self, window: WindowTotals) -> None:
         reading, number = reading_of(window), self._count
         season = self._season(number)
-        error = None if season is None else Reading(*(a - b for a, b in zip(reading, season, strict=True)))
+        error = None if season is None else WindowDemand(*(a - b for a, b in zip(reading, season, strict=True)))
         self._last.appendleft((reading, error))
         if len(self._last) > self.params.num_errors:
             self._last.pop()
         if reading != NOTHING:
             slot = number % self._per_day
             total = self._seasons.get(slot, NOTHING)
-            self._seasons[slot] = Reading(*(a + b for a, b in zip(total, reading, strict=True)))
+            self._seasons[slot] = WindowDemand(*(a + b for a, b in zip(total, reading, strict=True)))
         self._count = number + 1
         self._ended_at = window.started_at + window.window_s
 
@@ -109,7 +111,7 @@ class WarmserveCsp:
             base, rest = (NOTHING, loads) if season is None else (season, errors)
             by_kind = zip(*rest, strict=True) if rest else [()] * len(base)
             corrections = (_weighted(values, self.params.literal_weights) for values in by_kind)
-            expected = Reading(*(max(0.0, a + b) for a, b in zip(base, corrections, strict=True)))
+            expected = WindowDemand(*(max(0.0, a + b) for a, b in zip(base, corrections, strict=True)))
             starts_at = self._ended_at + n * self.window_s
             found.append(forecast_of(expected, starts_at, self.window_s, now_s, "warmserve_csp"))
         return tuple(found)
@@ -118,10 +120,10 @@ class WarmserveCsp:
     def _per_day(self) -> int:
         return max(1, round(self.season_s / self.window_s))
 
-    def _season(self, number: int) -> Reading | None:
+    def _season(self, number: int) -> WindowDemand | None:
         """P (Eq. 2)."""
         num_days = number // self._per_day
         if num_days == 0:
             return None
         total = self._seasons.get(number % self._per_day, NOTHING)
-        return Reading(*(value / num_days for value in total))
+        return WindowDemand(*(value / num_days for value in total))

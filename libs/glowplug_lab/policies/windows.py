@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from glowplug.domain.snapshot import Forecast
 from glowplug.domain.units import DAY_S
-from glowplug.fleet.forecasts import Reading
+from glowplug.fleet.forecasts import WindowDemand
 from glowplug.policies.prediction.port import NOTHING, WindowTotals, forecast_of, mean_of, reading_of
 
 
@@ -23,7 +23,7 @@ class MovingAverage:
     window_s: float = 60.0
     num_windows: int = 10
     _ended_at: float = 0.0
-    _past: deque[Reading] = field(default_factory=deque)
+    _past: deque[WindowDemand] = field(default_factory=deque)
 
     def closed(self, window: WindowTotals) -> None:
         self._past.append(reading_of(window))
@@ -57,7 +57,7 @@ class SeasonalNaive:
     season_s: float = DAY_S
     _ended_at: float = 0.0
     _first_at: float | None = None
-    _past: dict[int, Reading] = field(default_factory=dict)  # by window number
+    _past: dict[int, WindowDemand] = field(default_factory=dict)  # by window number
 
     def closed(self, window: WindowTotals) -> None:
         if self._first_at is None:

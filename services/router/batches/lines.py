@@ -35,7 +35,7 @@ class _Raw(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # prompts never reach a log
-class Line:
+class BatchLine:
     """One request of an input. `number` counts the lines of the file from 1."""
 
     number: int
@@ -44,7 +44,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Answer:
+class LineAnswer:
     """The answer to one line, or (`status` 0) the reason, in `code` and `message`, for not sending it. `body`: JSON."""
 
     status: int
@@ -149,19 +149,19 @@ class Checker:
         return None
 
 
-def read_line(number: int, raw: bytes) -> Line:
+def read_line(number: int, raw: bytes) -> BatchLine:
     found = msgspec.json.decode(raw, type=_Raw)
-    return Line(number, found.custom_id, bytes(found.body))
+    return BatchLine(number, found.custom_id, bytes(found.body))
 
 
-def is_retried(answer: Answer, num_lost: int, most_lost: int) -> bool:
+def is_retried(answer: LineAnswer, num_lost: int, most_lost: int) -> bool:
     """Return whether a line is sent again. `num_lost`: earlier answers that were an engine's fault."""
     if answer.status in _RETRIED:
         return answer.may_retry or answer.retry_after_s is not None
     return answer.status in _LOST and num_lost < most_lost
 
 
-def is_lost(answer: Answer) -> bool:
+def is_lost(answer: LineAnswer) -> bool:
     return answer.status in _LOST
 
 
@@ -171,7 +171,7 @@ def queue_s(head: bytes) -> float:
     return float(found[1]) / 1000 if found else 0.0
 
 
-def output_line(line_id: str, custom_id: str, answer: Answer) -> bytes:
+def output_line(line_id: str, custom_id: str, answer: LineAnswer) -> bytes:
     """Return a line of the output or error file, without its line break."""
     if not answer.status:
         error = {"code": answer.code, "message": answer.message}

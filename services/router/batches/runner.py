@@ -15,7 +15,7 @@ from typing import Final
 
 from glowplug.domain.batch import Batch, BatchStatus, LineError, OpenBatch, Purpose, StoredFile
 from glowplug.services.router.batches import lines, progress
-from glowplug.services.router.batches.lines import Answer, Checker, Line, LineSplitter, TooLongLine
+from glowplug.services.router.batches.lines import BatchLine, Checker, LineAnswer, LineSplitter, TooLongLine
 from glowplug.services.router.batches.metrics import BatchMetrics
 from glowplug.services.router.batches.objects import NoObject, Objects, ObjectsUnavailable
 from glowplug.services.router.batches.progress import Pace
@@ -33,8 +33,8 @@ STORE_RETRY_S: Final = 0.5
 LAST_STORE_S: Final = 1.5
 SLICE_BYTES: Final = 64 * 1024  # of an input, checked without a pause
 IDLE_RATIO: Final = 1.0  # pause after a slice, over its duration: requests go first
-CANCELLED = Answer(0, code="batch_cancelled", message="The batch was cancelled before this request was executed.")
-EXPIRED = Answer(0, code="batch_expired", message="The completion window ended before this request was executed.")
+CANCELLED = LineAnswer(0, code="batch_cancelled", message="The batch was cancelled before this request was executed.")
+EXPIRED = LineAnswer(0, code="batch_expired", message="The completion window ended before this request was executed.")
 log = logging.getLogger(__name__)
 
 
@@ -226,7 +226,7 @@ class BatchRun:
         if self._failure is not None:
             raise self._failure
 
-    async def _answer(self, line: Line) -> None:
+    async def _answer(self, line: BatchLine) -> None:
         batch, num_lost, num_refused = self.batch, 0, 0
         while True:
             answer = await self._means.sender.send(batch.tenant, batch.key_id, batch.endpoint, line.body)
@@ -240,7 +240,7 @@ class BatchRun:
         self.pace.answered(answer.held_s, time.monotonic())
         self._keep(line.number, line.custom_id, answer)
 
-    def _keep(self, number: int, custom_id: str, answer: Answer) -> None:
+    def _keep(self, number: int, custom_id: str, answer: LineAnswer) -> None:
         line_id = f"batch_req_{secrets.token_hex(12)}"
         row = lines.part_line(number, answer.is_whole, lines.output_line(line_id, custom_id, answer))
         self._pending.add(row, is_completed=answer.is_whole)

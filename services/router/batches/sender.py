@@ -9,7 +9,7 @@ from glowplug.domain.access import Priority
 from glowplug.runtime.clock import now_s
 from glowplug.services.router import api_errors, tracing, wire
 from glowplug.services.router.api_errors import ApiError
-from glowplug.services.router.batches.lines import Answer, queue_s
+from glowplug.services.router.batches.lines import LineAnswer, queue_s
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.intake import Intake
 from glowplug.services.router.keys import Caller, KeyRing
@@ -22,7 +22,7 @@ _JSON: Final = {b"content-type": b"application/json"}
 class LineSender(Protocol):
     """A sender of one line. Cancelling the call takes the request back from its engine."""
 
-    async def send(self, tenant: str, key_id: str, endpoint: str, body: bytes) -> Answer: ...
+    async def send(self, tenant: str, key_id: str, endpoint: str, body: bytes) -> LineAnswer: ...
 
 
 class IntakeSender:
@@ -30,7 +30,7 @@ class IntakeSender:
         self._intake, self._context, self._keys = intake, context, keys
         self._callers: dict[tuple[str, str], tuple[int, Caller]] = {}  # with the ring's number of changes
 
-    async def send(self, tenant: str, key_id: str, endpoint: str, body: bytes) -> Answer:
+    async def send(self, tenant: str, key_id: str, endpoint: str, body: bytes) -> LineAnswer:
         path, loop = endpoint.encode(), self._context.loop
         request = HttpRequest(
             method=b"POST",
@@ -46,7 +46,7 @@ class IntakeSender:
         try:
             request.caller = self._caller(tenant, key_id)
         except ApiError as error:
-            return Answer(error.status, api_errors.body(path, error), request.request_id)
+            return LineAnswer(error.status, api_errors.body(path, error), request.request_id)
         client = _LineClient(loop)
         self._context.buffered_bytes += len(body)
         if not self._intake.ask(client, request):
@@ -77,7 +77,7 @@ class _LineClient:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.exchange: Any = None
         self.write_paused = False
-        self.answer: asyncio.Future[Answer] = loop.create_future()
+        self.answer: asyncio.Future[LineAnswer] = loop.create_future()
         self._parts: list[bytes] = []
         self.write = self._parts.append
 
@@ -105,7 +105,7 @@ class _LineClient:
     def _end(self, status: int, body: bytes, head: bytes, request_id: str) -> None:
         fields = _headers(head)
         after = fields.get(b"retry-after", b"")
-        answer = Answer(
+        answer = LineAnswer(
             status,
             body,
             request_id,

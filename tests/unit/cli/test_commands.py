@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from glowplug import __version__
 from glowplug.cli import logs, tap, up, why
 from glowplug.cli.client import FleetClient, connect
-from glowplug.cli.demo import HEADERS, Row, idle, write_models
+from glowplug.cli.demo import HEADERS, DemoRow, idle, write_models
 from glowplug.cli.main import app_of
-from glowplug.cli.talk import Answer, streamed
+from glowplug.cli.talk import ChatAnswer, streamed
 from glowplug.cli.terminal import CliError, NoFleet
 from glowplug.events.filters import EventFilter
 from glowplug.runtime import model_files
@@ -127,13 +127,13 @@ def test_a_log_that_moved_on_shows_only_what_is_new(known: str, now: str, fresh:
 
 
 def test_a_demo_row_says_where_the_time_went_and_that_an_engine_is_emulated() -> None:
-    answer = Answer(text="hi", ttft_s=2.5, total_s=3.0, timings_s={"queue": 2.0, "load": 1.0, "router": 0.1})
-    row = Row.of("cold", "m", "llamacpp", answer)
+    answer = ChatAnswer(text="hi", ttft_s=2.5, total_s=3.0, timings_s={"queue": 2.0, "load": 1.0, "router": 0.1})
+    row = DemoRow.of("cold", "m", "llamacpp", answer)
     assert row.prefill_s == pytest.approx(0.4)
     cells = dict(zip(HEADERS, row.cells(), strict=True))
     assert (cells["queue"], cells["load"], cells["fetch"], cells["result"]) == ("2.000 s", "1.000 s", "-", "ok")
-    assert "EMULATED" in Row.of("cold", "m", "emulated", answer).engine
-    assert Row.of("cold", "m", "llamacpp", Answer()).error
+    assert "EMULATED" in DemoRow.of("cold", "m", "emulated", answer).engine
+    assert DemoRow.of("cold", "m", "llamacpp", ChatAnswer()).error
 
 
 async def test_the_demo_is_idle_when_no_instance_serves_and_says_what_lies_dormant() -> None:
@@ -236,10 +236,10 @@ def event(text: str) -> str:
     return f'data: {{"choices": [{{"delta": {{"content": "{text}"}}}}]}}\n\n'
 
 
-async def ask(status: int, body: str, **headers: str) -> tuple[str, Answer]:
+async def ask(status: int, body: str, **headers: str) -> tuple[str, ChatAnswer]:
     given = ANSWER_HEADERS | {name.replace("_", "-"): value for name, value in headers.items()}
     transport = httpx.MockTransport(lambda request: httpx.Response(status, text=body, headers=given))
-    answer = Answer()
+    answer = ChatAnswer()
     async with httpx.AsyncClient(base_url="http://fleet", transport=transport) as client:
         pieces = [piece async for piece in streamed(client, "m", [{"role": "user", "content": "x"}], answer)]
     return "".join(pieces), answer

@@ -36,10 +36,10 @@ def test_the_argument_names_a_model_a_file_or_an_address(tmp_path: Path, monkeyp
     )
     (tmp_path / "w.gguf").write_bytes(b"GGUF")
     fleet = Named({})
-    assert pull._wanted("qwen:7b", fleet, None) == [pull.Wanted(WeightsRef(uri="hf:o/n"), "qwen-7b", "llamacpp")]
-    assert pull._wanted("m.yaml", None, NONE) == [pull.Wanted(WeightsRef(uri="hf:o/n"), "a-b", "emulated")]
-    assert pull._wanted("hf://o/n@main", fleet, None) == [pull.Wanted(WeightsRef(uri="hf:o/n"))]
-    assert pull._wanted("w.gguf", fleet, None) == [pull.Wanted(WeightsRef(uri=f"file:{tmp_path}/w.gguf"))]
+    assert pull._wanted("qwen:7b", fleet, None) == [pull.PullTarget(WeightsRef(uri="hf:o/n"), "qwen-7b", "llamacpp")]
+    assert pull._wanted("m.yaml", None, NONE) == [pull.PullTarget(WeightsRef(uri="hf:o/n"), "a-b", "emulated")]
+    assert pull._wanted("hf://o/n@main", fleet, None) == [pull.PullTarget(WeightsRef(uri="hf:o/n"))]
+    assert pull._wanted("w.gguf", fleet, None) == [pull.PullTarget(WeightsRef(uri=f"file:{tmp_path}/w.gguf"))]
     with pytest.raises(CliError, match="is neither a file nor an address, and no fleet runs") as refused:
         pull._wanted("qwen:7b", None, NONE)
     assert refused.value.exit_code == 3
@@ -52,7 +52,7 @@ def node(name: str, **given: Any) -> dict[str, Any]:
 
 
 def test_one_node_is_chosen_or_those_that_are_named() -> None:
-    wanted = pull.Wanted(WeightsRef(uri="hf:o/n"), "m", "llamacpp")
+    wanted = pull.PullTarget(WeightsRef(uri="hf:o/n"), "m", "llamacpp")
     has_it = {"cached": [{"digest": wanted.weights.digest}]}
 
     def chosen(*rows: dict[str, Any], named: tuple[str, ...] = ()) -> list[str]:
@@ -170,7 +170,7 @@ def test_without_a_fleet_the_cache_of_the_hub_is_filled(hub: HubServer, tmp_path
 def test_without_a_fleet_other_weights_are_only_measured(hub: HubServer, tmp_path: Path) -> None:
     def said(uri: str) -> tuple[int, str]:
         with pytest.raises(CliError) as refused:
-            pull._without_fleet(pull.Wanted(WeightsRef(uri=uri)), True, NONE)
+            pull._without_fleet(pull.PullTarget(WeightsRef(uri=uri)), True, NONE)
         return refused.value.exit_code, str(refused.value)
 
     code, text = said(f"{hub.url}/org/one/resolve/main/one.gguf")

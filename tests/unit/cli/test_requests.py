@@ -61,4 +61,4 @@ def test_without_filters_all_are_asked_for() -> None:
 
 
 def test_the_states_are_those_of_the_console() -> None:
-    assert {kind.value for kind in requests.Kind} == {"live", "ended", *LIVE_STATES, *ENDED_STATES}
+    assert {kind.value for kind in requests.RequestKind} == {"live", "ended", *LIVE_STATES, *ENDED_STATES}

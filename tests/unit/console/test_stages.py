@@ -2,21 +2,21 @@
 
 import pytest
 
-from glowplug.services.console.story import FIRST_TOKEN, Mark, Row
+from glowplug.services.console.story import FIRST_TOKEN, Mark, Span
 from glowplug.services.console.trace_api import stages
 
 
-def row(name: str, start_s: float, end_s: float, *, parent: str = "r", first_token_s: float = 0.0) -> Row:
+def row(name: str, start_s: float, end_s: float, *, parent: str = "r", first_token_s: float = 0.0) -> Span:
     marks = (Mark(name=FIRST_TOKEN, at=first_token_s),) if first_token_s else ()
     span_id = "r" if name == "router.request" else name
-    return Row(
+    return Span(
         span_id=span_id, parent_id="" if span_id == "r" else parent, name=name, service="s", process="s-1",
         started_at=start_s, ended_at=end_s, marks=marks,
     )  # fmt: skip
 
 
-def phase(name: str, start_s: float, end_s: float) -> Row:
-    return Row(
+def phase(name: str, start_s: float, end_s: float) -> Span:
+    return Span(
         span_id=name, parent_id="start", name=name, service="s", process="s-1", started_at=start_s, ended_at=end_s,
         phase=name,
     )  # fmt: skip

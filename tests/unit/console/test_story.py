@@ -23,7 +23,7 @@ from glowplug.events.facts import (
 )
 from glowplug.services.console.decisions import DecisionLog
 from glowplug.services.console.stories import Stories
-from glowplug.services.console.story import Row, tree
+from glowplug.services.console.story import Span, tree
 from glowplug.services.console.trace_api import Waterfall, waterfall
 from tests import console_story as fleet
 
@@ -42,7 +42,7 @@ class Kept:
             self.decisions.take(event)
             self.stories.take(event)
 
-    def rows(self, trace_id: str = fleet.trace_id(SEED)) -> dict[str, Row]:
+    def rows(self, trace_id: str = fleet.trace_id(SEED)) -> dict[str, Span]:
         told = self.stories.get(trace_id)
         assert told is not None
         rows = self.stories.rows(told)
@@ -311,8 +311,8 @@ def test_one_endless_trace_is_bounded() -> None:
     assert len(kept.drawn().request_ids) == 8
 
 
-def row(own: int, parent: int, number: int) -> Row:
-    return Row(
+def row(own: int, parent: int, number: int) -> Span:
+    return Span(
         span_id=f"{own:016x}", parent_id=f"{parent:016x}" if parent else "", name=f"s{own}", service="s", process="p",
         started_at=10.0 + number, ended_at=20.0 + number,
     )  # fmt: skip

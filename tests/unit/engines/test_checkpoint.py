@@ -13,7 +13,7 @@ import pytest
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.engines import checkpoint, freezer, process
-from glowplug.engines.checkpoint import CheckpointFailed, Checkpoints, State, find
+from glowplug.engines.checkpoint import CheckpointFailed, Checkpoints, CheckpointState, find
 from glowplug.engines.command import CommandDriver
 from glowplug.engines.freezer import Freezer, own_cgroup
 from glowplug.engines.port import Ability, EngineHandle, EngineSettings
@@ -84,7 +84,7 @@ def test_every_cuda_process_is_locked_before_one_is_checkpointed_and_all_come_ba
     made = Checkpoints(driver)
     assert checkpoint.swap_out(made, [3, 5, 7]) == [5, 7], "3 does not use CUDA"
     assert driver.calls == [("Lock", 5), ("Lock", 7), ("Checkpoint", 5), ("Checkpoint", 7)]
-    assert made.state(5) is State.CHECKPOINTED
+    assert made.state(5) is CheckpointState.CHECKPOINTED
     checkpoint.swap_in(made, [3, 5, 7])
     assert driver.calls[4:] == [("Restore", 5), ("Unlock", 5), ("Restore", 7), ("Unlock", 7)]
     assert set(driver.states.values()) == {"RUNNING"}

@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.domain.hardware import SharedWeights
 from glowplug.domain.instance import InstanceState
-from glowplug.fleet.capacity import Capacity
+from glowplug.fleet.capacity import FleetCapacity
 from tests.fleet_builder import MIB, a_node, an_instance
 
 GPU = "node-1/0"
@@ -14,7 +14,7 @@ CLAIM = {GPU: 100 * MIB}
 
 
 def capacity(**fields):
-    kept = Capacity()
+    kept = FleetCapacity()
     kept.put_node(a_node(**fields))
     return kept
 
@@ -67,7 +67,7 @@ def test_a_claim_is_for_what_others_do_not_hold_already():
 
 
 def test_within_a_view_what_would_be_shared_is_free():
-    kept = Capacity()
+    kept = FleetCapacity()
     kept.put_node(shared_by("i-1", "i-2"))
     for key, free in (("k", 300), ("other", 200), ("", 200)):
         with kept.seen_by(key):

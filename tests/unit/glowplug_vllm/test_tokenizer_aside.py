@@ -7,12 +7,12 @@ import pytest
 
 from glowplug_vllm import tokenizer_aside
 from glowplug_vllm.replaced import replaced
-from glowplug_vllm.tokenizer_aside import Later, Reading, with_one_copy
+from glowplug_vllm.tokenizer_aside import Later, TokenizerRead, with_one_copy
 
 
 def test_what_is_read_waits_until_the_core_has_its_answer() -> None:
     began = threading.Event()
-    reading = Reading(lambda: began.set() or "tokenizer")
+    reading = TokenizerRead(lambda: began.set() or "tokenizer")
     reading.start_mm_warmup_in_background()
     assert not began.wait(0.05), "a thread that parses holds the interpreter, and the core waits for an answer"
     reading.core_is_answered()
@@ -24,7 +24,7 @@ def test_what_fails_in_the_thread_is_raised_to_who_asks() -> None:
     def broken() -> str:
         raise OSError("tokenizer.json is no tokenizer")
 
-    reading = Reading(broken)
+    reading = TokenizerRead(broken)
     reading.start_mm_warmup_in_background()
     with pytest.raises(OSError, match="is no tokenizer"):
         reading.result()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.snapshot import Forecast, Quantile
-from glowplug.policies.worth import NEVER_S, Asking, Holding, asked, away_s, first, idle_worth, level
+from glowplug.policies.worth import NEVER_S, Asking, InMemory, asked, away_s, first, idle_worth, level
 
 rates, shapes, spans = st.floats(0, 10), st.floats(0.01, 100) | st.just(math.inf), st.floats(0.001, 1e4)
 idles = st.floats(0, 1e6) | st.just(NEVER_S)
@@ -54,7 +54,7 @@ def test_it_is_what_counted_streams_show(asking):
 def test_mcaches_utility_is_the_case_of_rare_requests():
     """Eq. 1: penalty over size, times the rate."""
     known = [(0.001, 8.0, 3e9), (0.0002, 30.0, 24e9), (0.004, 1.0, 12e9), (0.0005, 12.0, 12e9)]
-    ours = [Holding(name="", asked=asked(Asking(rate), 10.0), climb_s=s, num_bytes=n).worth for rate, s, n in known]
+    ours = [InMemory(name="", asked=asked(Asking(rate), 10.0), climb_s=s, num_bytes=n).worth for rate, s, n in known]
     theirs = [rate * seconds / num_bytes for rate, seconds, num_bytes in known]
     assert [ours.index(w) for w in sorted(ours)] == [theirs.index(u) for u in sorted(theirs)]
     assert ours == pytest.approx([10.0 * utility for utility in theirs], rel=0.02)
@@ -104,5 +104,5 @@ def test_who_is_wanted_out_by_nobody_stays_until_its_rent_is_what_it_saves():
 
 def test_what_is_away_is_away_for_as_long_as_another_stays():
     assert away_s(2.0, 60.0) == 62.0 and away_s(-1.0, 60.0) == 60.0
-    waiting = Holding(name="i", asked=4.0, climb_s=2.0, num_bytes=0)
+    waiting = InMemory(name="i", asked=4.0, climb_s=2.0, num_bytes=0)
     assert (waiting.saves_s, waiting.worth) == (8.0, 8.0), "nothing divides by zero"

@@ -12,7 +12,7 @@ from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.main import make
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.reports import Reports
-from glowplug.services.router.request_table import RequestTable, Stage
+from glowplug.services.router.request_table import PortStage, RequestTable
 from glowplug.services.router.settings import RouterSettings
 from tests.contract.data_port_rig import a_model
 
@@ -59,5 +59,5 @@ def test_a_router_of_a_new_fleet_is_ready_when_it_has_reached_the_bus_or_given_u
     now_s = 101.0
     table.bus_reached()
     assert table.not_ready() == ""
-    table.stage = Stage.LEAVING
+    table.stage = PortStage.LEAVING
     assert table.not_ready() == "stopping"

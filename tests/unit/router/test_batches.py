@@ -12,7 +12,7 @@ from glowplug.domain.batch import Batch, BatchStatus, LineError, OpenBatch, Part
 from glowplug.domain.errors import BadRequest
 from glowplug.services.router.api_errors import ApiError
 from glowplug.services.router.batches import lines, progress
-from glowplug.services.router.batches.lines import Answer, Checker, LineSplitter, TooLongLine
+from glowplug.services.router.batches.lines import Checker, LineAnswer, LineSplitter, TooLongLine
 from glowplug.services.router.batches.progress import Pace
 from glowplug.services.router.upload import Uploads
 
@@ -99,7 +99,8 @@ def test_a_checked_line_keeps_its_body_byte_by_byte() -> None:
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.booleans(), st.dictionaries(st.text(), st.text()))))
 def test_a_part_gives_back_its_results(results: list[tuple[int, bool, dict[str, str]]]) -> None:
     rows = [
-        (number, kind, lines.output_line("r", "c", Answer(200, json.dumps(b).encode()))) for number, kind, b in results
+        (number, kind, lines.output_line("r", "c", LineAnswer(200, json.dumps(b).encode())))
+        for number, kind, b in results
     ]
     part = b"".join(lines.part_line(number, kind, line) for number, kind, line in rows)
     assert list(lines.read_part(part)) == rows
@@ -107,28 +108,28 @@ def test_a_part_gives_back_its_results(results: list[tuple[int, bool, dict[str, 
 
 
 def test_output_lines_are_whole_whatever_an_engine_answers() -> None:
-    pretty = json.loads(lines.output_line("r", "c", Answer(200, b'{\n "a":\r\n 1\n}', "req-1")))
+    pretty = json.loads(lines.output_line("r", "c", LineAnswer(200, b'{\n "a":\r\n 1\n}', "req-1")))
     assert pretty["response"] == {"status_code": 200, "request_id": "req-1", "body": {"a": 1}}
-    assert b"\n" not in lines.output_line("r", "c", Answer(200, b'{\n "a":\r\n 1\n}'))
-    assert json.loads(lines.output_line("r", "c", Answer(200, b"<html>")))["response"]["body"]["error"]
-    unsent = json.loads(lines.output_line("r", "c", Answer(0, code="batch_expired", message="late")))
+    assert b"\n" not in lines.output_line("r", "c", LineAnswer(200, b'{\n "a":\r\n 1\n}'))
+    assert json.loads(lines.output_line("r", "c", LineAnswer(200, b"<html>")))["response"]["body"]["error"]
+    unsent = json.loads(lines.output_line("r", "c", LineAnswer(0, code="batch_expired", message="late")))
     assert unsent["response"] is None and unsent["error"] == {"code": "batch_expired", "message": "late"}
 
 
 @pytest.mark.parametrize(
     ("answer", "num_lost", "is_retried"),
     [
-        (Answer(429, retry_after_s=1.0), 0, True),
-        (Answer(503), 9, True),
-        (Answer(429, may_retry=False), 0, False),  # never fits
-        (Answer(429, may_retry=False, retry_after_s=3000.0), 0, True),  # a monthly quota
-        (Answer(502), 1, True),
-        (Answer(502), 2, False),
-        (Answer(400), 0, False),
-        (Answer(200), 0, False),
+        (LineAnswer(429, retry_after_s=1.0), 0, True),
+        (LineAnswer(503), 9, True),
+        (LineAnswer(429, may_retry=False), 0, False),  # never fits
+        (LineAnswer(429, may_retry=False, retry_after_s=3000.0), 0, True),  # a monthly quota
+        (LineAnswer(502), 1, True),
+        (LineAnswer(502), 2, False),
+        (LineAnswer(400), 0, False),
+        (LineAnswer(200), 0, False),
     ],
 )
-def test_what_is_sent_again(answer: Answer, num_lost: int, is_retried: bool) -> None:
+def test_what_is_sent_again(answer: LineAnswer, num_lost: int, is_retried: bool) -> None:
     assert lines.is_retried(answer, num_lost, 2) == is_retried
 
 

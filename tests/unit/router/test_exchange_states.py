@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from glowplug.services.router.exchange_states import PARTS, Framing, State, faults
+from glowplug.services.router.exchange_states import PARTS, ExchangeState, Framing, faults
 from tests.contract.data_port_rig import TOKEN, a_rig, chat, streaming
 
 
 def test_each_state_names_parts_that_there_are() -> None:
-    for state in State:
+    for state in ExchangeState:
         needs, may, means = state.value
         assert means and {*needs.split(), *may.split()} <= set(PARTS) and not {*needs.split()} & {*may.split()}
 
@@ -17,9 +17,9 @@ def test_each_state_names_parts_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"state": State.ENDED}, "ENDED without ending"),
-        ({"state": State.ASKED}, "ASKED and has answer"),
-        ({"state": State.BROKEN}, "BROKEN without resumption"),
+        ({"state": ExchangeState.ENDED}, "ENDED without ending"),
+        ({"state": ExchangeState.ASKED}, "ASKED and has answer"),
+        ({"state": ExchangeState.BROKEN}, "BROKEN without resumption"),
         ({"attempt": None}, "without attempt"),
         ({"framing": Framing.PLAIN}, "cannot pass as it is"),
         ({"framing": None}, "has no head"),
@@ -30,7 +30,7 @@ async def test_a_part_out_of_its_state_is_a_fault(change: dict[str, Any], found:
         await rig.engine(streaming(TOKEN, then="hang"))
         client = await rig.sent(chat(stream=True))
         await client.head()
-        assert await client.chunk() == TOKEN and rig.exchange.state is State.FLOWING
+        assert await client.chunk() == TOKEN and rig.exchange.state is ExchangeState.FLOWING
         before = {part: getattr(rig.exchange, part) for part in change}
         for part, value in change.items():
             setattr(rig.exchange, part, value)

@@ -10,7 +10,7 @@ import pytest
 from glowplug.domain.access import AccessLimits
 from glowplug.events.facts import RouterUsageReported
 from glowplug.policies.limits.limiter import Limiter
-from glowplug.policies.limits.scope import Refusal, Reservation, Scope
+from glowplug.policies.limits.scope import LimitRefusal, Reservation, Scope
 from glowplug.policies.prediction.response_length import ResponseLengths
 from glowplug.services.router.limits import CallerLimits, LimitsCopy, _duration
 
@@ -30,7 +30,7 @@ async def test_a_day_outlives_its_router(tmp_path: Path) -> None:
     copy, again = LimitsCopy(tmp_path / "r-1" / "limits.json"), Limiter("r-1")
     await copy.write(used_up(), NOW_S)
     copy.read(again, NOW_S + 60)
-    assert isinstance(again.admit(OF_DAY, 1, NOW_S + 60), Refusal)
+    assert isinstance(again.admit(OF_DAY, 1, NOW_S + 60), LimitRefusal)
 
 
 async def test_a_copy_that_cannot_be_read_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import RequestArrived, RequestEnded
 from glowplug.controllers.router.queue import ModelQueue
 from glowplug.domain.model import Slo
-from glowplug.services.router.metrics import Count, RouterMetrics, SloCounts
+from glowplug.services.router.metrics import RouterMetrics, SloCount, SloCounts
 from glowplug.telemetry.metrics import LabelCap
 from tests.contract.data_port_rig import a_model
 
@@ -42,7 +42,7 @@ def test_levels_are_shown_from_0_before_anybody_asks() -> None:
 def test_models_past_the_cap_are_one_sample() -> None:
     registry, controller, metrics = shown()
     for key in ("a", "b", "c"):
-        metrics.slo.counts[key, "ttft"] = Count(2, 1)
+        metrics.slo.counts[key, "ttft"] = SloCount(2, 1)
         controller.queues[key] = ModelQueue(num_running=3)
     text = generate_latest(registry).decode()
     assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "other", "level": "ttft"}) == 2

@@ -5,18 +5,18 @@ from typing import Any
 from glowplug.domain.errors import Unauthorized
 from glowplug.services.router.api_errors import refused
 from glowplug.services.router.http_request import HttpRequest
-from glowplug.services.router.reports import BURST, Refusals
+from glowplug.services.router.reports import BURST, RefusalSample
 
 SECRET = "what nobody else should read"
 
 
-def refusals(num_kept: int = 100) -> tuple[Refusals, list[Any], list[float]]:
+def refusals(num_kept: int = 100) -> tuple[RefusalSample, list[Any], list[float]]:
     """Refusals, reports, and the clock's time in a list."""
     reported, now = list[Any](), [50.0]
-    return Refusals("router-1", reported.append, num_kept, clock=lambda: now[0]), reported, now
+    return RefusalSample("router-1", reported.append, num_kept, clock=lambda: now[0]), reported, now
 
 
-def take(those: Refusals, name: str) -> None:
+def take(those: RefusalSample, name: str) -> None:
     those.take(HttpRequest(request_id=name, body=SECRET.encode()), Unauthorized(f"wrong: {SECRET}"))
 
 

@@ -16,7 +16,7 @@ from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import from_json
 from glowplug.events.facts import NodeLeft
 from glowplug.runtime.control import ControlService
-from glowplug.runtime.identity import PROCESSES, Holder, Identity
+from glowplug.runtime.identity import PROCESSES, Identity, ServiceHolder
 from glowplug.runtime.leader import Candidate, ElectedShell
 from glowplug.state.memory_store import MemoryStore
 from glowplug.state.port import StoreUnavailable
@@ -222,7 +222,7 @@ async def test_who_resigns_is_followed_at_once_and_keeps_its_own_name_in_the_sto
     await group.b.step(2)
     assert group.b.candidate.may_act() and group.a.shell.epoch == 0
     await name.claim()
-    assert from_json(group.store.tables[PROCESSES]["placer-a"], Holder).process == "a"
+    assert from_json(group.store.tables[PROCESSES]["placer-a"], ServiceHolder).process == "a"
     await name.release()
     assert not group.store.tables[PROCESSES]
 

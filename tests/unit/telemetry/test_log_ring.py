@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.telemetry.log_ring import LINE_BYTES, MAX_LINE_CHARS, LogRing, Wanted
+from glowplug.telemetry.log_ring import LINE_BYTES, MAX_LINE_CHARS, LogFilter, LogRing
 
 
-def texts(ring: LogRing, after: str = "", wanted: Wanted = Wanted(), limit: int = 1000) -> list[str]:
+def texts(ring: LogRing, after: str = "", wanted: LogFilter = LogFilter(), limit: int = 1000) -> list[str]:
     return [line.text for line in ring.read(after, wanted, limit).lines]
 
 
@@ -50,20 +50,20 @@ def test_a_reader_gets_every_line_once_or_hears_how_many_it_lost(steps: list[tup
 def test_a_filter_moves_the_cursor_past_what_does_not_fit() -> None:
     ring = filled("red fox", "blue fox", "red hen")
     start = filled().read().cursor.replace(filled().run, ring.run)
-    page = ring.read(f"{ring.run}:0", Wanted(words=("RED",)), limit=1)
+    page = ring.read(f"{ring.run}:0", LogFilter(words=("RED",)), limit=1)
     assert [line.text for line in page.lines] == ["red fox"] and start
-    assert texts(ring, page.cursor, Wanted(words=("red",))) == ["red hen"]
-    assert texts(ring, ring.read(page.cursor, Wanted(words=("none",))).cursor) == []
+    assert texts(ring, page.cursor, LogFilter(words=("red",))) == ["red hen"]
+    assert texts(ring, ring.read(page.cursor, LogFilter(words=("none",))).cursor) == []
 
 
 def test_levels_words_and_ids() -> None:
     ring = LogRing()
     ring.put(1.0, "warning", "the bus is away", {"request_id": "r-1", "model": "", "exception": None})
     ring.put(2.0, "info", "placed i-7", {"model": "smol-chat"})
-    assert texts(ring, wanted=Wanted(level="warning")) == ["the bus is away"]
-    assert texts(ring, wanted=Wanted(ids=("r-1", "i-7"))) == ["the bus is away", "placed i-7"]
-    assert texts(ring, wanted=Wanted(ids=("r-",))) == []  # an id in a field must match whole
-    assert texts(ring, wanted=Wanted(words=("smol", "placed"))) == ["placed i-7"]
+    assert texts(ring, wanted=LogFilter(level="warning")) == ["the bus is away"]
+    assert texts(ring, wanted=LogFilter(ids=("r-1", "i-7"))) == ["the bus is away", "placed i-7"]
+    assert texts(ring, wanted=LogFilter(ids=("r-",))) == []  # an id in a field must match whole
+    assert texts(ring, wanted=LogFilter(words=("smol", "placed"))) == ["placed i-7"]
     assert ring.read().lines[0].fields == {"request_id": "r-1"}
 
 

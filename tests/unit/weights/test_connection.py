@@ -24,7 +24,7 @@ from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceFile, SourceInterrupted, SourceOptions
 from glowplug.weights.sources import connection
-from glowplug.weights.sources.connection import KEPT_S, TICK_S, Connections, Limits
+from glowplug.weights.sources.connection import KEPT_S, TICK_S, ConnectionLimits, Connections
 from glowplug.weights.sources.http import HttpSource, WebReader, inflated
 from glowplug.weights.sources.peer import PeerRegion
 from tests.certificates import self_signed
@@ -32,7 +32,7 @@ from tests.waiting import WAIT_S, until
 from tests.weight_servers import LocalServer, WeightServer
 
 DATA = random.Random(11).randbytes(700_001)
-LIMITS = Limits(connect_s=WAIT_S, stall_s=WAIT_S, buffer_bytes=65_536)
+LIMITS = ConnectionLimits(connect_s=WAIT_S, stall_s=WAIT_S, buffer_bytes=65_536)
 
 
 class Body(LocalServer):
@@ -69,7 +69,7 @@ def chunked(*parts: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def connections(limits: Limits = LIMITS) -> AsyncIterator[Connections]:
+async def connections(limits: ConnectionLimits = LIMITS) -> AsyncIterator[Connections]:
     made = Connections(limits)
     try:
         yield made
@@ -245,7 +245,7 @@ async def test_a_reader_that_is_cancelled_leaves_at_once_and_nothing_is_read_aft
     before = threading.active_count()
     with Body(head("Content-Length: 100000"), SMALL[:50_000], b"", SMALL[50_000:]) as server:
         server.pause_s = 0.2
-        async with connections(Limits(connect_s=2.0, stall_s=30.0, buffer_bytes=65_536)) as made:
+        async with connections(ConnectionLimits(connect_s=2.0, stall_s=30.0, buffer_bytes=65_536)) as made:
             reading = asyncio.create_task(body(made, server.url))
             await until(lambda: server.num_requests)
             await asyncio.sleep(0.05)

@@ -33,7 +33,7 @@ from glowplug.weights.source import (
     redacted,
     suffix,
 )
-from glowplug.weights.sources.connection import Answer, Connections, Limits
+from glowplug.weights.sources.connection import ConnectionLimits, Connections, HttpAnswer
 from glowplug.weights.sources.hub import Chosen, HubSource, choose
 from tests.hub_server import HubServer, etag_of
 from tests.waiting import WAIT_S
@@ -369,12 +369,12 @@ class TwoHosts(Connections):
     """A hub that redirects to `location`."""
 
     def __init__(self, location: str) -> None:
-        super().__init__(Limits(connect_s=1.0, stall_s=1.0, buffer_bytes=1))
+        super().__init__(ConnectionLimits(connect_s=1.0, stall_s=1.0, buffer_bytes=1))
         self.location = location
         self.asked: list[tuple[str, str]] = []  # hosts and credentials
 
     @asynccontextmanager
-    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[HttpAnswer]:
         self.asked.append((url.host, headers.get("Authorization", "")))
         content = iter([memoryview(GGUF[:10]), memoryview(b"")])
 
@@ -383,10 +383,10 @@ class TwoHosts(Connections):
 
         if url.host == "hub.example":
             said = {"Location": self.location, "X-Linked-Etag": f'"{etag_of(GGUF)}"'}
-            yield Answer(302, "Found", httpx.Headers(said), fill)
+            yield HttpAnswer(302, "Found", httpx.Headers(said), fill)
         else:
             said = {"Content-Range": f"bytes 0-9/{len(GGUF)}"}
-            yield Answer(206, "Partial Content", httpx.Headers(said), fill)
+            yield HttpAnswer(206, "Partial Content", httpx.Headers(said), fill)
 
 
 async def first_bytes(hub: HubServer, cache: Path, hosts: TwoHosts) -> bytes:

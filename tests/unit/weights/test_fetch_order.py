@@ -16,7 +16,7 @@ from glowplug.policies.placement.shape import parts_of
 from glowplug.weights.fetch import Fetch, FetchOptions, PiecesWrong
 from glowplug.weights.inventory import read_cached
 from glowplug.weights.link import COLD_START, SERVING, LinkMeter, Rank, RateEstimate
-from glowplug.weights.order import Kind, stage_ranges
+from glowplug.weights.order import RangeKind, stage_ranges
 from glowplug.weights.pieces import Layout, piece_digest
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceOptions
@@ -92,7 +92,7 @@ async def test_a_stage_is_there_before_the_rest_which_completes_the_same_region(
     missing = [
         one for one in stage_ranges(order, 1 - first, 2) if not has_landed(region.directory, one.first, one.last)
     ]
-    assert {one.kind for one in missing} & {Kind.LAYER}
+    assert {one.kind for one in missing} & {RangeKind.LAYER}
     rest = fetch_of(str(file), tmp_path)
     assert await rest.run()
     assert rest.tally.num_bytes == len(DATA) - fetch.tally.num_bytes

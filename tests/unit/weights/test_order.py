@@ -9,10 +9,10 @@ from glowplug.domain.gguf import NeedMore
 from glowplug.policies.placement.shape import parts_of
 from glowplug.weights.order import (
     Header,
-    Kind,
-    Order,
     Range,
-    Tensor,
+    RangeKind,
+    ReadingOrder,
+    TensorStart,
     has_header,
     layers_of_stage,
     offset_order,
@@ -51,11 +51,11 @@ def gguf(names: list[str], alignment: int = 64) -> bytes:
     return head + bytes(-len(head) % alignment) + bytes(128 * len(names))
 
 
-def kinds(order: Order) -> list[tuple[str, int]]:
+def kinds(order: ReadingOrder) -> list[tuple[str, int]]:
     return [(one.kind.value, one.layer) for one in order.ranges]
 
 
-def covers(order: Order, num_bytes: int) -> bool:
+def covers(order: ReadingOrder, num_bytes: int) -> bool:
     ranges = sorted((one.first, one.last) for one in order.ranges)
     return [0, *(last for _, last in ranges)] == [*(first for first, _ in ranges), num_bytes]
 
@@ -64,7 +64,7 @@ NAMES = ["lm_head.weight", "model.embed_tokens.weight", "model.layers.0.a", "mod
 NAMES += ["model.layers.2.a", "model.norm.weight"]
 
 
-def order_of(names: list[str], config: dict[str, object] | None = None) -> tuple[Order, int]:
+def order_of(names: list[str], config: dict[str, object] | None = None) -> tuple[ReadingOrder, int]:
     weights, settings = safetensors(names), json.dumps(config or {}).encode()
     layout = Layout.of([("config.json", len(settings)), ("model.safetensors", len(weights)), ("tokenizer.json", 9)])
     header = read_header(weights, len(weights))
@@ -87,7 +87,7 @@ def test_files_then_embeddings_then_the_head_then_layers() -> None:
     ]
     assert order.ranges[0].first == 0  # config.json
     assert covers(order, num_bytes)
-    assert Order.from_json(json.loads(json.dumps(order.to_json()))) == order
+    assert ReadingOrder.from_json(json.loads(json.dumps(order.to_json()))) == order
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_embeddings_that_are_the_head_go_to_both_ends(
     order, _ = order_of(names, config)
     assert order.is_tied is is_tied
     last = stage_ranges(order, 1, 2)
-    assert any(one.kind is Kind.EMBEDDING for one in last) is is_tied
+    assert any(one.kind is RangeKind.EMBEDDING for one in last) is is_tied
 
 
 def test_a_gguf_has_an_order_too() -> None:
@@ -157,7 +157,7 @@ def test_what_is_no_header_is_none(content: bytes) -> None:
 def test_weights_without_a_structure_come_by_offset() -> None:
     layout = Layout.of([("b.bin", 500), ("a.bin", 300), ("config.json", 9)])
     order = offset_order(layout)
-    assert [(r.first, r.kind) for r in order.ranges] == [(800, Kind.FILES), (0, Kind.REST)]
+    assert [(r.first, r.kind) for r in order.ranges] == [(800, RangeKind.FILES), (0, RangeKind.REST)]
     assert stage_ranges(order, 1, 2) == order.ranges
     assert has_header("a/b.safetensors")
     assert not has_header("a.bin")
@@ -176,18 +176,18 @@ def test_the_largest_tower_is_the_one_that_is_cut() -> None:
     )
     assert order.num_layers == 4
     for stage in range(2):
-        assert any(one.kind is Kind.OTHER for one in stage_ranges(order, stage, 2))
+        assert any(one.kind is RangeKind.OTHER for one in stage_ranges(order, stage, 2))
 
 
 def order_with(
     num_layers: int, embeddings: int = 0, final: int = 0, *, is_tied: bool = False, layer: int = 10
-) -> Order:
-    sizes = [(Kind.EMBEDDING, -1, embeddings), *((Kind.LAYER, n, layer) for n in range(num_layers))]
+) -> ReadingOrder:
+    sizes = [(RangeKind.EMBEDDING, -1, embeddings), *((RangeKind.LAYER, n, layer) for n in range(num_layers))]
     ranges, first = list[Range](), 0
-    for kind, number, num_bytes in (*sizes, (Kind.FINAL, -1, final)):
+    for kind, number, num_bytes in (*sizes, (RangeKind.FINAL, -1, final)):
         ranges.append(Range(first, first + num_bytes, kind, number))
         first += num_bytes
-    return Order(ranges=tuple(ranges), num_layers=num_layers, is_tied=is_tied)
+    return ReadingOrder(ranges=tuple(ranges), num_layers=num_layers, is_tied=is_tied)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,9 @@ def order_with(
         (order_with(4, 1000, 1000), 4, [1, 1, 1, 1]),
     ],
 )
-def test_layers_are_cut_so_that_the_largest_part_is_smallest(order: Order, num_stages: int, counts: list[int]) -> None:
+def test_layers_are_cut_so_that_the_largest_part_is_smallest(
+    order: ReadingOrder, num_stages: int, counts: list[int]
+) -> None:
     found = layers_of_stage(order, num_stages)
     assert [len(layers) for layers in found] == counts
     assert [layer for layers in found for layer in layers] == list(range(order.num_layers))
@@ -213,7 +215,7 @@ def test_layers_are_cut_so_that_the_largest_part_is_smallest(order: Order, num_s
 def test_layers_of_different_sizes_are_cut_by_their_bytes() -> None:
     sizes = [100, 10, 10, 10, 10, 100]
     ends = [sum(sizes[:n]) for n in range(7)]
-    order = Order(ranges=tuple(Range(ends[n], ends[n + 1], Kind.LAYER, n) for n in range(6)), num_layers=6)
+    order = ReadingOrder(ranges=tuple(Range(ends[n], ends[n + 1], RangeKind.LAYER, n) for n in range(6)), num_layers=6)
     parts = [sum(sizes[n] for n in layers) for layers in layers_of_stage(order, 3)]
     assert max(parts) == 110, "a stage has at most three of six layers"
 
@@ -228,7 +230,7 @@ def test_what_engines_read_says_every_cut() -> None:
     order = order_with(6, 20, is_tied=True)
     said = order.to_json()
     assert said["stages"] == {str(n): [len(layers) for layers in layers_of_stage(order, n)] for n in range(2, 7)}
-    assert Order.from_json(said) == order
+    assert ReadingOrder.from_json(said) == order
 
 
 @pytest.mark.parametrize(("num_layers", "most"), [(6, 4), (3, 3), (1, 1)])
@@ -245,14 +247,14 @@ def test_stages_read_everything_between_them_and_layers_once() -> None:
     names = [f"model.layers.{n}.a" for n in range(6)]
     order, num_bytes = order_of(["model.embed_tokens.weight", *names, "model.norm.weight", "lm_head.weight"])
     stages = [stage_ranges(order, stage, 3) for stage in range(3)]
-    assert covers(Order(ranges=tuple({one for stage in stages for one in stage})), num_bytes)
-    layers = [one.layer for stage in stages for one in stage if one.kind is Kind.LAYER]
+    assert covers(ReadingOrder(ranges=tuple({one for stage in stages for one in stage})), num_bytes)
+    layers = [one.layer for stage in stages for one in stage if one.kind is RangeKind.LAYER]
     assert sorted(layers) == list(range(6))
     with pytest.raises(ValueError, match="no stage 3"):
         stage_ranges(order, 3, 3)
 
 
 def test_padding_goes_along_with_the_tensor_before_it() -> None:
-    header = Header(10, (Tensor("blk.0.x", 10), Tensor("blk.1.x", 50)))
+    header = Header(10, (TensorStart("blk.0.x", 10), TensorStart("blk.1.x", 50)))
     order = reading_order(Layout.of([("", 100)]), {"": header})
-    assert order.ranges[1:] == (Range(10, 50, Kind.LAYER, 0), Range(50, 100, Kind.LAYER, 1))
+    assert order.ranges[1:] == (Range(10, 50, RangeKind.LAYER, 0), Range(50, 100, RangeKind.LAYER, 1))

@@ -23,7 +23,7 @@ from glowplug.weights.inventory import (
     write_links,
 )
 from glowplug.weights.link import LinkMeter, TokenBucket
-from glowplug.weights.order import Kind, Order, Range
+from glowplug.weights.order import Range, RangeKind, ReadingOrder
 from glowplug.weights.region import Region, RegionInfo, RegionState, region_digest
 from tests.waiting import until
 
@@ -74,8 +74,8 @@ def test_an_order_of_an_earlier_version_gets_the_cuts_and_its_stages_are_forgott
     region.begin()
     region.renew_order()
     assert region.read_order() is None
-    layers = tuple(Range(n, n + 1, Kind.LAYER, n) for n in range(4))
-    region.write_order(Order(ranges=layers, num_layers=4))
+    layers = tuple(Range(n, n + 1, RangeKind.LAYER, n) for n in range(4))
+    region.write_order(ReadingOrder(ranges=layers, num_layers=4))
     path = region.directory / "order.json"
     order = json.loads(path.read_bytes())
     path.write_text(json.dumps({key: value for key, value in order.items() if key != "stages"}))

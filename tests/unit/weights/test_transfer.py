@@ -11,7 +11,7 @@ from glowplug.weights.link import ACTIVE_S, TRICKLE_S, LinkMeter
 from glowplug.weights.region import Region
 from glowplug.weights.source import SourceFile, SourceInfo
 from glowplug.weights.sources.peer import STALL_S
-from glowplug.weights.transfer import Holder, Holding, PeerBusy, Tally, Transfer
+from glowplug.weights.transfer import Holder, PeerBusy, PeerFiles, Transfer, TransferCounts
 from glowplug.weights.writer import RegionWriter
 from tests.waiting import WAIT_S
 
@@ -68,8 +68,8 @@ class FastPeer:
     def __init__(self, scene: Scene) -> None:
         self._scene, self.has_read = scene, False
 
-    async def look(self, *, again: bool = False) -> Holding | None:
-        return Holding(files=FILES, landed=b"\1" * 63 + b"\0")
+    async def look(self, *, again: bool = False) -> PeerFiles | None:
+        return PeerFiles(files=FILES, landed=b"\1" * 63 + b"\0")
 
     async def read(self, first: int, last: int) -> AsyncGenerator[bytes, None]:
         scene = self._scene
@@ -102,7 +102,7 @@ async def test_what_was_taken_over_before_what_has_come_is_cut_off(tmp_path: Pat
     transfer = Transfer(
         writer,
         LinkMeter("n/nic"),
-        Tally(),
+        TransferCounts(),
         Holder("s3", 1, source=StallingSource(scene)),
         [joined(peer)],
         never,
@@ -142,7 +142,7 @@ async def test_a_peer_that_is_busy_is_asked_again(tmp_path: Path) -> None:
     transfer = Transfer(
         writer,
         LinkMeter("n/nic"),
-        Tally(),
+        TransferCounts(),
         source,
         [joined(peer)],
         never,

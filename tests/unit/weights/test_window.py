@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from glowplug.weights.link import LinkMeter
-from glowplug.weights.window import LEAST_BYTES, QUEUE_S, Window, of_socket
+from glowplug.weights.window import LEAST_BYTES, QUEUE_S, ReceiveWindow, of_socket
 
 MIB = 1 << 20
 
@@ -60,7 +60,7 @@ def long_segments() -> Iterator[socket.socket]:
 
 def test_a_connection_has_no_more_on_its_way_than_is_wanted(pair: tuple[socket.socket, socket.socket]) -> None:
     sender, receiver = pair
-    Window(receiver, lambda rtt_s: 2 * LEAST_BYTES).follow()
+    ReceiveWindow(receiver, lambda rtt_s: 2 * LEAST_BYTES).follow()
     on_its_way(sender)
     drain(receiver)
     assert LEAST_BYTES // 2 <= on_its_way(sender) <= 6 * LEAST_BYTES
@@ -69,7 +69,7 @@ def test_a_connection_has_no_more_on_its_way_than_is_wanted(pair: tuple[socket.s
 def test_a_window_grows_again_and_small_changes_are_none(pair: tuple[socket.socket, socket.socket]) -> None:
     _, receiver = pair
     wanted = [LEAST_BYTES, int(LEAST_BYTES * 1.2), 8 * LEAST_BYTES]
-    window = Window(receiver, lambda rtt_s: wanted.pop(0))
+    window = ReceiveWindow(receiver, lambda rtt_s: wanted.pop(0))
     sizes = []
     for _ in range(3):
         window.follow()
@@ -79,7 +79,7 @@ def test_a_window_grows_again_and_small_changes_are_none(pair: tuple[socket.sock
 
 def test_a_window_that_the_kernel_does_not_allow_is_left_to_it(pair: tuple[socket.socket, socket.socket]) -> None:
     _, receiver = pair
-    Window(receiver, lambda rtt_s: 1 << 30).follow()
+    ReceiveWindow(receiver, lambda rtt_s: 1 << 30).follow()
     assert receiver.getsockopt(socket.SOL_SOCKET, 72) == 0, "the kernel may not grow it"
 
 
@@ -89,7 +89,7 @@ def test_a_window_that_was_set_is_lifted_where_the_kernel_decides(
 ) -> None:
     _, receiver = pair
     wanted = [2 * LEAST_BYTES, later, later, 0]
-    window = Window(receiver, lambda rtt_s: wanted.pop(0))
+    window = ReceiveWindow(receiver, lambda rtt_s: wanted.pop(0))
     window.follow()
     small = buffer_bytes(receiver)
     assert (window.num_bytes, clamp_bytes(receiver)) == (2 * LEAST_BYTES, 2 * LEAST_BYTES)
@@ -105,7 +105,7 @@ def test_a_window_that_was_set_is_lifted_where_the_kernel_decides(
 
 def test_a_window_holds_some_segments(long_segments: socket.socket) -> None:
     segment_bytes = long_segments.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-    window = Window(long_segments, lambda rtt_s: LEAST_BYTES)
+    window = ReceiveWindow(long_segments, lambda rtt_s: LEAST_BYTES)
     window.follow()
     assert window.num_bytes == clamp_bytes(long_segments) == max(LEAST_BYTES, 4 * segment_bytes)
     assert segment_bytes > LEAST_BYTES // 4, "no loopback, where it would be slow"
@@ -114,7 +114,7 @@ def test_a_window_holds_some_segments(long_segments: socket.socket) -> None:
 def test_without_a_rate_the_kernel_decides(pair: tuple[socket.socket, socket.socket]) -> None:
     _, receiver = pair
     before = buffer_bytes(receiver)
-    Window(receiver, LinkMeter("n/nic").window).follow()
+    ReceiveWindow(receiver, LinkMeter("n/nic").window).follow()
     assert buffer_bytes(receiver) == before
 
 

@@ -46,7 +46,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProcessLimits:
     """Of this process's cgroup (version 2); None: no limit."""
 
     memory_bytes: int | None = None
@@ -154,7 +154,7 @@ def open_files(most: int) -> Iterator[Finding]:
         yield _M.ok("open files", f"up to {most} per process")
 
 
-def cgroup(limits: Limits, num_cpus: int) -> Iterator[Finding]:
+def cgroup(limits: ProcessLimits, num_cpus: int) -> Iterator[Finding]:
     caps = []
     if limits.memory_bytes is not None:
         caps.append(f"memory {show_bytes(limits.memory_bytes)}")
@@ -369,13 +369,13 @@ def _open_files() -> int:
     return soft if soft >= 0 else 1 << 30  # -1: no limit
 
 
-def _available(limits: Limits) -> int:
+def _available(limits: ProcessLimits) -> int:
     free = int(psutil.virtual_memory().available)
     limit = limits.memory_bytes
     return min(free, max(0, limit - limits.memory_used_bytes)) if limit is not None else free
 
 
-def _cgroup() -> Limits:
+def _cgroup() -> ProcessLimits:
     def words(file: str) -> list[str]:
         with contextlib.suppress(OSError):
             return (_CGROUP / file).read_text().split()
@@ -385,7 +385,7 @@ def _cgroup() -> Limits:
         return next((int(word) for word in words(file)[:1] if word.isdecimal()), None)
 
     quota = words("cpu.max")
-    return Limits(
+    return ProcessLimits(
         memory_bytes=read("memory.max"),
         memory_used_bytes=read("memory.current") or 0,
         cpus=int(quota[0]) / int(quota[1]) if len(quota) == 2 and quota[0].isdecimal() else None,

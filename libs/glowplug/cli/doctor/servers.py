@@ -30,7 +30,7 @@ from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model
 from glowplug.domain.units import show_bytes
 from glowplug.fleet.start_times import START_TIMES, StartRow
-from glowplug.runtime.identity import PROCESSES, Holder
+from glowplug.runtime.identity import PROCESSES, ServiceHolder
 from glowplug.runtime.privileges import RIGHTS, inbox_of, user_of
 from glowplug.runtime.shell import DECISIONS_KEPT, DECISIONS_LOG
 from glowplug.runtime.supervisor.embedded import ACL_FILE, FSYNC
@@ -201,7 +201,7 @@ async def ask_store(url: str, state_dir: str) -> StoreFacts:
 async def _store(client: Redis) -> StoreFacts:
     unreadable: list[str] = []
     others: dict[str, type[Any]] = {
-        LEADERS: Leader, CORDONS: Cordon, PROCESSES: Holder, START_TIMES: StartRow, SCALING_LEARNED: LearnedRow,
+        LEADERS: Leader, CORDONS: Cordon, PROCESSES: ServiceHolder, START_TIMES: StartRow, SCALING_LEARNED: LearnedRow,
     }  # fmt: skip
     for table, cls in others.items():
         await _table(client, table, cls, unreadable)

@@ -61,7 +61,7 @@ from glowplug.fleet.demand import Demand
 from glowplug.fleet.status import is_ready, lacks_one_asleep
 from glowplug.fleet.tables import InstanceTable, find_model
 from glowplug.policies.decisions import ScaleDecision
-from glowplug.policies.scaling.hydraserve import Consolidation, ConsolidationDecision, consolidate
+from glowplug.policies.scaling.hydraserve import ConsolidationDecision, ConsolidationKind, consolidate
 from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline, without_load, worths
 
 # Adapters: a base runs its adapters' requests, so its demand includes theirs. An adapter needs at most as many
@@ -227,7 +227,7 @@ class Consolidations:
         worth = worths(there)
         for instance in there:
             decided = self._decided(instance)
-            if instance.is_whole or (decided is not None and decided.becomes is Consolidation.DOWN):
+            if instance.is_whole or (decided is not None and decided.becomes is ConsolidationKind.DOWN):
                 num += 1
             elif decided is not None:
                 num += worth[instance.instance_id]
@@ -235,7 +235,7 @@ class Consolidations:
 
 
 def _targets(instance: Instance, decided: ConsolidationDecision, rows: Mapping[str, Instance]) -> list[Instance]:
-    if decided.becomes is Consolidation.DOWN:
+    if decided.becomes is ConsolidationKind.DOWN:
         return [instance]
     later = [i for i in rows.values() if i.part_of == instance.instance_id and not i.is_whole and not i.state.is_gone]
     return later or [instance]

@@ -48,7 +48,7 @@ from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.network import REST, rest_of
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import NEVER, Placement, stop
-from glowplug.controllers.placer.placing import Evict, Place, Placing
+from glowplug.controllers.placer.placing import EvictPolicy, PlacePolicy, Placing
 from glowplug.controllers.placer.price_list import PriceList
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.domain.decision import Rival
@@ -553,8 +553,8 @@ def _replica(step: PrewarmStep, replica_id: str, model: Model, decision_id: str,
 class PlacerController:
     def __init__(
         self,
-        place: Place,
-        evict: Evict,
+        place: PlacePolicy,
+        evict: EvictPolicy,
         policies: dict[str, str],
         epoch: int,
         params: PlacerParams = PlacerParams(),

@@ -20,7 +20,7 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import FetchWeights, StartInstance
 from glowplug.events.envelope import Event
 from glowplug.fleet.adapters import AdapterIndex, slots_for, with_adapters
-from glowplug.fleet.capacity import Capacity
+from glowplug.fleet.capacity import FleetCapacity
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.forecasts import Forecasts
 from glowplug.fleet.node_index import NodeIndex
@@ -43,7 +43,7 @@ class Fleet:
         self.adapters = AdapterIndex()
         self.loads.bases = self.adapters.bases
         self.forecasts = Forecasts()
-        self.capacity, self.network = Capacity(), Network(params, priors)
+        self.capacity, self.network = FleetCapacity(), Network(params, priors)
         self.scores: dict[str, float] = {}  # by replica
         self.promised: set[str] = set()  # replicas not yet reported
         self.learned: dict[str, StartRow] = {}

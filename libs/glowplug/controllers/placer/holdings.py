@@ -19,7 +19,7 @@ from glowplug.policies.placement.links import declared_pcie, disk_rate, found_at
 from glowplug.policies.worth import (
     NEVER_S,
     Asking,
-    Holding,
+    InMemory,
     asked,
     away_s,
     expected_factor,
@@ -38,22 +38,22 @@ class Holdings:
         self._forecasts: dict[str, Forecast | None] = {}
         self._ranks: dict[str, dict[str, int]] = {}
         self._slots: dict[str, int] = {}
-        self._known: dict[str, Holding] = {}
+        self._known: dict[str, InMemory] = {}
 
-    def of(self, row: Instance) -> Holding:
+    def of(self, row: Instance) -> InMemory:
         known = self._known.get(row.instance_id)
         if known is None:
             known = self._known[row.instance_id] = self._of(row)
         return known
 
-    def _of(self, row: Instance) -> Holding:
+    def _of(self, row: Instance) -> InMemory:
         model, node = self.fleet.models.get(row.model_key), self.fleet.nodes.by_id.get(row.node_id)
         held = sum(worker.num_bytes for worker in row.workers)
         if model is None or node is None:
-            return Holding(name=row.instance_id, asked=0.0, climb_s=0.0, num_bytes=held)
+            return InMemory(name=row.instance_id, asked=0.0, climb_s=0.0, num_bytes=held)
         climb_s, (waiting, asking) = self._climb_s(row, model, node), self._asking(row, model)
         factor = expected_factor(self.fleet.load_of(model.key))
-        return Holding(
+        return InMemory(
             name=row.instance_id,
             asked=float(waiting) if waiting >= 1 else max(waiting, factor * asked(asking, away_s(climb_s))),
             climb_s=climb_s,

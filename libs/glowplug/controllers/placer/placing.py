@@ -26,7 +26,7 @@ from glowplug.controllers.placer.placement import (
     stop,
     why_they_leave,
 )
-from glowplug.controllers.placer.victims import Found, Victims, Wanted
+from glowplug.controllers.placer.victims import Found, SpaceWanted, Victims
 from glowplug.domain.address import rendezvous
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
@@ -54,8 +54,8 @@ from glowplug.policies.worth import patience_s
 # factor rises as they wait; at a standard request's, routers report them as standard.
 
 
-Place = Callable[..., PlaceDecision]
-Evict = Callable[..., EvictDecision]
+PlacePolicy = Callable[..., PlaceDecision]
+EvictPolicy = Callable[..., EvictDecision]
 
 
 class Pass:
@@ -93,7 +93,7 @@ class Preview:
 class Placing:
     """Placements by instance_id: waiting, or sent and not yet reported by an agent."""
 
-    def __init__(self, fleet: Fleet, place: Place, evict: Evict) -> None:
+    def __init__(self, fleet: Fleet, place: PlacePolicy, evict: EvictPolicy) -> None:
         self.fleet, self._place, self._evict = fleet, place, evict
         self.placements: dict[str, Placement] = {}
         self._waiting: list[tuple[tuple[int, float], Placement]] = []
@@ -264,7 +264,7 @@ class Placing:
         }
         return [self.fleet.decided_on(placement, "place", reason, now.now_s, "waits", figures=figures)]
 
-    def _wanted(self, placement: Placement, now: Pass, wanting: int, *, whole: bool = False) -> Wanted:
+    def _wanted(self, placement: Placement, now: Pass, wanting: int, *, whole: bool = False) -> SpaceWanted:
         model = placement.command.model
         is_there, batch = bool(self.fleet.instances.living(model.key)), placement.batch_factor(now.now_s)
         return now.victims.wanted(model, wanting=wanting, whole=whole, is_there=is_there, batch=batch)
@@ -596,7 +596,7 @@ def _chosen(decision: PlaceDecision) -> str:
     return ", ".join(gpu_id for stage in decision.stages for gpu_id in stage.gpu_ids)
 
 
-def _place(place: Place, request: PlaceRequest, view: PlacementView) -> PlaceDecision:
+def _place(place: PlacePolicy, request: PlaceRequest, view: PlacementView) -> PlaceDecision:
     decision = place(request, view)
     if decision.stages or not view.fleet.dormant or _sleeps_at(request.model, view):
         return decision

@@ -18,7 +18,7 @@ from glowplug.domain.units import show_bytes
 from glowplug.fleet.capacity import LEAVING
 from glowplug.policies.caching.ordering import Resident
 from glowplug.policies.decisions import EvictDecision, StageDecision
-from glowplug.policies.eviction.turns import ModelDemand, Shares, Turn, TurnParams, goes_on
+from glowplug.policies.eviction.turns import BusyEngine, ModelDemand, Shares, TurnParams, goes_on
 from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.scaling.port import needed_by_pipeline
 from glowplug.policies.worth import FACTORS, expected_factor, num_weighted
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SpaceWanted:
     """The inputs about a placement to the choice of victims: equal wants get equal answers."""
 
     engine: str
@@ -65,7 +65,7 @@ class Wanted:
         need = self.engine, self.num_gpus, self.bytes_per_gpu, self.share_key, self.whole
         return *need, self.priority, self.batch, bool(self.wanting), self.given is None
 
-    def is_eased_from(self, other: "Wanted") -> bool:
+    def is_eased_from(self, other: "SpaceWanted") -> bool:
         """Return whether every instance that leaves for `other`, of the same kind, leaves for this one too."""
         is_no_richer = self.given is None or other.given is None or self.given <= other.given
         return self.wanting >= other.wanting and is_no_richer and self.runs_as in ("", other.runs_as)
@@ -84,12 +84,12 @@ class Victims:
         self._loads: dict[str, ModelLoad] = {}
         self._residents: dict[tuple[str, int, int, int | None, float], tuple[list[Resident], int]] = {}
         self._tallies: dict[str, tuple[int, int, int, int]] = {}
-        self._in_vain: dict[tuple[object, ...], list[Wanted]] = {}
+        self._in_vain: dict[tuple[object, ...], list[SpaceWanted]] = {}
 
     def wanted(
         self, model: Model, *, wanting: int, whole: bool = False, is_there: bool = True, batch: float = 0.0
-    ) -> Wanted:
-        return Wanted(
+    ) -> SpaceWanted:
+        return SpaceWanted(
             engine=model.engine,
             num_gpus=model.num_gpus,
             bytes_per_gpu=bytes_per_gpu(model),
@@ -102,14 +102,14 @@ class Victims:
             batch=round(batch, 2),
         )
 
-    def is_in_vain(self, wanted: Wanted) -> bool:
+    def is_in_vain(self, wanted: SpaceWanted) -> bool:
         """Return whether a like want was in vain: of a thousand waiting models, few then look at every GPU."""
         return any(known.is_eased_from(wanted) for known in self._in_vain.get(wanted.kind, ()))
 
-    def note_in_vain(self, wanted: Wanted) -> None:
+    def note_in_vain(self, wanted: SpaceWanted) -> None:
         self._in_vain.setdefault(wanted.kind, []).append(wanted)
 
-    def make(self, wanted: Wanted, evict: Evict, only: Collection[str] = ()) -> Found | None:
+    def make(self, wanted: SpaceWanted, evict: Evict, only: Collection[str] = ()) -> Found | None:
         """Return the GPUs (of `only`, when given) where the eviction costs least, and its victims; None when no
         instance may leave.
 
@@ -130,7 +130,7 @@ class Victims:
         return self._on_node(node, wanted, evict, best.stage.gpu_ids) if node is not None and best is not None else None
 
     def _by_least_cost(
-        self, wanted: Wanted, only: Collection[str]
+        self, wanted: SpaceWanted, only: Collection[str]
     ) -> Generator[tuple[Loss | tuple[bool] | tuple[bool, float], str], None, None]:
         """Yield nodes, each with a lower bound of its cost: first those where a drain may suffice, then the least
         recently used. Where shares count, every node has the same bound."""
@@ -214,7 +214,7 @@ class Victims:
                     return True
         return False
 
-    def _on_node(self, node: Node, wanted: Wanted, evict: Evict, only: Collection[str]) -> Found | None:
+    def _on_node(self, node: Node, wanted: SpaceWanted, evict: Evict, only: Collection[str]) -> Found | None:
         options = []
         for gpu in node.gpus:
             if only and gpu.gpu_id not in only:
@@ -250,7 +250,7 @@ class Victims:
         )
         return Found(whole, stage, first)
 
-    def _loss(self, gpu_id: str, wanted: Wanted, decision: EvictDecision) -> Loss:
+    def _loss(self, gpu_id: str, wanted: SpaceWanted, decision: EvictDecision) -> Loss:
         here = self.capacity.on_gpu.get(gpu_id, {})
         going = [here[v] for v in decision.victims if v in here]
         queues = (self._load(i.model_key).num_waiting for i in going)
@@ -268,7 +268,7 @@ class Victims:
     def _saved_s(self, going: Collection[Instance]) -> float:
         return sum(map(self.holdings.saves_s, going)) if self.rule == "least_worth" else 0.0
 
-    def _on(self, gpu: Gpu, wanted: Wanted, evict: Evict) -> EvictDecision | None:
+    def _on(self, gpu: Gpu, wanted: SpaceWanted, evict: Evict) -> EvictDecision | None:
         if gpu.total_bytes < wanted.bytes_per_gpu:
             return None
         seen = gpu.seen_by(wanted.share_key) if gpu.shared and wanted.share_key else gpu
@@ -296,7 +296,7 @@ class Victims:
         here, taken = self.capacity.on_gpu.get(gpu.gpu_id, {}), self.capacity.taken
         return frozenset(i for i, row in here.items() if row.state in LEAVING or (_is_dropped(row) and i not in taken))
 
-    def held(self, wanted: Wanted, only: Collection[str] = ()) -> dict[str, str]:
+    def held(self, wanted: SpaceWanted, only: Collection[str] = ()) -> dict[str, str]:
         found: dict[str, str] = {}
         for node in self.nodes:
             for gpu in node.gpus if wanted.engine in node.engines and not node.draining else ():
@@ -307,7 +307,7 @@ class Victims:
 
     def residents(self, gpu_id: str) -> list[Resident]:
         most = max((model.priority for model in self.models.values()), default=0)
-        wanted = Wanted(
+        wanted = SpaceWanted(
             engine="", num_gpus=1, bytes_per_gpu=0, priority=most, wanting=0, given=None, runs_as="", whole=False
         )
         return self._residents_on(gpu_id, wanted)[0]
@@ -345,7 +345,7 @@ class Victims:
         dropped = gpu.freed_by(leave | drop) - leaving
         return leaving, dropped, gpu.freed_by(leave | drop | serve) - leaving - dropped
 
-    def _residents_on(self, gpu_id: str, wanted: Wanted) -> tuple[list[Resident], int]:
+    def _residents_on(self, gpu_id: str, wanted: SpaceWanted) -> tuple[list[Resident], int]:
         key = (gpu_id, wanted.priority, wanted.wanting, wanted.given, wanted.batch)
         known = self._residents.get(key)
         if known is None:
@@ -358,7 +358,7 @@ class Victims:
             known = self._residents[key] = residents, sum(r.num_bytes for r in residents if not r.held)
         return known
 
-    def _resident(self, instance: Instance, gpu_id: str, wanted: Wanted) -> Resident:
+    def _resident(self, instance: Instance, gpu_id: str, wanted: SpaceWanted) -> Resident:
         load = self._load(instance.model_key)
         return Resident(
             name=instance.instance_id,
@@ -370,7 +370,7 @@ class Victims:
             saves_s=self.holdings.saves_s(instance) if self.rule == "least_worth" else 0.0,
         )
 
-    def _held(self, instance: Instance, load: ModelLoad, wanted: Wanted) -> str:
+    def _held(self, instance: Instance, load: ModelLoad, wanted: SpaceWanted) -> str:
         owner = self.models.get(instance.model_key)
         if owner is not None and owner.pinned:
             return "it is pinned"
@@ -408,8 +408,8 @@ class Victims:
         num_bytes = sum(worker.num_bytes for worker in instance.workers)
         return f"{owner.name if owner else instance.model_key} ({show_bytes(num_bytes)}, {doing_what})"
 
-    def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanted: Wanted) -> Turn:
-        return Turn(
+    def _turn(self, instance: Instance, load: ModelLoad, num_in_flight: int, wanted: SpaceWanted) -> BusyEngine:
+        return BusyEngine(
             served_s=self.now_s - instance.ready_at,
             start_s=max(0.0, instance.ready_at - instance.created_at),
             num_in_flight=num_in_flight,
@@ -419,7 +419,7 @@ class Victims:
             ahead=self._ahead(instance, wanted),
         )
 
-    def _ahead(self, instance: Instance, wanted: Wanted) -> int:
+    def _ahead(self, instance: Instance, wanted: SpaceWanted) -> int:
         given = self.shares.given.get(instance.model_key)
         return 0 if given is None or wanted.given is None else given - wanted.given
 

@@ -301,7 +301,7 @@ DISK = Tier.DISK.value  # source of a fetch from the node's own copy
 EVENTS_REMEMBERED = 4096
 
 
-class Stage(StrEnum):
+class FetchStage(StrEnum):
     QUEUED = "queued"
     SIZING = "sizing"  # its task runs, without its size yet or waiting for host memory
     MOVING = "moving"  # host memory is granted
@@ -320,7 +320,7 @@ class FetchJob:
     wants: list[msg.Want]
     order: int
     part: FetchWeights  # the command whose bytes are fetched
-    stage: Stage = Stage.QUEUED
+    stage: FetchStage = FetchStage.QUEUED
     started_at: float = 0.0
     asks: MemoryAsk | None = None  # set while memory is not granted, though its size is known or will not be
     num_bytes: int = 0
@@ -518,7 +518,7 @@ class PrefetcherController:
             if job.is_counted:
                 self.cache.used(digest, job.num_bytes, now_s, hit=True)
                 self.disk.used(digest, job.num_bytes, now_s, model_key)
-            return [msg.RaiseUrgency(digest, want.urgency)] if raised and job.stage is not Stage.QUEUED else []
+            return [msg.RaiseUrgency(digest, want.urgency)] if raised and job.stage is not FetchStage.QUEUED else []
         entry = self.cache.entries.get(digest)
         if entry is not None and entry.complete:
             entry.last_used_at = now_s
@@ -537,12 +537,12 @@ class PrefetcherController:
     def _start_next(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         while True:
-            queued = [j for j in self.jobs.values() if j.stage is Stage.QUEUED]
+            queued = [j for j in self.jobs.values() if j.stage is FetchStage.QUEUED]
             if not queued or len(self.jobs) - len(queued) >= self.params.max_fetches:
                 return effects
             job = min(queued, key=lambda j: (-j.urgency, j.order))
             first = max(job.wants, key=lambda w: w.urgency)
-            job.stage, job.started_at, job.part = Stage.SIZING, now_s, first.command
+            job.stage, job.started_at, job.part = FetchStage.SIZING, now_s, first.command
             job.from_disk = self.disk.has(job.digest)
             peers = tuple(dict.fromkeys(url for want in job.wants for url in want.command.peers))
             want = replace(first, command=replace(first.command, peers=peers))
@@ -552,9 +552,9 @@ class PrefetcherController:
 
     def _on_sized(self, sized: msg.FetchSized, now_s: float) -> list[Effect]:
         job = self.jobs.get(sized.digest)
-        if job is None or job.stage is Stage.STOPPING:
+        if job is None or job.stage is FetchStage.STOPPING:
             return [msg.StopFetch(sized.digest)]
-        job.stage, job.num_bytes, job.asks = Stage.SIZING, sized.num_bytes, MemoryAsk(sized.num_bytes, now_s)
+        job.stage, job.num_bytes, job.asks = FetchStage.SIZING, sized.num_bytes, MemoryAsk(sized.num_bytes, now_s)
         if not job.is_counted:  # before choosing victims: ARC learns from the miss first
             job.is_counted = True
             for at, want in enumerate(job.wants):
@@ -564,7 +564,7 @@ class PrefetcherController:
 
     def _settle_waiting(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        waiting = [j for j in self.jobs.values() if j.asks is not None and j.stage is Stage.SIZING]
+        waiting = [j for j in self.jobs.values() if j.asks is not None and j.stage is FetchStage.SIZING]
         for job in sorted(waiting, key=lambda j: (-j.urgency, j.order)):
             effects += self._make_space(job, now_s)
         return effects
@@ -575,13 +575,13 @@ class PrefetcherController:
         if fit.num_bytes is None:
             waited = now_s - job.asks.asked_at >= self.params.room_wait_s
             return self._give_up(job, fit.why) if fit.never or waited else []
-        job.asks, job.stage = None, Stage.MOVING
+        job.asks, job.stage = None, FetchStage.MOVING
         effects = self._leaving(self.cache.evict(fit.decision, job.wants[0], now_s))
         self.cache.reserve(job.digest, fit.num_bytes, {w.command.model_key for w in job.wants}, now_s)
         return [*effects, msg.GrantRoom(job.digest, fit.num_bytes)]
 
     def _give_up(self, job: FetchJob, message: str) -> list[Effect]:
-        job.asks, job.stage = None, Stage.STOPPING
+        job.asks, job.stage = None, FetchStage.STOPPING
         wants, job.wants, job.is_counted = job.wants, [], False
         self.cache.never_came(job.digest)
         return [msg.StopFetch(job.digest), *self._refuse(job.digest, wants, NoSpace.code, message, keep=False)]
@@ -593,7 +593,7 @@ class PrefetcherController:
         job.is_squeezed = True
         decision = self.cache.free_up(job.num_bytes, now_s)
         if decision.victims:
-            job.stage, job.is_counted = Stage.QUEUED, False
+            job.stage, job.is_counted = FetchStage.QUEUED, False
             self.jobs[job.digest] = job
         return self._leaving(self.cache.evict(decision, job.wants[0], now_s))
 
@@ -692,7 +692,7 @@ class PrefetcherController:
             job.wants = [w for w in job.wants if w not in come]
             effects = [self._part_fact(end, want) for want in come if want.command.instance_id]
         if job.wants:
-            job.stage, job.asks, job.is_resumed = Stage.QUEUED, None, True
+            job.stage, job.asks, job.is_resumed = FetchStage.QUEUED, None, True
             self.jobs[job.digest] = job
             return effects
         if end.code:
@@ -725,11 +725,11 @@ class PrefetcherController:
             effects = self._refuse(
                 digest, wants, WeightsUnavailable.code, f"the fetch was given up: {reason}", keep=False
             )
-            if job.stage is Stage.QUEUED:
+            if job.stage is FetchStage.QUEUED:
                 del self.jobs[digest]
                 self.cache.remove(digest)
                 return [*self.disk.drop(digest), *effects]
-            job.stage = Stage.STOPPING
+            job.stage = FetchStage.STOPPING
             return [msg.StopFetch(digest), *self.disk.drop(digest), *effects]
         if self.held(digest, now_s):
             return []

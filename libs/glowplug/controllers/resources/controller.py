@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from glowplug.controllers import backoff
 from glowplug.controllers.resources import messages as msg
-from glowplug.controllers.resources.messages import FleetView, Kind, Notice, Resource, Row
+from glowplug.controllers.resources.messages import FleetRow, Notice, OperatorView, Resource, ResourceKind
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.phrasing import MOST_NAMED
@@ -39,7 +39,7 @@ _LEAVES: Final = frozenset({"drain", "sleep", "stop", "undeploy", "unload"})  # 
 _PLACED: Final = {"waits": "Waiting", "failed": "Failed"}
 
 
-def news(view: FleetView) -> Mapping[str, tuple[Notice, ...]]:
+def news(view: OperatorView) -> Mapping[str, tuple[Notice, ...]]:
     """Return notices by model key, oldest first."""
     found: dict[str, list[Notice]] = defaultdict(list)
     since_s = view.taken_at - FRESH_S
@@ -97,7 +97,7 @@ class Verdict:
     message: str
 
 
-def model_ready(row: Row, state: str) -> Verdict:
+def model_ready(row: FleetRow, state: str) -> Verdict:
     if state == "suspended":
         return Verdict(False, "Suspended", "an operator has drained it: glowplug load starts it again")
     if state == HOT:
@@ -144,7 +144,7 @@ def status_of(
 
 
 def model_fields(
-    resource: Resource, row: Row | None, instances: Iterable[Instance], eta_s: float | None
+    resource: Resource, row: FleetRow | None, instances: Iterable[Instance], eta_s: float | None
 ) -> dict[str, Any]:
     living = [one for one in instances if not one.state.is_gone]
     made: dict[str, Any] = {
@@ -173,14 +173,14 @@ def _eta(eta_s: float, before: Mapping[str, Any], state: str) -> str:
     return f"{eta_s:.0f}s" if eta_s >= 10 else f"{eta_s:.1f}s"
 
 
-def tenant_fields(row: Row | None) -> dict[str, Any]:
+def tenant_fields(row: FleetRow | None) -> dict[str, Any]:
     return {} if row is None else {"keys": row.num_keys}
 
 
 def fields_of(
-    resource: Resource, row: Row | None, instances: Iterable[Instance], eta_s: float | None
+    resource: Resource, row: FleetRow | None, instances: Iterable[Instance], eta_s: float | None
 ) -> dict[str, Any]:
-    if resource.kind is Kind.TENANT:
+    if resource.kind is ResourceKind.TENANT:
         return tenant_fields(row)
     return model_fields(resource, row, instances, eta_s)
 
@@ -216,9 +216,9 @@ class ResourcesController:
 
     def __init__(self) -> None:
         self.resources: dict[str, Resource] = {}
-        self.view: FleetView | None = None
+        self.view: OperatorView | None = None
         self._progress: dict[str, Progress] = {}
-        self._keys: dict[tuple[Kind, str], list[str]] = {}  # (kind, source) -> its rows
+        self._keys: dict[tuple[ResourceKind, str], list[str]] = {}  # (kind, source) -> its rows
         self._news: Mapping[str, tuple[msg.Notice, ...]] = {}
         self._lost_since: float | None = None
         self._lost_why = ""
@@ -328,7 +328,7 @@ class ResourcesController:
         if resource.is_leaving:
             return self._leave(resource, progress, view, now_s)
         if not resource.is_held:
-            return [msg.Hold(resource)]
+            return [msg.AddFinalizer(resource)]
         row = view.rows[resource.kind].get(resource.key)
         if row is not None and row.source != resource.source:
             who = row.source or "api"
@@ -351,7 +351,7 @@ class ResourcesController:
         ]
 
     def _described(
-        self, resource: Resource, progress: Progress, row: Row | None, view: FleetView, now_s: float
+        self, resource: Resource, progress: Progress, row: FleetRow | None, view: OperatorView, now_s: float
     ) -> list[Effect]:
         if progress.refusal is not None:
             accepted: Verdict | None = progress.refusal
@@ -364,10 +364,10 @@ class ResourcesController:
                 return []  # the next look shows its row
             ready = progress.refusal or Verdict(False, "Pending", "the fleet has not taken it yet")
         else:
-            ready = TAKEN if resource.kind is Kind.TENANT else model_ready(row, row.state)
+            ready = TAKEN if resource.kind is ResourceKind.TENANT else model_ready(row, row.state)
         return self._status(resource, progress.generation, accepted, ready, now_s, row)
 
-    def _leave(self, resource: Resource, progress: Progress, view: FleetView, now_s: float) -> list[Effect]:
+    def _leave(self, resource: Resource, progress: Progress, view: OperatorView, now_s: float) -> list[Effect]:
         """Withdraw its rows, wait until they and its instances are gone, and release it."""
         mine = self._keys.get((resource.kind, resource.source), [])
         living = [one for one in view.instances.get(resource.key, ()) if not one.state.is_gone]
@@ -377,12 +377,12 @@ class ResourcesController:
                 return [msg.Withdraw(resource, key) for key in mine]
             text = progress.refusal.message if progress.refusal else progress.error or "its instances drain"
             reason = "InUse" if progress.refusal else "Leaving"
-        elif resource.kind is Kind.MODEL and living and not is_another:
+        elif resource.kind is ResourceKind.MODEL and living and not is_another:
             reason, text = "Leaving", "its instances drain"
         elif view.taken_at <= progress.called_at:
             return []
         else:
-            return [msg.Release(resource)]
+            return [msg.RemoveFinalizer(resource)]
         row = view.rows[resource.kind].get(resource.key) if mine else None
         generation = resource.status.get("observedGeneration", 0)
         return self._status(resource, generation, None, Verdict(False, reason, text), now_s, row)
@@ -394,7 +394,7 @@ class ResourcesController:
         accepted: Verdict | None,
         ready: Verdict,
         now_s: float,
-        row: Row | None,
+        row: FleetRow | None,
     ) -> list[Effect]:
         view = self.view
         instances = view.instances.get(resource.key, ()) if view and (row or resource.is_leaving) else ()
@@ -402,8 +402,8 @@ class ResourcesController:
         status = status_of(resource, generation, accepted, ready, now_s, own)
         return [msg.WriteStatus(resource, status)] if status != resource.status else []
 
-    def _announced(self, resource: Resource, row: Row | None, now_s: float) -> list[Effect]:
-        if row is None or resource.kind is not Kind.MODEL:
+    def _announced(self, resource: Resource, row: FleetRow | None, now_s: float) -> list[Effect]:
+        if row is None or resource.kind is not ResourceKind.MODEL:
             return []
         progress, fresh = self._progress[resource.uid], self._news.get(resource.key, ())
         new = [notice for notice in fresh if notice.name not in progress.announced]

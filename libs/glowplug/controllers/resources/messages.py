@@ -14,17 +14,17 @@ FINALIZER: Final = "glowplug.dev/drain"
 MANAGER: Final = "glowplug-operator"  # field owner
 
 
-class Kind(StrEnum):
+class ResourceKind(StrEnum):
     MODEL = "Model"
     TENANT = "Tenant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A custom resource. `is_leaving`: deleted; `is_held`: has our finalizer, so it exists until Release; `version`:
+    """A custom resource. `is_leaving`: deleted, and gone once our finalizer (`is_held`) is removed; `version`:
     grows with each write, 0 where the API server counts otherwise."""
 
-    kind: Kind
+    kind: ResourceKind
     namespace: str
     name: str
     uid: str
@@ -40,7 +40,7 @@ class Resource:
         """Raises KeyError, ValueError or TypeError for a document that no API server sends."""
         meta = document["metadata"]
         return cls(
-            kind=Kind(document["kind"]),
+            kind=ResourceKind(document["kind"]),
             namespace=str(meta["namespace"]),
             name=str(meta["name"]),
             uid=str(meta["uid"]),
@@ -64,7 +64,7 @@ class Resource:
     @property
     def key(self) -> str:
         """Key of its row in the fleet; "" if its name has none."""
-        if self.kind is Kind.TENANT:
+        if self.kind is ResourceKind.TENANT:
             return self.fleet_name
         try:
             return model_key(self.fleet_name)
@@ -73,13 +73,13 @@ class Resource:
 
     @property
     def body(self) -> dict[str, Any]:
-        if self.kind is Kind.TENANT:
+        if self.kind is ResourceKind.TENANT:
             return {name: value for name, value in self.spec.items() if name != "name"}
         return {**self.spec, "name": self.fleet_name}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FleetRow:
     """A model or tenant of the fleet. From `state` on, a model's fields; `refuses_cold`: requests do not wait for a
     start; `keeps_one`: an instance should always run."""
 
@@ -93,12 +93,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetView:
+class OperatorView:
     """The fleet at one look, begun at `taken_at`. `instances`: by model key, with gone ones; `etas`: seconds until a
     request that arrives now is served, by key, of models known to the router asked."""
 
     taken_at: float
-    rows: Mapping[Kind, Mapping[str, Row]]
+    rows: Mapping[ResourceKind, Mapping[str, FleetRow]]
     instances: Mapping[str, tuple[Instance, ...]] = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()
     etas: Mapping[str, float] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    kind: Kind
+    kind: ResourceKind
     resources: tuple[Resource, ...]
 
 
@@ -136,7 +136,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    view: FleetView
+    view: OperatorView
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +165,14 @@ class NotDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class AddFinalizer:
     """Set our finalizer."""
 
     resource: Resource
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class RemoveFinalizer:
     """Remove our finalizer: the API server then removes the resource."""
 
     resource: Resource

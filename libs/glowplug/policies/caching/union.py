@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from glowplug.policies.caching.mcache_importance import CacheFacts, Importance
 from glowplug.policies.caching.ordering import Ordering, Resident
-from glowplug.policies.worth import Asking, Holding, asked, away_s
+from glowplug.policies.worth import Asking, InMemory, asked, away_s
 
 
 class ByWorth(Importance):
@@ -23,11 +23,11 @@ class ByWorth(Importance):
     rule = "what is expected to save the fewest seconds a byte leaves first"
     unit = "s saved per byte"
 
-    def holding(self, resident: Resident, now_s: float) -> Holding:
+    def holding(self, resident: Resident, now_s: float) -> InMemory:
         climb_s = self._penalty_s(resident.name, resident.num_bytes)
         asking = Asking(self.rate_per_s(resident.name, now_s))
         probability = asked(asking, away_s(climb_s), times=2 if resident.has_copy else 1)
-        return Holding(name=resident.name, asked=probability, climb_s=climb_s, num_bytes=resident.num_bytes)
+        return InMemory(name=resident.name, asked=probability, climb_s=climb_s, num_bytes=resident.num_bytes)
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
         known = [(self.holding(resident, now_s).worth, resident) for resident in present]

@@ -26,7 +26,7 @@ ours, by the victims' expected cost together (policies/worth.py).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class BusyEngine:
     """One busy engine, and the queue of the model that wants its GPU."""
 
     served_s: float  # since READY
@@ -47,7 +47,7 @@ class TurnParams:
     fair_requests: int = 6  # balanced: lead at which it gives way despite a queue; 0: no counting
 
 
-def goes_on(turn: Turn, params: TurnParams = TurnParams()) -> str:
+def goes_on(turn: BusyEngine, params: TurnParams = TurnParams()) -> str:
     """Return why the engine stays for now; "" when it may be drained."""
     is_new = turn.served_s < params.turn_s
     if params.rule == "fair":

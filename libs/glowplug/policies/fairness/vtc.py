@@ -75,7 +75,7 @@ class _Prompt:
     until: float
 
 
-class Reading:
+class UnreadPrompts:
     """One model's unread prompts by ticket, in dispatch order. Times are seconds."""
 
     def __init__(self, unread_tokens: int) -> None:
@@ -246,7 +246,7 @@ class Vtc:
         self._backlog: dict[str, _Tenant] = {}
         self._num_urgent = 0
         self._running: dict[int, _Running] = {}
-        self._reading = Reading(params.unread_tokens)
+        self._reading = UnreadPrompts(params.unread_tokens)
         self.may_recall = False
         self._recalls: dict[int, _Recalls] = {}
         self._staying: set[int] = set()  # cannot give way

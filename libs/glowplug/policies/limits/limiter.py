@@ -28,7 +28,7 @@ from itertools import islice
 
 from glowplug.domain.access import AccessLimits
 from glowplug.domain.limits import ScopeUse, WindowUse
-from glowplug.policies.limits.scope import FULL_S, Left, Limit, LimiterParams, Refusal, Reservation, Scope
+from glowplug.policies.limits.scope import FULL_S, Left, Limit, LimiterParams, LimitRefusal, Reservation, Scope
 
 # One scope's counts at one router. A bucket is in seconds of its limit: it fills by a second per second, up to a
 # minute's amount, and may drop below zero. `part`, this router's part of the limit, scales both.
@@ -47,7 +47,7 @@ class Heard:
 
 
 @dataclass(slots=True, eq=False)
-class Count:
+class ScopeCount:
     """`asked_s` decays, as of `asked_at`; `asked_since_s` is the demand after that."""
 
     router_id: str
@@ -299,11 +299,11 @@ class Limiter:
     def __init__(self, router_id: str, params: LimiterParams = LimiterParams()) -> None:
         self.router_id, self.params = router_id, params
         self.peers = Peers(router_id, params)
-        self._counts: dict[str, Count] = {}  # by scope id, longest unreviewed first
-        self._changed: dict[str, Count] = {}  # to be reported, in order
+        self._counts: dict[str, ScopeCount] = {}  # by scope id, longest unreviewed first
+        self._changed: dict[str, ScopeCount] = {}  # to be reported, in order
         self._number = 0
         self._with_others_at, self._was_alone = 0.0, False
-        self.urgent: dict[str, Count] = {}
+        self.urgent: dict[str, ScopeCount] = {}
         self.on_urgent: Callable[[], None] | None = None  # called when a scope is to be reported soon
 
     def __len__(self) -> int:
@@ -311,10 +311,10 @@ class Limiter:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def admit(self, scopes: tuple[Scope, ...], tokens: int, now_s: float) -> Reservation | Refusal:
+    def admit(self, scopes: tuple[Scope, ...], tokens: int, now_s: float) -> Reservation | LimitRefusal:
         """Reserve one request with `tokens` expected of prompt and answer in all scopes, or in none. Returns the
         longest refusal."""
-        refusal: Refusal | None = None
+        refusal: LimitRefusal | None = None
         counts, known, is_whole = [], self._counts, not self.peers.silent
         for scope in scopes:
             count = known.get(scope.scope_id) or self._new(scope.scope_id, now_s)
@@ -349,11 +349,11 @@ class Limiter:
                 self._hurry(scope.scope_id, count)
         return refusal if refusal is not None else Reservation(scopes, counts, tokens)
 
-    def _is_near(self, scope: Scope, count: Count) -> bool:
+    def _is_near(self, scope: Scope, count: ScopeCount) -> bool:
         running, most = count.num_running, scope.concurrent
         return running * len(self.peers) >= most or running + count.elsewhere[0] >= most
 
-    def _hurry(self, scope_id: str, count: Count) -> None:
+    def _hurry(self, scope_id: str, count: ScopeCount) -> None:
         if len(self.peers) > 1:
             self.urgent[scope_id] = count
             if self.on_urgent is not None:
@@ -381,7 +381,7 @@ class Limiter:
             count.reserved -= reserved
             self._changed[scope.scope_id] = count
 
-    def hold(self, reservation: Reservation) -> Refusal | None:
+    def hold(self, reservation: Reservation) -> LimitRefusal | None:
         """Count a request as held, or return why not; the caller then has to `end` it. One that was sent on and
         returned is never refused."""
         if reservation.is_held or reservation.is_over:
@@ -389,7 +389,7 @@ class Limiter:
         for scope, count in zip(reservation.scopes, reservation.states, strict=True):
             most = scope.limits.queued
             if most and not reservation.was_sent and self._has_too_many(most, count, count.num_held, 1):
-                return Refusal(scope.scope_id, Limit.QUEUED, most, self.params.retry_s)
+                return LimitRefusal(scope.scope_id, Limit.QUEUED, most, self.params.retry_s)
         reservation.is_held = True
         for scope, count in zip(reservation.scopes, reservation.states, strict=True):
             count.num_held += 1
@@ -426,26 +426,28 @@ class Limiter:
                 tokens = scope.limits.tokens_per_minute, int(num + TINY_S) if num > 0 else 0, FULL_S - left_s / part
         return requests, tokens
 
-    def _refusal(self, scope: Scope, count: Count, tokens: int, now_s: float) -> Refusal | None:
+    def _refusal(self, scope: Scope, count: ScopeCount, tokens: int, now_s: float) -> LimitRefusal | None:
         """Return the refusal: a used-up window, else the longer of the minute's limits, else too many at once."""
         limits = scope.limits
-        worst: Refusal | None = None
+        worst: LimitRefusal | None = None
         if scope.request_s and (wait_s := count.wait_s(scope.request_s, count.requests_left_s)):
-            worst = Refusal(scope.scope_id, Limit.REQUESTS, limits.requests_per_minute, wait_s)
+            worst = LimitRefusal(scope.scope_id, Limit.REQUESTS, limits.requests_per_minute, wait_s)
         wanted_s = scope.token_s * tokens
         if scope.token_s and wanted_s - count.tokens_left_s > TINY_S:
             is_too_large = tokens > limits.tokens_per_minute
             wait_s = math.inf if is_too_large else count.wait_s(wanted_s, count.tokens_left_s)
             if wait_s and (worst is None or wait_s > worst.wait_s):
-                worst = Refusal(scope.scope_id, Limit.TOKENS, limits.tokens_per_minute, wait_s)
+                worst = LimitRefusal(scope.scope_id, Limit.TOKENS, limits.tokens_per_minute, wait_s)
         most = limits.concurrent
         if most and worst is None and self._has_too_many(most, count, count.num_running, 0):
-            worst = Refusal(scope.scope_id, Limit.CONCURRENT, most, self.params.retry_s)
+            worst = LimitRefusal(scope.scope_id, Limit.CONCURRENT, most, self.params.retry_s)
         if scope.has_windows:
             return self._of_windows(scope, count, tokens, self._part(count), now_s) or worst
         return worst
 
-    def _of_windows(self, scope: Scope, count: Count, tokens: int, part: float, now_s: float) -> Refusal | None:
+    def _of_windows(
+        self, scope: Scope, count: ScopeCount, tokens: int, part: float, now_s: float
+    ) -> LimitRefusal | None:
         of_day, of_month = count.used(now_s)
         if self.peers.is_cut:  # others may use their share of the use unseen here
             unseen = count.unshown(now_s)
@@ -453,22 +455,22 @@ class Limiter:
             of_month += int(unseen[1] * (1 - part) / part)
         limits, wanted = scope.limits, count.reserved + tokens
         if limits.tokens_per_month and of_month + wanted > limits.tokens_per_month:
-            return Refusal(scope.scope_id, Limit.MONTH, limits.tokens_per_month, until_next_month_s(now_s))
+            return LimitRefusal(scope.scope_id, Limit.MONTH, limits.tokens_per_month, until_next_month_s(now_s))
         if limits.tokens_per_day and of_day + wanted > limits.tokens_per_day:
-            return Refusal(scope.scope_id, Limit.DAY, limits.tokens_per_day, until_next_day_s(now_s))
+            return LimitRefusal(scope.scope_id, Limit.DAY, limits.tokens_per_day, until_next_day_s(now_s))
         return None
 
-    def _has_too_many(self, most: int, count: Count, num_here: int, kind: int) -> bool:
+    def _has_too_many(self, most: int, count: ScopeCount, num_here: int, kind: int) -> bool:
         """Whether one more exceeds the limit, or this router's share if cut off."""
         if self.peers.is_cut:
             return num_here >= max(int(most * self._part(count)), 1)
         return num_here + count.elsewhere[kind] >= most
 
-    def _part(self, count: Count) -> float:
+    def _part(self, count: ScopeCount) -> float:
         return self.peers.part(count.heard) if self.peers.silent else 1.0
 
-    def _new(self, scope_id: str, now_s: float) -> Count:
-        made = self._counts[scope_id] = Count(self.router_id, now_s, asked_at=now_s, used_at=now_s)
+    def _new(self, scope_id: str, now_s: float) -> ScopeCount:
+        made = self._counts[scope_id] = ScopeCount(self.router_id, now_s, asked_at=now_s, used_at=now_s)
         return made
 
     # -- reports ------------------------------------------------------------------------------------------------------
@@ -512,7 +514,7 @@ class Limiter:
             self._changed.pop(scope_id, None)
         return self._number, rows
 
-    def _row(self, count: Count, now_s: float, *, is_whole: bool = False) -> ScopeUse:
+    def _row(self, count: ScopeCount, now_s: float, *, is_whole: bool = False) -> ScopeUse:
         own, shown = count.own_use(), count.shown
         count.fill(self._part(count), now_s)
         windows = count.windows() if is_whole else () if own is None else (own,)
@@ -558,7 +560,7 @@ class Limiter:
             return left_s - (surplus_s - slack_s) * self.params.pull
         return left_s - surplus_s * self.params.nudge if surplus_s > -slack_s else left_s
 
-    def _is_idle(self, count: Count, now_s: float) -> bool:
+    def _is_idle(self, count: ScopeCount, now_s: float) -> bool:
         """Drop outdated parts; returns whether nothing is left to remember."""
         for router_id in [r for r in count.heard if r not in self.peers]:
             del count.heard[router_id]

@@ -41,7 +41,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class LimitRefusal:
     """Why a request is not admitted. `wait_s`: seconds until it would be; infinite above the limit itself."""
 
     scope_id: str

@@ -28,8 +28,8 @@ from glowplug.policies.placement.hydraserve_allocation import (
     AS_SOON,
     AllocationParams,
     ColdStart,
-    Layout,
     ServerOffer,
+    StageLayout,
     allocate,
     seeks_soonest,
 )
@@ -110,7 +110,7 @@ def _spread(
     request: PlaceRequest,
     view: PlacementView,
     params: HydraserveParams,
-) -> Layout | None:
+) -> StageLayout | None:
     single = allocate(start, offers, view.now_s, replace(params.allocation, max_stages=1))
     by_time = seeks_soonest(start, params.allocation)
     if single is not None and single.meets_slo and start.num_required <= 1 and not by_time:
@@ -213,7 +213,9 @@ def _offers(
     ]
 
 
-def _as_stages(layout: Layout, request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> PlaceDecision:
+def _as_stages(
+    layout: StageLayout, request: PlaceRequest, view: PlacementView, params: HydraserveParams
+) -> PlaceDecision:
     model, fleet, num_stages = request.model, view.fleet, layout.num_stages
     stages, drops = [], list[str]()
     parts = view.parts(model, num_stages)

@@ -121,7 +121,7 @@ class StagePlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class StageLayout:
     workers: tuple[StagePlace, ...]
     ttft_s: float
     tpot_s: float
@@ -140,10 +140,10 @@ class Layout:
 
 def allocate(
     start: ColdStart, servers: Sequence[ServerOffer], now_s: float, params: AllocationParams = AllocationParams()
-) -> Layout | None:
+) -> StageLayout | None:
     """Lay out one cold start. None when no server can hold it now."""
     by_time = seeks_soonest(start, params)
-    fitting: list[tuple[tuple[float, ...], Layout]] = []
+    fitting: list[tuple[tuple[float, ...], StageLayout]] = []
     rivals: list[Rival] = []
     least = start.bytes_per_gpu(params.max_stages)
     holding = [server for server in servers if _holds(server, least, start.num_gpus)]
@@ -205,7 +205,7 @@ def _scheme(
     params: AllocationParams,
     num_stages: int,
     num_full: int,
-) -> Layout | None:
+) -> StageLayout | None:
     parts, loads = _parts(start, params, num_stages)
     part, loaded = max(parts), max(loads)
     whole, low = start.bytes_per_gpu(), start.bytes_per_gpu(num_stages)
@@ -252,7 +252,7 @@ def _scheme(
     if start.slo_ttft_s == start.slo_tpot_s == math.inf:
         verdict = "and it has no objectives to meet"
     first = f"{'is' if num_stages == 1 else 'are'} expected to give the first token"
-    return Layout(
+    return StageLayout(
         workers=tuple(place for _, place in chosen),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
@@ -278,7 +278,7 @@ def _named(num_stages: int, num_full: int) -> str:
     return f"{num_stages} stages ({num_full or 'none'} with full memory)"
 
 
-def _rival(name: str, layout: Layout) -> Rival:
+def _rival(name: str, layout: StageLayout) -> Rival:
     why = "it meets the objectives" if layout.meets_slo else "it misses the objectives"
     return Rival(name=name, score=layout.ttft_s, why=why, unit="s to the first token")
 
@@ -336,6 +336,6 @@ def _gpus(server: ServerOffer, num_bytes: int, num_gpus: int) -> tuple[str, ...]
     return (min(fits)[3],) if num_gpus == 1 else tuple(sorted(one[3] for one in sorted(fits)[:num_gpus]))
 
 
-def _with_rivals(layout: Layout, rivals: list[Rival], params: AllocationParams) -> Layout:
+def _with_rivals(layout: StageLayout, rivals: list[Rival], params: AllocationParams) -> StageLayout:
     listed = sorted(rivals, key=lambda r: (r.score, r.name))[: params.max_rivals]
     return replace(layout, rivals=tuple(listed))

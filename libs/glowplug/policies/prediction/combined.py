@@ -26,14 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glowplug.domain.snapshot import Forecast, Quantile
-from glowplug.fleet.forecasts import Reading
+from glowplug.fleet.forecasts import WindowDemand
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import WindowTotals, forecast_of, reading_of
 
 # The experts of `combined`: cheap forecasts of one model, each right about some loads at some horizons.
 #
 # All use z = log(load + unit), so that an error is a ratio, and learn window by window. Shapes: K kinds of load (fields
-# of `Reading`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
+# of `WindowDemand`), H windows ahead, N experts, D windows a season (a day), k = 1..7 seasons back.
 #
 #     level      the last window; means of the last ones, of z and of the load itself; damped trends (Holt)
 #     day, week  S_k(h) + rho^h r_k                   S_k: z smoothed over some windows, k seasons before the target
@@ -557,7 +557,7 @@ class Changes:
 
 
 NAME: Final = "combined"
-UNITS: Final = np.array(Reading(1.0, 100.0, 100.0, 0.05, 0.5))
+UNITS: Final = np.array(WindowDemand(1.0, 100.0, 100.0, 0.05, 0.5))
 """Small amounts beside one request: they bound ratios at zero load."""
 MAX_LOSS: Final = 3.0
 NUM_EXPERTS: Final = len(NAMES)
@@ -656,7 +656,7 @@ class Combined:
             expected, low, high = expected_by_step[min(step, len(expected_by_step) - 1)]
             made.append(
                 forecast_of(
-                    Reading(*expected),
+                    WindowDemand(*expected),
                     self._ended_at + step * self.window_s,
                     self.window_s,
                     now_s,
@@ -668,11 +668,11 @@ class Combined:
         return tuple(made)
 
     def experts(self, kind: str = "num_requests") -> dict[str, list[tuple[float, float]]]:
-        """Return each expert's forecast of one kind (a field of `Reading`) and weight, per horizon; NaN and 0 if
+        """Return each expert's forecast of one kind (a field of `WindowDemand`) and weight, per horizon; NaN and 0 if
         unready."""
         if self._mixture is None:
             return {}
-        row = Reading._fields.index(kind)
+        row = WindowDemand._fields.index(kind)
         loads, weights = self._mixture.said(row)
         pairs = ((loads[:, at].tolist(), weights[:, at].tolist()) for at in range(len(NAMES)))
         return {name: list(zip(*pair, strict=True)) for name, pair in zip(NAMES, pairs, strict=True)}

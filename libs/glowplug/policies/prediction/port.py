@@ -10,7 +10,7 @@ from inspect import signature
 from typing import Any, ClassVar, Protocol
 
 from glowplug.domain.snapshot import Forecast, Quantile
-from glowplug.fleet.forecasts import Reading
+from glowplug.fleet.forecasts import WindowDemand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +61,20 @@ def shared(make: MakeForecaster, window_s: float, season_s: float = 0.0) -> Any:
     return None if make_alike is None else make_alike(window_s, season_s)
 
 
-NOTHING = Reading(0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = WindowDemand(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def reading_of(window: WindowTotals) -> Reading:
-    return Reading(*(float(getattr(window, kind)) for kind in Reading._fields))
+def reading_of(window: WindowTotals) -> WindowDemand:
+    return WindowDemand(*(float(getattr(window, kind)) for kind in WindowDemand._fields))
 
 
-def mean_of(readings: Collection[Reading]) -> Reading:
+def mean_of(readings: Collection[WindowDemand]) -> WindowDemand:
     count = max(1, len(readings))
-    return Reading(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
+    return WindowDemand(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
 
 
 def forecast_of(
-    expected: Reading,
+    expected: WindowDemand,
     starts_at: float,
     window_s: float,
     made_at: float,

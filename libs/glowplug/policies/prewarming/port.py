@@ -12,7 +12,7 @@ from glowplug.domain.model import Model
 from glowplug.domain.snapshot import Forecast
 from glowplug.fleet.node_index import FleetView
 from glowplug.policies.placement.warmserve_evict_aware import PrewarmStep
-from glowplug.policies.worth import Holding
+from glowplug.policies.worth import InMemory
 
 _WEIGHS = "weighs_worth"
 _Plan = TypeVar("_Plan", bound=Callable[..., Any])
@@ -34,7 +34,7 @@ class PrewarmView(FleetView):
     growth_s: Mapping[str, float] = field(default_factory=dict)  # quickest start from a replica, likewise
     last_used_at: Mapping[str, float] = field(default_factory=dict)
     climb_s: Mapping[str, float] = field(default_factory=dict)  # seconds that a replica saves a start; for `weighing`
-    holdings: Mapping[str, Holding] = field(default_factory=dict)  # worth of each dormant copy, likewise
+    holdings: Mapping[str, InMemory] = field(default_factory=dict)  # worth of each dormant copy, likewise
 
     def slots_of(self, model: Model) -> int:
         return self.slots.get(model.key, model.max_concurrency)

@@ -23,7 +23,7 @@ from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.routing.port import NONE_FREE, Balancer, BalancerParams
 from glowplug.policies.routing.prefix_index import SIMILARITY, Prefix, PrefixIndex, Slots
 from glowplug.policies.routing.preserve_load_aware import LoadAware, load_of, union_params
-from glowplug.policies.routing.tracked import Sent
+from glowplug.policies.routing.tracked import SentRequest
 
 TRUST_WEIGHT = 0.1  # of the newest report of an engine
 NUM_GONE = 16  # instances whose blocks are kept for a return from a drain
@@ -64,7 +64,7 @@ class PrefixAware(LoadAware):
             self._forget(oldest)
             del self._ready_at[oldest]
 
-    def _reads(self, ticket: int, sent: Sent, prefix: Prefix) -> None:
+    def _reads(self, ticket: int, sent: SentRequest, prefix: Prefix) -> None:
         here, instance_id = sent.at, sent.at.instance_id
         sent.found_tokens = self._found(instance_id, sent.prompt_tokens, prefix)
         sent.unread_tokens -= int(sent.found_tokens * self.trust)

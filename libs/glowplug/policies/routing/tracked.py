@@ -28,7 +28,7 @@ LONG = 4.0
 
 
 @dataclass(slots=True)
-class Reading:
+class PromptPace:
     """One instance's unread prompts, sent no faster than running answers can bear (`would_stall`).
 
     Ours, not a paper's. An engine reads all its prompts before continuing answers (vLLM's default scheduler), so in a
@@ -84,7 +84,7 @@ class Tracked:
     at_s: float  # time of `steps`
     steps: float = 0.0
     tpot_s: float = 0.0  # 0: unknown before the first answer
-    reading: Reading = field(default_factory=Reading)
+    reading: PromptPace = field(default_factory=PromptPace)
     others: Outlook = NOTHING
     is_open: bool = True
 
@@ -98,7 +98,7 @@ class Tracked:
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
+class SentRequest:
     """`first_at` is -1 before the first token."""
 
     at: Tracked
@@ -124,7 +124,7 @@ class Tracker:
     def __init__(self, params: BalancerParams) -> None:
         self.params = params
         self.instances: dict[str, Tracked] = {}
-        self.requests: dict[int, Sent] = {}
+        self.requests: dict[int, SentRequest] = {}
         self.tpot_s = params.tpot_s
         self.answers = AnswerLengths() if params.learn_lengths else None
         self._is_learned = False
@@ -178,7 +178,7 @@ class Tracker:
             return
         self._settle(here, now_s)
         here.look.add(ticket, prompt_tokens, expected_tokens)
-        sent = self.requests[ticket] = Sent(here, prompt_tokens, expected_tokens, now_s, prompt_tokens)
+        sent = self.requests[ticket] = SentRequest(here, prompt_tokens, expected_tokens, now_s, prompt_tokens)
         self._reads(ticket, sent, prefix)
         sent.to_read_tokens = here.reading.sent(sent.unread_tokens, now_s)
         self._touched(here)
@@ -273,7 +273,7 @@ class Tracker:
             return False
         return not (self.params.hold_overloaded and self._is_overloaded(here))
 
-    def _reads(self, ticket: int, sent: Sent, prefix: Prefix) -> None:
+    def _reads(self, ticket: int, sent: SentRequest, prefix: Prefix) -> None:
         """Note the blocks to be read; without prefixes, all."""
 
     def _touched(self, here: Tracked) -> None:

@@ -114,7 +114,7 @@ def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) 
     return min(there, least), f"{requests} fit {counted(there, 'instance')}"
 
 
-class Consolidation(StrEnum):
+class ConsolidationKind(StrEnum):
     DOWN = "consolidate_down"
     UP = "consolidate_up"
 
@@ -122,7 +122,7 @@ class Consolidation(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolidationDecision:
     instance_id: str
-    becomes: Consolidation
+    becomes: ConsolidationKind
     reason: str
 
 
@@ -132,7 +132,7 @@ def consolidate(pipelines: Sequence[Instance], num_whole: int, num_required: int
     decisions, left = [], num_required - num_whole
     for instance in pipelines:
         is_up = left >= max(2, instance.num_stages)
-        becomes = Consolidation.UP if is_up else Consolidation.DOWN
+        becomes = ConsolidationKind.UP if is_up else ConsolidationKind.DOWN
         need = f"{max(0, left) or 'none'} of {num_required} wanted instances {'are' if left > 1 else 'is'} missing"
         all_stages = f"so each of its {instance.num_stages} stages becomes an instance"
         reason = f"{need}, {all_stages if is_up else 'so one instance is made of its stages'}"

@@ -60,7 +60,7 @@ class ScalerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class WantedNumber:
     """The wanted number, and why. `is_cold`: from the look-ahead, not from a plan of tokens."""
 
     num_wanted: int
@@ -120,7 +120,7 @@ def algorithm_2(
     *,
     num_coming: int = 0,
     now_s: float = 0.0,
-) -> tuple[Target, ScalerState]:
+) -> tuple[WantedNumber, ScalerState]:
     """Decide the number of instances. `num_running` includes `num_coming`, not draining ones; `window` is the present
     window's number."""
     fresh, answered = overloaded(outlooks, state.answered, num_coming, now_s, params)
@@ -132,22 +132,22 @@ def algorithm_2(
             if answered and planned < num_running + len(fresh):
                 wanted, state = num_running + len(fresh), replace(state, answered=answered)
                 why = f"{why}, and {counted(len(answered), 'instance')} will be too full or was a moment ago"
-            return Target(num_wanted=wanted, reason=why), replace(state, num_planned=wanted, num_forecast=planned)
+            return WantedNumber(num_wanted=wanted, reason=why), replace(state, num_planned=wanted, num_forecast=planned)
     state = replace(state, answered=answered)
     if fresh:
         state = replace(state, num_planned=max(num_running, state.num_planned) + len(fresh))
         why = f"{listed(sorted(fresh))} will fill more than {params.overload_ratio:.0%} of the KV cache"
-        return Target(num_wanted=state.num_planned, reason=why), state
+        return WantedNumber(num_wanted=state.num_planned, reason=why), state
     calm = outlooks and all(o.peak_ratio < params.idle_ratio for _, o in outlooks)
     if calm and not state.shrunk and num_running > 1:
         wanted = max(1, state.num_forecast, math.ceil(sum(o.peak_ratio for _, o in outlooks) / params.memory_ratio))
         if wanted < num_running:
             why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
-            return Target(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)
+            return WantedNumber(num_wanted=wanted, reason=why), replace(state, shrunk=True, num_planned=wanted)
     why = "nothing is predicted, and no instance is too full or too empty"
     if predicted is not None:
         why = "the plan of this window stands"
-    return Target(num_wanted=state.num_planned, reason=why), state
+    return WantedNumber(num_wanted=state.num_planned, reason=why), state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,12 +176,12 @@ def scale(
     return settle(view, wanted, plan.reason), PreserveState(scaler=scaler)
 
 
-def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[Target, ScalerState]:
+def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> tuple[WantedNumber, ScalerState]:
     if view.forecast is None:
         return _added(view, state, "there is no forecast", params)
     predicted = _prediction(view.forecast, view.next_forecast)
     if predicted.prompt_tokens + predicted.response_tokens < 1:
-        return Target(num_wanted=0, reason="no tokens are expected of it"), state
+        return WantedNumber(num_wanted=0, reason="no tokens are expected of it"), state
     capacity = capacity_in(view.forecast)
     if capacity == Capacity():
         return _added(view, state, "no window has shown yet how many tokens an instance takes", params)
@@ -190,7 +190,7 @@ def plan_for(view: ScalingView, state: ScalerState, params: PreserveParams) -> t
 
 def _on_the_fleet(
     view: ScalingView, predicted: Forecast | None, capacity: Capacity, state: ScalerState, params: PreserveParams
-) -> tuple[Target, ScalerState]:
+) -> tuple[WantedNumber, ScalerState]:
     """Run Algorithm 2; a forecast's arrival begins a window."""
     return algorithm_2(
         max(1, view.num_coming_or_there),
@@ -205,7 +205,7 @@ def _on_the_fleet(
     )
 
 
-def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
+def _added(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[WantedNumber, ScalerState]:
     """Plan with cold data: one more for each too full instance, no fewer shortly after."""
     fresh, answered = overloaded(outlooks_of(view), state.answered, view.num_coming, view.now_s, params.scaler)
     wanted = view.num_coming_or_there + len(fresh) if answered else 0
@@ -213,16 +213,18 @@ def _added(view: ScalingView, state: ScalerState, why: str, params: PreservePara
     if answered:
         full = f"fill more than {params.scaler.overload_ratio:.0%} of the KV cache, or did a moment ago"
         said = f"{counted(len(answered), 'instance')} will {full}"
-    return Target(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
+    return WantedNumber(num_wanted=wanted, reason=f"{said}; {why}", is_cold=True), ScalerState(answered=answered)
 
 
-def _look_ahead(view: ScalingView, state: ScalerState, why: str, params: PreserveParams) -> tuple[Target, ScalerState]:
+def _look_ahead(
+    view: ScalingView, state: ScalerState, why: str, params: PreserveParams
+) -> tuple[WantedNumber, ScalerState]:
     """Section 4.3.2 alone, starting from the demand."""
     if not view.demand:
-        return Target(num_wanted=0, reason=why_now(view), is_cold=True), state
+        return WantedNumber(num_wanted=0, reason=why_now(view), is_cold=True), state
     target, after = _on_the_fleet(view, None, Capacity(), state, params)
     wanted = max(view.needed, target.num_wanted)
-    return Target(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
+    return WantedNumber(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
 
 
 def _prediction(now: Forecast, after: Forecast | None) -> Forecast:

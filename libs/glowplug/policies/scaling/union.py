@@ -32,7 +32,7 @@ from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling import hydraserve, preserve
 from glowplug.policies.scaling.baselines import why_now
 from glowplug.policies.scaling.port import ScalingView, learning, settle, worths
-from glowplug.policies.scaling.preserve import WINDOW_S, ScalerState, Target
+from glowplug.policies.scaling.preserve import WINDOW_S, ScalerState, WantedNumber
 from glowplug.policies.worth import NEVER_S, PRICE, Asking, asked, idle_worth, level
 
 # The union's plan: instances for the token forecast, made safe by its band, corrected by arrivals and missed
@@ -108,7 +108,7 @@ class PlanState:
         return self.scaler.answered
 
 
-def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[Target, PlanState]:
+def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[WantedNumber, PlanState]:
     windows = view.windows
     now = windows[0] if windows else None
     if now is None or preserve.capacity_in(now) == Capacity() or all(_tokens(one) < 1 for one in windows):
@@ -137,7 +137,7 @@ def plan_for(view: ScalingView, state: PlanState, params: PlanParams) -> tuple[T
         state = replace(state, num_held=wanted, held_until=view.now_s + start_s)
     elif wanted < min(state.num_held, there):
         wanted, reason = min(state.num_held, there), "what was asked for a moment ago has hardly served yet"
-    return Target(num_wanted=wanted, reason=reason), state
+    return WantedNumber(num_wanted=wanted, reason=reason), state
 
 
 def need(share: float, wide: float, m: float, seen: float, params: PlanParams) -> float:

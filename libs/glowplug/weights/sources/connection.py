@@ -25,7 +25,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from glowplug.weights.window import Window, WindowOf, of_socket
+from glowplug.weights.window import ReceiveWindow, WindowOf, of_socket
 
 T = TypeVar("T")
 TICK_S = 0.1  # a partly filled buffer is handed over after this
@@ -43,7 +43,7 @@ class RequestImpossible(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ConnectionLimits:
     """Seconds to connect, and without a byte; bytes of a connection's buffer; its window."""
 
     connect_s: float
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """`fill` waits for more of the body; it gives an empty view at the end."""
 
     status: int
@@ -76,14 +76,14 @@ class Connections:
     HTTPS_PROXY, NO_PROXY); certificates are checked as by httpx. Raises OSError, http.client.HTTPException and
     RequestImpossible."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._kept: defaultdict[_Route, list[_Connection]] = defaultdict(list)
         self._all: set[_Connection] = set()
         self._proxies = getproxies()
 
     @asynccontextmanager
-    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[HttpAnswer]:
         """Send one request, with user and password of `url`; the caller handles redirects."""
         route = _Route.to(url, self._proxies)
         connection = self._taken(route)
@@ -137,7 +137,7 @@ class _Route:
             raise RequestImpossible(f"a proxy of {found.scheme} is not supported")
         return cls(server, found)
 
-    def connection(self, limits: Limits) -> http.client.HTTPConnection:
+    def connection(self, limits: ConnectionLimits) -> http.client.HTTPConnection:
         """Return it unconnected. The first TLS one blocks."""
         nearest = self.proxy or self.url
         host, port = nearest.raw_host.decode("ascii"), nearest.port or _PORTS[nearest.scheme]
@@ -162,17 +162,17 @@ class _Connection:
     """One connection for the event loop. Used by one task at a time."""
 
     def __init__(self, line: "_Line") -> None:
-        self._line, self._caller = line, Caller("weights connection")
+        self._line, self._caller = line, CallThread("weights connection")
         self._used_at = 0.0
 
     @property
     def is_alive(self) -> bool:
         return time.monotonic() - self._used_at < KEPT_S and self._line.is_quiet()
 
-    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> Answer:
+    async def ask(self, method: str, url: httpx.URL, headers: Mapping[str, str]) -> HttpAnswer:
         response = await self._caller.run(lambda: self._line.ask(method, url, headers))
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.getheaders()]
-        return Answer(response.status, response.reason, httpx.Headers(raw), self._fill)
+        return HttpAnswer(response.status, response.reason, httpx.Headers(raw), self._fill)
 
     async def _fill(self) -> memoryview:
         return await self._caller.run(self._line.fill)
@@ -193,12 +193,12 @@ class _Connection:
 class _Line:
     """One connection for its thread: all methods block, except `shut`, `is_quiet` and the attributes."""
 
-    def __init__(self, route: _Route, limits: Limits) -> None:
+    def __init__(self, route: _Route, limits: ConnectionLimits) -> None:
         self._route, self._limits = route, limits
         self._http: http.client.HTTPConnection | None = None
         self._socket: Any = None
         self._poll = select.poll()
-        self._window: Window | None = None
+        self._window: ReceiveWindow | None = None
         self._response: http.client.HTTPResponse | None = None
         self._is_read_ahead = False  # http.client may hold the beginning of the body
         self._buffer = memoryview(bytearray(limits.buffer_bytes))
@@ -366,7 +366,7 @@ class _Line:
             self._socket = None
 
 
-class Caller:
+class CallThread:
     """A thread for an event loop's blocking calls. The process's end does not wait for it: a lookup or a connect may
     be slow."""
 

@@ -23,7 +23,7 @@ from glowplug.weights.source import (
     SourceOptions,
     redacted,
 )
-from glowplug.weights.sources.connection import Answer, Connections, Limits, RequestImpossible
+from glowplug.weights.sources.connection import ConnectionLimits, Connections, HttpAnswer, RequestImpossible
 
 # Allowed redirects of a web server.
 
@@ -87,7 +87,7 @@ _LINKED = "x-linked-etag"  # the object's own etag, where a hub redirects to a s
 class WebAnswer:
     """`linked_etag`: the object's, from a redirect on the way, or ""."""
 
-    response: Answer
+    response: HttpAnswer
     linked_etag: str = ""
 
 
@@ -107,7 +107,7 @@ class WebReader:
         self._shown, self._bearer = shown, bearer
         self._hosts = (*options.redirect_hosts, *hosts)
         self._connections = connections or Connections(
-            Limits(
+            ConnectionLimits(
                 connect_s=options.connect_timeout_s,
                 stall_s=options.stall_timeout_s,
                 buffer_bytes=options.chunk_bytes,
@@ -147,7 +147,7 @@ class WebReader:
                 async for chunk in stored:
                     yield chunk
 
-    def check(self, response: Answer) -> None:
+    def check(self, response: HttpAnswer) -> None:
         """Raises SourceInterrupted for a transient status, WeightsUnavailable for another failure."""
         status = response.status
         if status in PASSING or status >= 500:
@@ -155,7 +155,7 @@ class WebReader:
         if not 200 <= status < 300:
             raise WeightsUnavailable(f"{self._shown}: HTTP {status} {response.reason}")
 
-    def check_part(self, response: Answer, num_bytes: int, first_byte: int) -> None:
+    def check_part(self, response: HttpAnswer, num_bytes: int, first_byte: int) -> None:
         """Raises as `check`; SourceChanged for another part."""
         if response.status in (200, 416):
             raise SourceChanged(f"{self._shown} changed, or its server stopped serving ranges")

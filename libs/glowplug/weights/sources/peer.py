@@ -20,8 +20,8 @@ import msgspec
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.pieces import Layout, piece_digests_json, piece_digests_of
 from glowplug.weights.source import Chunk, SourceFile, SourceInterrupted, checked_relative
-from glowplug.weights.sources.connection import Answer, Connections, Limits, RequestImpossible
-from glowplug.weights.transfer import Holding, PeerBusy
+from glowplug.weights.sources.connection import ConnectionLimits, Connections, HttpAnswer, RequestImpossible
+from glowplug.weights.transfer import PeerBusy, PeerFiles
 from glowplug.weights.window import WindowOf
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -36,7 +36,7 @@ def peer_token(admin_token: str) -> str:
     )
 
 
-def holding_json(holding: Holding, layout: Layout) -> dict[str, Any]:
+def holding_json(holding: PeerFiles, layout: Layout) -> dict[str, Any]:
     return {
         "files": [[file.path, file.num_bytes, file.validator] for file in holding.files],
         "sha256": holding.sha256,
@@ -45,7 +45,7 @@ def holding_json(holding: Holding, layout: Layout) -> dict[str, Any]:
     }
 
 
-def holding_of(answer: Any) -> Holding | None:
+def holding_of(answer: Any) -> PeerFiles | None:
     """Return None for nonsense, files outside of the region, or duplicate names."""
     try:
         files = tuple(SourceFile(path=str(p), num_bytes=int(n), validator=str(v)) for p, n, v in answer["files"])
@@ -59,7 +59,7 @@ def holding_of(answer: Any) -> Holding | None:
     if len(marks) != layout.num_pieces or any(file.num_bytes < 0 for file in files):
         return None
     landed = bytes(mark == "1" for mark in marks)
-    return Holding(files=files, landed=landed, sha256=sha256, digests=piece_digests_of(pieces, layout))
+    return PeerFiles(files=files, landed=landed, sha256=sha256, digests=piece_digests_of(pieces, layout))
 
 
 class PeerRegion:
@@ -79,10 +79,10 @@ class PeerRegion:
         self._path = f"/v1/regions/{digest}"
         self._url, self._token = url, {"Authorization": f"Bearer {token}"} if token else {}
         self._connections = Connections(
-            Limits(connect_s=CONNECT_S, stall_s=stall_s, buffer_bytes=chunk_bytes, window=window)
+            ConnectionLimits(connect_s=CONNECT_S, stall_s=stall_s, buffer_bytes=chunk_bytes, window=window)
         )
 
-    async def look(self, *, again: bool = False) -> Holding | None:
+    async def look(self, *, again: bool = False) -> PeerFiles | None:
         asked = f"{self._path}?digests={str(not again).lower()}"
         async with self._ask(asked, {}) as answer:
             if answer.status == 404:
@@ -107,7 +107,7 @@ class PeerRegion:
                     yield chunk
 
     @asynccontextmanager
-    async def _ask(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+    async def _ask(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[HttpAnswer]:
         try:
             url = httpx.URL(self._url).join(path)
             async with self._connections.ask("GET", url, {**headers, **self._token}) as answer:
@@ -119,7 +119,7 @@ class PeerRegion:
         await self._connections.close()
 
 
-def _check(name: str, answer: Answer, status: int) -> None:
+def _check(name: str, answer: HttpAnswer, status: int) -> None:
     if answer.status != status:
         kind = PeerBusy if answer.status in (409, 503) else SourceInterrupted
         raise kind(f"{name}: HTTP {answer.status} {answer.reason}")

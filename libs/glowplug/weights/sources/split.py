@@ -8,7 +8,7 @@ from contextlib import aclosing
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.domain.gguf import MAX_HEADER_BYTES, NeedMore
 from glowplug.weights.source import Chunk, Source, SourceChanged, SourceFile, SourceInfo, SourceInterrupted, redacted
-from glowplug.weights.split_gguf import JoinedGguf, NotJoinable, Part, join, read_part
+from glowplug.weights.split_gguf import GgufPart, JoinedGguf, NotJoinable, join, read_part
 
 _FIRST_BYTES = 1 << 16  # of a part's head; the first one's takes some megabytes, with the vocabulary
 _AT_ONCE = 8
@@ -32,7 +32,7 @@ class SplitSource:
         """Find a missing or foreign part here."""
         turns = asyncio.Semaphore(_AT_ONCE)
 
-        async def of_part(number: int) -> tuple[SourceFile, Part]:
+        async def of_part(number: int) -> tuple[SourceFile, GgufPart]:
             async with turns:
                 return await self._part(number)
 
@@ -53,7 +53,7 @@ class SplitSource:
         self._joined = joined, files, whole
         return SourceInfo(files=(whole,), ranges=True)
 
-    async def _part(self, number: int) -> tuple[SourceFile, Part]:
+    async def _part(self, number: int) -> tuple[SourceFile, GgufPart]:
         where = f"part {number + 1} of {len(self._sources)}"
         try:
             info = await self._sources[number].probe()

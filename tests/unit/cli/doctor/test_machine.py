@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.cli.doctor import machine
 from glowplug.cli.doctor.findings import Finding, Level
-from glowplug.cli.doctor.machine import Limits, Program
+from glowplug.cli.doctor.machine import ProcessLimits, Program
 from glowplug.runtime.supervisor.settings import FleetSettings
 
 
@@ -45,10 +45,10 @@ VARIABLE = "GLOWPLUG_NODES: must be less, not '99'"
         (OK, "up to 65536", machine.open_files(65536)),
         (FAIL, "at most 256", machine.open_files(256)),
         (WARN, "at most 1024", machine.open_files(1024)),
-        (OK, "2 of 8 cores", machine.cgroup(Limits(memory_bytes=16 * GIB, cpus=2.0, pids=4096), 8)),
-        (OK, "no limits", machine.cgroup(Limits(), 8)),
-        (WARN, "512 MiB", machine.cgroup(Limits(memory_bytes=512 << 20), 8)),
-        (WARN, "100 processes", machine.cgroup(Limits(pids=100), 8)),
+        (OK, "2 of 8 cores", machine.cgroup(ProcessLimits(memory_bytes=16 * GIB, cpus=2.0, pids=4096), 8)),
+        (OK, "no limits", machine.cgroup(ProcessLimits(), 8)),
+        (WARN, "512 MiB", machine.cgroup(ProcessLimits(memory_bytes=512 << 20), 8)),
+        (WARN, "100 processes", machine.cgroup(ProcessLimits(pids=100), 8)),
         (OK, "works", machine.loopback("", ("127.0.0.1", "::1"))),
         (FAIL, "unreachable", machine.loopback("Network is unreachable", ("127.0.0.1",))),
         (WARN, "`localhost` is ::1", machine.loopback("", ("::1",))),

@@ -10,7 +10,7 @@ from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.commands import ConsolidateInstance, StopInstance
 from glowplug.events.facts import InstanceReady
 from glowplug.policies.scaling import hydraserve
-from glowplug.policies.scaling.hydraserve import Consolidation, consolidate
+from glowplug.policies.scaling.hydraserve import ConsolidationKind, consolidate
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 from tests.unit.controllers.autoscaler import rig
 
@@ -142,5 +142,5 @@ def test_a_draining_pipeline_is_left_alone():
 def test_groups_are_decided_on_together_oldest_first(required, whole, expected):
     groups = [a_pipeline("x")[0], a_pipeline("y")[0]]
     made = consolidate(groups, whole, required)
-    wanted = [Consolidation.UP if letter == "U" else Consolidation.DOWN for letter in expected]
+    wanted = [ConsolidationKind.UP if letter == "U" else ConsolidationKind.DOWN for letter in expected]
     assert [d.becomes for d in made] == wanted and [d.instance_id for d in made] == ["x", "y"]

@@ -7,21 +7,21 @@ import pytest
 
 from glowplug.controllers.resources import messages as msg
 from glowplug.controllers.resources.controller import LOST_S, MOST_S, REFUSED_S, ResourcesController
-from glowplug.controllers.resources.messages import FleetView, Kind, Resource, Row
+from glowplug.controllers.resources.messages import FleetRow, OperatorView, Resource, ResourceKind
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, Worker
 
 NOW = 1_800_000_000.0
 
 
-def resource(name: str = "writer", kind: Kind = Kind.MODEL, **more: Any) -> Resource:
+def resource(name: str = "writer", kind: ResourceKind = ResourceKind.MODEL, **more: Any) -> Resource:
     given: dict[str, Any] = {"namespace": "team", "uid": f"u-{name}", "version": 0, "generation": 1}
     given |= {"is_leaving": False, "is_held": True, "spec": {"engine": "emulated"}, "status": {}}
     return Resource(kind=kind, name=name, **(given | more))
 
 
-def row(key: str = "writer", source: str = "kubernetes:team/writer", **more: Any) -> Row:
-    return Row(key=key, source=source, **({"state": "cold"} | more))
+def row(key: str = "writer", source: str = "kubernetes:team/writer", **more: Any) -> FleetRow:
+    return FleetRow(key=key, source=source, **({"state": "cold"} | more))
 
 
 def instance(state: InstanceState = InstanceState.READY, **more: Any) -> Instance:
@@ -30,15 +30,17 @@ def instance(state: InstanceState = InstanceState.READY, **more: Any) -> Instanc
     return Instance(state=state, workers=(worker,), **(given | {"ready_at": NOW, "changed_at": NOW} | more))
 
 
-def view(*rows: Row, at: float = NOW, kind: Kind = Kind.MODEL, **more: Any) -> FleetView:
-    tables: dict[Kind, dict[str, Row]] = {one: {} for one in Kind} | {kind: {one.key: one for one in rows}}
-    return FleetView(taken_at=at, rows=tables, **more)
+def view(*rows: FleetRow, at: float = NOW, kind: ResourceKind = ResourceKind.MODEL, **more: Any) -> OperatorView:
+    tables: dict[ResourceKind, dict[str, FleetRow]] = {one: {} for one in ResourceKind} | {
+        kind: {one.key: one for one in rows}
+    }
+    return OperatorView(taken_at=at, rows=tables, **more)
 
 
 class Driven:
     """A controller with a clock and the API server's part: writes are seen again."""
 
-    def __init__(self, *resources: Resource, seen: FleetView | None = None) -> None:
+    def __init__(self, *resources: Resource, seen: OperatorView | None = None) -> None:
         self.controller, self.now_s = ResourcesController(), NOW
         self.say(msg.Looked(seen or view()))
         for one in resources:
@@ -47,7 +49,7 @@ class Driven:
     def say(self, stimulus: Any) -> list[Any]:
         return self.controller.handle(stimulus, self.now_s)
 
-    def later(self, seconds: float, *rows: Row, **more: Any) -> list[Any]:
+    def later(self, seconds: float, *rows: FleetRow, **more: Any) -> list[Any]:
         self.now_s += seconds
         return self.say(msg.Looked(view(*rows, at=self.now_s, **more)))
 
@@ -72,7 +74,7 @@ def kinds(effects: list[Any]) -> list[str]:
 def test_a_resource_is_held_before_the_fleet_hears_of_it_and_declared_once() -> None:
     new = resource(is_held=False)
     driven = Driven()
-    assert driven.say(msg.Seen(new)) == [msg.Hold(new)]
+    assert driven.say(msg.Seen(new)) == [msg.AddFinalizer(new)]
     held = replace(new, is_held=True)
     assert driven.say(msg.Seen(held)) == [msg.Declare(held)]
     assert held.body == {"engine": "emulated", "name": "writer"}
@@ -105,7 +107,7 @@ def test_status_says_where_a_hot_model_is_and_keeps_the_time_of_what_did_not_cha
         (row(state="warm"), "True Warm"),
     ],
 )
-def test_ready_means_that_a_request_is_answered(seen: Row, ready: str) -> None:
+def test_ready_means_that_a_request_is_answered(seen: FleetRow, ready: str) -> None:
     driven = Driven(resource())
     driven.answer()
     assert reasons(driven.write(driven.later(1, seen)))["Ready"] == ready
@@ -117,7 +119,9 @@ def test_what_another_source_declares_is_not_adopted(other: str) -> None:
     status = driven.write(driven.say(msg.Seen(resource())))
     assert reasons(status) == {"Accepted": "False Conflict", "Ready": "False Conflict"}
     assert other in status["conditions"][0]["message"]
-    assert driven.say(msg.Seen(resource(is_leaving=True))) == [msg.Release(resource(is_leaving=True))], "nor removed"
+    assert driven.say(msg.Seen(resource(is_leaving=True))) == [msg.RemoveFinalizer(resource(is_leaving=True))], (
+        "nor removed"
+    )
     free = Driven(resource(), seen=view(row(source=other)))
     assert kinds(free.later(1)) == ["Declare"], "the name is free now"
 
@@ -165,12 +169,12 @@ def test_a_deleted_model_drains_before_it_is_let_go() -> None:
     leaving = resource(is_leaving=True)
     driven = Driven(seen=view(row(state="hot")))
     assert driven.say(msg.Seen(leaving)) == [msg.Withdraw(leaving, "writer")]
-    assert "Release" not in kinds(driven.answer()), "the last look is older than the answer"
+    assert "RemoveFinalizer" not in kinds(driven.answer()), "the last look is older than the answer"
     draining = {"writer": (instance(InstanceState.DRAINING),)}
     status = driven.write(driven.later(1, instances=draining))
     assert reasons(status)["Ready"] == "False Leaving" and status["where"] == "node-1"
     ended = {"writer": (instance(InstanceState.STOPPED),)}
-    assert kinds(driven.later(1, instances=ended)) == ["Release"]
+    assert kinds(driven.later(1, instances=ended)) == ["RemoveFinalizer"]
 
 
 def test_a_deleted_base_waits_for_its_adapters_and_a_tenant_for_its_keys() -> None:
@@ -184,8 +188,8 @@ def test_a_deleted_base_waits_for_its_adapters_and_a_tenant_for_its_keys() -> No
 def test_a_watch_that_is_behind_changes_nothing() -> None:
     driven = Driven(resource(version=12))
     assert driven.say(msg.Seen(resource(version=11, is_held=False))) == []
-    assert driven.say(msg.Listed(Kind.MODEL, ())) == [] and not driven.controller.resources
-    assert driven.say(msg.Listed(Kind.MODEL, (resource(version=3),))) != [], "a list is the truth"
+    assert driven.say(msg.Listed(ResourceKind.MODEL, ())) == [] and not driven.controller.resources
+    assert driven.say(msg.Listed(ResourceKind.MODEL, (resource(version=3),))) != [], "a list is the truth"
 
 
 def decision(kind: str, chosen: str, model: str = "writer", made_at: float = NOW) -> DecisionRecord:
@@ -219,11 +223,11 @@ def test_events_tell_of_starts_evictions_and_failures_once_and_with_the_reason()
 
 
 def test_a_tenant_is_put_without_its_name() -> None:
-    acme = resource("acme", Kind.TENANT, spec={"name": "Acme", "weight": 2.0})
+    acme = resource("acme", ResourceKind.TENANT, spec={"name": "Acme", "weight": 2.0})
     driven = Driven()
     assert driven.say(msg.Seen(acme)) == [msg.Declare(acme)]
     assert (acme.key, acme.body) == ("Acme", {"weight": 2.0})
     driven.answer(name="acme")
     mine = row("Acme", "kubernetes:team/acme", num_keys=3)
-    status = driven.write(driven.later(1, mine, kind=Kind.TENANT))
+    status = driven.write(driven.later(1, mine, kind=ResourceKind.TENANT))
     assert status["keys"] == 3 and reasons(status) == {"Accepted": "True Deployed", "Ready": "True Deployed"}

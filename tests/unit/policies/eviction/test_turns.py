@@ -2,7 +2,7 @@
 
 import pytest
 
-from glowplug.policies.eviction.turns import ModelDemand, Shares, Turn, TurnParams, account, goes_on
+from glowplug.policies.eviction.turns import BusyEngine, ModelDemand, Shares, TurnParams, account, goes_on
 
 BALANCED = TurnParams(rule="balanced")
 
@@ -16,7 +16,7 @@ def turn(**fields):
         "arriving_per_s": 0.0,
         "num_wanting": 3,
     }
-    return Turn(**(given | fields))
+    return BusyEngine(**(given | fields))
 
 
 def test_fair_turns_last_their_time_whatever_the_queues_are():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from glowplug.domain.access import AccessLimits
 from glowplug.domain.limits import ScopeUse
 from glowplug.policies.limits.limiter import Limiter
-from glowplug.policies.limits.scope import Refusal, Reservation, Scope
+from glowplug.policies.limits.scope import LimitRefusal, Reservation, Scope
 
 START_S = 1_790_000_000.0
 REPORT_EVERY_S, REPORT_SOONEST_S = 0.5, 0.05
@@ -18,13 +18,13 @@ def scopes(scope_id: str = "tenant/acme", **limits: int) -> tuple[Scope, ...]:
     return (Scope(scope_id, AccessLimits(**limits)),)
 
 
-def expect_admitted(answer: Reservation | Refusal) -> Reservation:
+def expect_admitted(answer: Reservation | LimitRefusal) -> Reservation:
     assert isinstance(answer, Reservation), answer
     return answer
 
 
-def expect_refused(answer: Reservation | Refusal | None) -> Refusal:
-    assert isinstance(answer, Refusal)
+def expect_refused(answer: Reservation | LimitRefusal | None) -> LimitRefusal:
+    assert isinstance(answer, LimitRefusal)
     return answer
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from glowplug.fleet.forecasts import Reading
+from glowplug.fleet.forecasts import WindowDemand
 from glowplug.policies.prediction.combined import NAMES, UNITS, Alike, Combined, Experts, Mixture, prior_of
 from glowplug.policies.prediction.learned import CombinedParams
 from glowplug.policies.prediction.port import Forecaster, WindowTotals
@@ -212,5 +212,5 @@ def test_changes_that_say_nothing_are_not_learned():
 
 def test_memory_is_bounded_by_the_windows_kept():
     experts = Experts(len(UNITS), 1440, UNITS, 12, 4032)
-    assert experts.num_days == 2 and experts._past.shape == (len(Reading._fields), 2 * 1440 + 2)
+    assert experts.num_days == 2 and experts._past.shape == (len(WindowDemand._fields), 2 * 1440 + 2)
     assert prior_of(24)[11:].tolist() == [prior_of(12)[11].tolist()] * 13

@@ -13,7 +13,7 @@ from glowplug.policies.prewarming.baselines import nothing
 from glowplug.policies.prewarming.port import PrewarmView, reads_profile, weighs_worth
 from glowplug.policies.prewarming.warmserve import LayerProfile, first_layers, first_layers_bytes
 from glowplug.policies.registry import choose
-from glowplug.policies.worth import Holding
+from glowplug.policies.worth import InMemory
 from glowplug_lab.policies.keep_last import keep_last
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
@@ -201,7 +201,7 @@ def weighed(*nodes, worths=None, **fields):
     """As the placer tells the union: a start from a replica saves 1 s, and copies have these `worths`."""
     models = {model.key for model in fields.get("models", (A,))}
     holdings = {
-        name: Holding(name=name, asked=worth, climb_s=1.0, num_bytes=1, idle_worth=worth / 60)
+        name: InMemory(name=name, asked=worth, climb_s=1.0, num_bytes=1, idle_worth=worth / 60)
         for name, worth in (worths or {}).items()
     }
     return seen(*nodes, **({"climb_s": dict.fromkeys(models, 1.0), "holdings": holdings} | fields))

@@ -9,7 +9,7 @@ import pytest
 from glowplug.domain.snapshot import ClassLoad, Forecast, Outlook, Quantile
 from glowplug.policies.scaling import union
 from glowplug.policies.scaling.port import ScalingView
-from glowplug.policies.scaling.preserve import Target
+from glowplug.policies.scaling.preserve import WantedNumber
 from glowplug.policies.scaling.union import PlanParams, PlanState
 from tests.fleet_builder import a_model
 from tests.unit.policies.scaling.rig import a_forecast, load, outlooks, ready
@@ -40,7 +40,7 @@ def windows(*needs: float, ratio: float = 0.0, made_at: float = 100.0, width_s: 
 def asked(
     expected: tuple[Forecast, ...], num: int = 1, now_s: float = 100.0, *, state: PlanState | None = None,
     params: PlanParams = PLAIN, **fields: object,
-) -> tuple[Target, PlanState]:  # fmt: skip
+) -> tuple[WantedNumber, PlanState]:  # fmt: skip
     given: dict[str, object] = {"load": load(i1=1), "start_s": 30.0} | fields
     view = ScalingView(now_s=now_s, model=a_model(max_instances=16), instances=tuple(ready(num)), windows=expected,
                        forecast=expected[0] if expected else None, **given)  # type: ignore[arg-type]  # fmt: skip
