@@ -15,6 +15,7 @@ Commands of the blocks after it (times in seconds):
     again TYPE/ID                             an event comes once more
     instance.STATE ID [MODEL] [FIELD=VALUE]   an instance's row changes, and a fact says it
     row ID MODEL STATE [FIELD=VALUE ...]      it changes unsaid; row TABLE KEY FIELD=VALUE edits another table
+    leader SERVICE EPOCH                      a leader's row changes, unsaid
     lose TABLE [KEY ...]                      rows leave the store; all of them
     table NAME                                the controller reads a table of the store
     MESSAGE [VALUE ...] [FIELD=VALUE ...]     one of the controller's own (messages.py)
@@ -36,6 +37,7 @@ import msgspec
 
 from glowplug.controllers.port import Controller
 from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.facts import InstanceFailed
@@ -124,6 +126,10 @@ class Script:
         else:
             instance_id, model, state, *rest = words
             self.put(instance_id, InstanceState(state), [model, *rest])
+
+    def do_leader(self, service: str, epoch: str) -> None:
+        leader = Leader(service=service, service_id=f"{service}-2", url="", epoch=int(epoch), since=0.0)
+        self.plane.store.setdefault("leaders", {})[service] = leader
 
     def do_lose(self, table: str, *keys: str) -> None:
         rows = self.plane.store[table]

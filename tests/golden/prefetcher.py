@@ -21,6 +21,7 @@ from tests.golden.one import NODE
 
 
 class Script(one.Script):
+    begin_s: ClassVar[float] = 100.0
     stimuli: ClassVar[Sequence[Any]] = (messages,)
     GIVEN: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "FetchWeights": {"target": NODE},
