@@ -137,7 +137,7 @@ class Recorded:
             found = getattr(value, field.name)
             is_bare = is_bare and _default(field) is MISSING and (isinstance(found, str | Event) or self._known(found))
             is_hidden = field.name in without or (field.name in MOMENTS and found == self.now_s)
-            if found == _default(field) or is_hidden or (_is_list(found) and not lists):
+            if _rounded(found) == _default(field) or is_hidden or (_is_list(found) and not lists):
                 continue
             words.append(self.text(found) if is_bare else f"{field.name}={self.text(found)}")
         return " ".join(words)
@@ -155,7 +155,7 @@ class Recorded:
             case Enum():
                 return str(value.value)
             case float():
-                return repr(round(value, 3)).removesuffix(".0")
+                return repr(_rounded(value)).removesuffix(".0")
             case str():
                 return repr(value) if " " in value or not value else value
             case Event():
@@ -212,6 +212,11 @@ def _ids(value: Any) -> Iterator[str]:
 
 def _default(field: "Field[Any]") -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _rounded(value: Any) -> Any:
+    """Round a float, so that a trace does not depend on the machine."""
+    return round(value, 3) + 0.0 if isinstance(value, float) else value
 
 
 def _is_list(value: Any) -> bool:

@@ -7,6 +7,7 @@ The first block declares; values of fields are words without spaces, or in quote
     params FIELD=VALUE ...                    of the controller
     model NAME FIELD=VALUE ...                of Model; in the store too
 Commands of the blocks after it (times in seconds):
+    model NAME FIELD=VALUE ...                it changes, unsaid
     after SECONDS                             time passes, and the controller is not told
     tick [SECONDS [COUNT]]                    time passes, and a tick follows; COUNT times
     TYPE [VALUE ...] [FIELD=VALUE ...]        an event; its required fields in order, others by name;
@@ -14,10 +15,12 @@ Commands of the blocks after it (times in seconds):
     again TYPE/ID                             an event comes once more
     instance.STATE ID [MODEL] [FIELD=VALUE]   an instance's row changes, and a fact says it
     row ID MODEL STATE [FIELD=VALUE ...]      it changes unsaid; row TABLE KEY FIELD=VALUE edits another table
+    leader SERVICE EPOCH                      a leader's row changes, unsaid
     lose TABLE [KEY ...]                      rows leave the store; all of them
     table NAME                                the controller reads a table of the store
     MESSAGE [VALUE ...] [FIELD=VALUE ...]     one of the controller's own (messages.py)
     restart                                   the process is killed and comes back
+    fresh [DECLARATION; ...]                  all begins anew, with these declarations beside the first
 An effect is a line. A row is shown by its changes since it was shown last.
 """
 
@@ -34,6 +37,7 @@ import msgspec
 
 from glowplug.controllers.port import Controller
 from glowplug.domain.instance import Instance, InstanceState, Worker
+from glowplug.domain.lease import Leader
 from glowplug.domain.model import Model, WeightsRef
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.facts import InstanceFailed
@@ -54,9 +58,10 @@ class Script:
     GIVEN: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # class -> fields that scripts leave out
 
     def __init__(self, declarations: Iterable[str]) -> None:
+        self._first = tuple(declarations)
         self.params: list[str] = []
         self.models: dict[str, Model] = {}
-        for line in declarations:
+        for line in self._first:
             verb, *words = _split(line)
             getattr(self, f"declare_{verb}")(*words)
         self.plane = Recorded(self.make(), self.begin_s, keeps=True)
@@ -72,7 +77,9 @@ class Script:
     def run(self, command: str) -> list[str]:
         verb, *words = _split(command)
         self.plane.lines = []
-        if verb in INSTANCE_FACTS:
+        if verb == "fresh":
+            self.fresh(command.removeprefix("fresh").strip())
+        elif verb in INSTANCE_FACTS:
             self.instance(verb, *words)
         elif verb in PAYLOADS:
             self.event(verb, *words)
@@ -92,6 +99,15 @@ class Script:
         }  # fmt: skip
         self.models[name] = self.built(Model, words, self.models.get(name, given))
 
+    def fresh(self, declarations: str) -> None:
+        first = self._first
+        type(self).__init__(self, [*first, *(declarations.split("; ") if declarations else [])])
+        self._first = first
+
+    def do_model(self, name: str, *words: str) -> None:
+        self.declare_model(name, *words)
+        self.plane.store["models"][name] = self.models[name]
+
     def do_after(self, seconds: str) -> None:
         self.plane.now_s += float(seconds)
 
@@ -110,6 +126,10 @@ class Script:
         else:
             instance_id, model, state, *rest = words
             self.put(instance_id, InstanceState(state), [model, *rest])
+
+    def do_leader(self, service: str, epoch: str) -> None:
+        leader = Leader(service=service, service_id=f"{service}-2", url="", epoch=int(epoch), since=0.0)
+        self.plane.store.setdefault("leaders", {})[service] = leader
 
     def do_lose(self, table: str, *keys: str) -> None:
         rows = self.plane.store[table]
@@ -144,6 +164,8 @@ class Script:
         }  # fmt: skip
         given = _fields(given) | {"state": state, "revision": (before.revision if before else 0) + 1}
         given["changed_at"] = self.plane.now_s
+        if words and "=" not in words[0]:
+            given["model_key"], words = words[0], words[1:]
         row: Instance = self.built(Instance, words, given)
         rows[instance_id] = row
         return row
@@ -168,8 +190,9 @@ class Script:
         named = [word for word in words if _name(word, hints)]
         values |= {} if given is None else _fields(given)
         bare = [word for word in words if word not in named]
-        free = [name for name in _required(cls) if name not in values] or list(hints)
+        free = [name for name in _required(cls) if name not in values]
         free += [name for name in hints if name not in free and name not in values]
+        assert len(bare) <= len(free), f"{cls.__name__} has no fields for {bare[len(free) :]}"
         pairs = [*zip(free, bare, strict=False), *(word.split("=", 1) for word in named)]
         inner: dict[str, list[str]] = {}
         for name, text in pairs:

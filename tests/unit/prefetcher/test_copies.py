@@ -16,14 +16,15 @@ from glowplug.controllers.effects import Publish, Tick
 from glowplug.controllers.prefetcher.controller import PrefetcherController
 from glowplug.controllers.prefetcher.params import PrefetcherParams
 from glowplug.domain.model import WeightsRef
+from glowplug.events.commands import FetchWeights
 from glowplug.events.facts import WeightsFetched
 from glowplug.services.prefetcher.fetcher import Fetcher
 from glowplug.services.prefetcher.metrics import PrefetcherMetrics
 from glowplug.weights import disk
 from glowplug.weights.disk import DiskCopies
 from glowplug.weights.region import Region, region_digest
+from tests.fleet_builder import an_event
 from tests.small_disk import small_disk
-from tests.unit.controllers.prefetcher.test_prefetcher import fetch
 from tests.waiting import WAIT_S
 from tests.weight_servers import WeightServer
 
@@ -64,7 +65,8 @@ class Node:
 
     async def bring(self, ref: WeightsRef) -> None:
         num = len(self.sources)
-        await self.step(fetch(ref))
+        command = FetchWeights(target="node-1", model_key="m", weights=ref)
+        await self.step(an_event(command, issuer="placer-1", epoch=1))
         await self.until(lambda: len(self.sources) > num)
 
     async def copy(self) -> None:

@@ -1,19 +1,15 @@
-"""The rate of requests in the cache order."""
+"""Requests and seconds as a prefetcher counts them, for the order of its cache."""
 
 import pytest
 
-from glowplug.controllers.prefetcher import messages as msg
+from glowplug.controllers.prefetcher.cache import FetchSeconds
 from glowplug.controllers.prefetcher.controller import ROUTER_KEPT_S, Arrivals, PrefetcherController
-from glowplug.controllers.prefetcher.params import IMPORTANCE, PrefetcherParams
+from glowplug.controllers.prefetcher.params import IMPORTANCE, PrefetcherParams, SecondsParams
 from glowplug.controllers.prefetcher.reads import reads_of
-from glowplug.domain.model import WeightsRef
+from glowplug.domain.errors import BadRequest
 from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.facts import ModelDeployed, RouterLoadReported
+from glowplug.events.facts import RouterLoadReported
 from glowplug.weights.region import region_digest
-from tests.fleet_builder import a_model, an_event
-from tests.unit.controllers.prefetcher.test_prefetcher import bring, fetch, only
-
-A, B, C = (WeightsRef(uri=f"http://w/{name}") for name in "abc")
 
 
 def report(router_id: str = "router-1", num_parts: int = 1, **num_arrived: int) -> RouterLoadReported:
@@ -61,22 +57,33 @@ def test_a_router_that_is_silent_for_long_is_forgotten() -> None:
     assert arrivals.take(report(a=3), 2 * ROUTER_KEPT_S + 1) == {}
 
 
-@pytest.mark.parametrize(("caching", "victim"), [("mcache", "b"), ("mcache:counts=uses", "a"), ("lru", "a")])
-def test_weights_with_requests_stay_though_they_were_started_once(caching: str, victim: str) -> None:
-    params = PrefetcherParams(capacity_bytes=100, caching=caching)
-    prefetcher = PrefetcherController("node-1", params, digest_of=region_digest)
-    for name, ref in (("a", A), ("b", B), ("c", C)):
-        prefetcher.handle(an_event(ModelDeployed(model=a_model(name, weights=ref))), 0.0)
-    prefetcher.handle(an_event(report(a=0, b=0, c=0)), 0.5)
-    bring(prefetcher, A, 50, 1.0)
-    bring(prefetcher, B, 50, 2.0)
-    for at in (3.0, 4.0):
-        prefetcher.handle(fetch(B), at)
-    prefetcher.handle(an_event(report(a=100, b=3, c=1)), 5.0)
-    dropped = only(bring(prefetcher, C, 50, 6.0), msg.DropRegion)
-    assert dropped.digest == region_digest({"a": A, "b": B}[victim])
-
-
 def test_reports_are_read_only_by_an_order_that_counts_requests() -> None:
     for caching, is_read in (("mcache", True), ("mcache:counts=uses", False), ("lru", False)):
         assert (RouterLoadReported in reads_of(caching, IMPORTANCE).telemetry) is is_read, caching
+
+
+def test_an_unknown_order_is_named() -> None:
+    with pytest.raises(BadRequest, match="no caching policy named 'fifo'") as caught:
+        PrefetcherController("node-1", PrefetcherParams(capacity_bytes=1, caching="fifo"), digest_of=region_digest)
+    assert caught.value.param == "policy_caching"
+
+
+def test_the_measured_first_then_the_pace_of_its_source_then_a_guess() -> None:
+    seconds = FetchSeconds(SecondsParams(newest=0.5, bytes_per_s=100.0))
+    assert seconds.expected("a", 500) == pytest.approx(5.0)
+    seconds.measured("a", 100, 4.0, "http")
+    assert seconds.expected("a", 100) == pytest.approx(4.0)
+    assert seconds.expected("a", 200) == pytest.approx(8.0), "its source gives 25 bytes a second"
+    assert seconds.expected("b", 200) == pytest.approx(8.0)
+    seconds.measured("a", 100, 2.0, "http")
+    assert seconds.expected("a", 100) == pytest.approx(3.0)
+
+
+def test_no_time_is_no_measurement_and_memory_is_bounded() -> None:
+    seconds = FetchSeconds(SecondsParams(max_digests=2, bytes_per_s=100.0))
+    seconds.measured("a", 100, 0.0, "file")
+    assert seconds.expected("a", 100) == pytest.approx(1.0)
+    for at, name in enumerate("abc"):
+        seconds.measured(name, 100, 1.0 + at, "file")
+    assert seconds.expected("c", 100) == pytest.approx(3.0)
+    assert seconds.expected("a", 100) == seconds.expected("unseen", 100) != pytest.approx(1.0)
