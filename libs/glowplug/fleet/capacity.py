@@ -283,13 +283,13 @@ class FleetCapacity:
 
     def gone_before(self, before_s: float) -> list[Instance]:
         """Dequeue the instances gone since before that time."""
-        found = []
+        found = dict[str, Instance]()
         while self._gone and self._gone[0][0] < before_s:
             _, instance_id = heapq.heappop(self._gone)
             row = self._rows.get(instance_id)
             if row is not None and row.state.is_gone and row.changed_at < before_s:
-                found.append(row)
-        return found
+                found[instance_id] = row
+        return list(found.values())
 
     def _list(self, row: Instance) -> None:
         if row.part_of:

@@ -558,7 +558,7 @@ class AutoscalerController:
         effects: list[Effect] = []
         put_away = record.kept.put_away
         for instance_id in [i for i in record.starts if only in (None, Rung.READY, put_away.get(i))]:
-            effects.append(self._without_policy(record, reason, chosen, now_s, policy, instance_id))
+            effects.append(self._without_policy(record, reason, "cancel", now_s, policy, instance_id))
             effects.append(self._cancel(record, instance_id, reason))
         for instance in self.instances.living(record.key).values():
             if (becomes != "stopped" and instance.state.is_dormant) or not record.kept.is_at(instance, only):

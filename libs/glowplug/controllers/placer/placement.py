@@ -30,6 +30,7 @@ class MakingSpace:
     stage: StageDecision
     victims: tuple[str, ...]
     asked_at: float
+    sent_at: float  # the stops, for the last time
 
 
 @dataclass(slots=True)

@@ -193,7 +193,7 @@ class Placing:
         2. There is room: start, unless an engine of the model sleeps elsewhere (6, 7).
         3. No node could ever take it: refuse, once nodes have had time to join.
         4. It waits for free memory: nothing leaves for it.
-        5. Instances were asked to leave a moment ago, or nobody knows yet who is idle: wait.
+        5. Instances were asked to leave (again where no agent answers), or nobody knows yet who is idle: wait.
         6. To wait for the sleeper's GPU saves nothing: start in the room there is.
         7. The sleeper's GPU is soon free: wait for it rather than start or evict elsewhere.
         8. Those whose loss costs least leave, if the start is worth that.
@@ -217,7 +217,9 @@ class Placing:
             return [] if is_early else self._refuse(placement, decision, now_s)
         if placement.command.waits:  # 4
             return self._start(placement, decision, now) if decision.stages else []
-        if self._is_making_space(placement, now) or not (settled or self.fleet.loads.is_fresh(now_s)):  # 5
+        if self._is_making_space(placement, now):  # 5
+            return self._ask_again(placement, now)
+        if not (settled or self.fleet.loads.is_fresh(now_s)):
             return []
         if decision.stages and params.sleeper_patience and self._saving(placement, now, decision).saved_s <= 0:  # 6
             return self._start(placement, decision, now)
@@ -411,7 +413,7 @@ class Placing:
 
     def _evict_for(self, placement: Placement, chosen: Found, now: Pass) -> list[Effect]:
         now_s, (_, stage, eviction) = now.now_s, chosen
-        placement.state = MakingSpace(stage, eviction.victims, now_s)
+        placement.state = MakingSpace(stage, eviction.victims, now_s, now_s)
         self._promise(placement)
         who = ", ".join(eviction.victims) or "wait for a drain under way"
         rows = self.fleet.instances.by_id
@@ -419,9 +421,19 @@ class Placing:
         reason = why_they_leave(placement, eviction, leaving)
         figures = {"lacking_bytes": eviction.need_bytes, "freed_bytes": eviction.freed_bytes}
         decided = self.fleet.decided_on(placement, "evict", reason, now_s, who, eviction.rivals, figures)
+        return [decided, *self._stops(placement, [rows[victim] for victim in eviction.victims], now)]
+
+    def _ask_again(self, placement: Placement, now: Pass) -> list[Effect]:
+        making, rows = placement.state, self.fleet.instances.by_id
+        if not isinstance(making, MakingSpace) or now.now_s - making.sent_at < self.fleet.params.repeat_s:
+            return []
+        placement.state = replace(making, sent_at=now.now_s)
+        there = [rows[victim] for victim in making.victims if victim in rows]
+        return self._stops(placement, [row for row in there if row.state is InstanceState.READY], now)
+
+    def _stops(self, placement: Placement, leaving: Iterable[Instance], now: Pass) -> list[Effect]:
         why = f"it gives its memory to {placement.command.model.name}"
-        stops = [self._stop(rows[victim], why, now.victims) for victim in eviction.victims]
-        return [decided, *(Publish(s, placement.event) for s in stops)]
+        return [Publish(self._stop(victim, why, now.victims), placement.event) for victim in leaving]
 
     def _stop(self, victim: Instance, why: str, victims: Victims) -> StopInstance:
         becomes, owner = self.fleet.becomes_of(victim), self.fleet.models.get(victim.model_key)

@@ -2,92 +2,20 @@
 
 from dataclasses import replace
 
-import pytest
-
 from glowplug.controllers import operator
-from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast, ModelLoad
-from glowplug.events.commands import CancelPlacement, PlaceInstance, ResumeInstance, StopInstance
+from glowplug.events.commands import ResumeInstance, StopInstance
 from glowplug.events.facts import (
     ForecastMade,
-    InstanceFailed,
-    InstancePrewarmed,
     InstanceReady,
-    InstanceSwappedOut,
     RouterLoadReported,
 )
 from glowplug.policies.decisions import ScaleDecision
 from glowplug.policies.scaling.port import settle
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
-from tests.unit.controllers.autoscaler.rig import autoscaler, published, waiting
-
-
-def prewarmed(instance_id="p-1", **fields):
-    return an_instance(instance_id, state=InstanceState.PREWARMED, replica=True, **fields)
-
-
-def test_a_prewarmed_copy_is_no_instance_of_its_model():
-    controller = autoscaler(a_model())
-    controller.handle(an_event(InstancePrewarmed(instance=prewarmed())), 1.0)
-    assert len(published(controller.handle(waiting(), 2.0), PlaceInstance)) == 1
-
-
-def test_a_replica_that_fails_is_no_failed_start():
-    controller = autoscaler(a_model())
-    failed = an_instance("p-1", state=InstanceState.FAILED, replica=True)
-    controller.handle(an_event(InstanceFailed(instance=failed)), 1.0)
-    assert len(published(controller.handle(waiting(), 1.1), PlaceInstance)) == 1, "no pause holds it back"
-    controller = autoscaler(a_model())
-    controller.handle(an_event(InstanceFailed(instance=an_instance("i-1", state=InstanceState.FAILED))), 1.0)
-    assert published(controller.handle(waiting(), 1.1), PlaceInstance) == []
-
-
-@pytest.mark.parametrize("by", ["fact", "table"])
-def test_a_sleeper_that_dies_is_no_failed_start(by):
-    controller = autoscaler(a_model())
-    asleep = an_instance("i-1", state=InstanceState.SWAPPED_OUT)
-    controller.handle(an_event(InstanceSwappedOut(instance=asleep)), 1.0)
-    failed = replace(asleep, state=InstanceState.FAILED, revision=asleep.revision + 1)
-    if by == "fact":
-        controller.handle(an_event(InstanceFailed(instance=failed, code="engine_failed")), 2.0)
-    else:
-        controller.restore("instances", {"i-1": failed}, 2.0)
-    assert len(published(controller.handle(waiting(), 2.1), PlaceInstance)) == 1, "no pause holds it back"
-
-
-def test_a_later_stage_is_none_either_and_does_not_end_a_pause():
-    controller = autoscaler(a_model())
-    stage = an_instance("x.1", part_of="x", num_stages=2)
-    controller.handle(an_event(InstanceReady(instance=stage)), 1.0)
-    assert len(published(controller.handle(waiting(), 1.1), PlaceInstance)) == 1
-
-
-def test_undeployed_and_unloaded_models_lose_their_sleepers_too():
-    for request in (operator.Undeploy("m"), operator.Unload("m")):
-        controller = autoscaler(a_model())
-        controller.handle(an_event(InstancePrewarmed(instance=prewarmed())), 1.0)
-        (stop,) = published(controller.handle(request, 2.0), StopInstance)
-        assert (stop.instance_id, stop.grace_s, stop.becomes) == ("p-1", 0.0, "stopped")
-
-
-def test_a_drain_of_its_own_may_leave_a_prewarmed_copy_but_none_of_an_operator_does():
-    controller = autoscaler(a_model(keep_alive_s=1), stop_becomes="prewarmed")
-    controller.handle(an_event(InstanceReady(instance=an_instance(ready_at=5.0))), 5.0)
-    controller.handle(load_report(m=ModelLoad(last_active_at=6.0)), 20.0)
-    (stop,) = published(controller.handle(Tick(), 20.1), StopInstance)
-    assert (stop.becomes, stop.grace_s) == ("prewarmed", 300.0)
-    asleep = an_instance("i-1", state=InstanceState.PREWARMED, replica=True, revision=2)
-    controller.handle(an_event(InstancePrewarmed(instance=asleep)), 21.0)
-    (stop,) = published(controller.handle(operator.Suspend("m"), 21.5), StopInstance)
-    assert stop.becomes == "stopped", "and it is asked at once: the drain is over"
-
-
-def test_what_ran_on_an_instance_that_sleeps_is_no_demand():
-    controller = autoscaler(a_model(keep_alive_s=1))
-    controller.handle(load_report(m=ModelLoad(num_in_flight=2, in_flight_by_instance={"p-1": 2})), 1.0)
-    effects = controller.handle(an_event(InstancePrewarmed(instance=prewarmed())), 1.1)
-    assert published(effects, PlaceInstance) == []
+from tests.unit.controllers.autoscaler.rig import autoscaler, published
 
 
 def test_who_was_told_to_go_is_not_chosen_again_while_the_word_is_on_its_way():
@@ -102,19 +30,6 @@ def test_who_was_told_to_go_is_not_chosen_again_while_the_word_is_on_its_way():
     assert published(controller.handle(Tick(), 2.5), StopInstance) == []
     again = published(controller.handle(Tick(), 4.5), StopInstance)
     assert len(again) == 3, "nothing was heard of it: chosen anew and told again"
-
-
-def test_who_was_told_to_come_back_counts_before_it_is_heard():
-    controller = autoscaler(a_model(keep_alive_s=1, max_instances=2))
-    ready = an_instance(ready_at=1.0)
-    controller.handle(an_event(InstanceReady(instance=ready)), 1.0)
-    controller.handle(load_report(m=ModelLoad(last_active_at=1.0)), 10.0)
-    assert published(controller.handle(Tick(), 10.1), StopInstance)
-    leaving = replace(ready, state=InstanceState.DRAINING, revision=2)
-    controller.handle(an_event(InstanceReady(instance=leaving)), 10.2)
-    effects = controller.handle(waiting(), 10.3)
-    assert len(published(effects, ResumeInstance)) == 1
-    assert [e for e in controller.handle(Tick(), 10.5) if isinstance(e, Publish)] == [], "no start, no second command"
 
 
 def test_a_policy_that_cannot_make_up_its_mind_is_not_followed_at_every_event():
@@ -148,30 +63,6 @@ def wants(num, group_size=1):
         return decision, (state or 0) + 1
 
     return policy, seen
-
-
-def test_one_start_may_be_laid_out_for_several_and_the_pending_count_as_many():
-    """HydraServe section 6.1."""
-    policy, seen = wants(6, group_size=4)
-    controller = autoscaler(a_model(max_instances=8), scale=policy)
-    controller.handle(Tick(), 1.0)
-    assert seen[-1][0].num_pending == 6
-    placed = [p.payload for p in controller.handle(Tick(), 4.0) if isinstance(p, Publish)]
-    assert sorted(p.num_required for p in placed) == [2, 4], "asked again as they were"
-    group = an_instance(placed[0].instance_id, state=InstanceState.STARTING, num_stages=placed[0].num_required)
-    assert published(controller.handle(an_event(InstanceReady(instance=group)), 4.5), PlaceInstance) == []
-
-
-def test_pending_starts_are_cancelled_only_as_far_as_they_are_too_many():
-    policy, _ = wants(6, group_size=4)
-    controller = autoscaler(a_model(max_instances=8), scale=policy)
-    controller.handle(Tick(), 1.0)
-    controller._scale = wants(5)[0]
-    assert published(controller.handle(Tick(), 1.5), CancelPlacement) == [], "neither 4 nor 2 may go of 6 for 5"
-    controller._scale = wants(3)[0]
-    (cancelled,) = published(controller.handle(Tick(), 2.0), CancelPlacement)
-    assert [p.num_required for p in published(controller.handle(Tick(), 4.0), PlaceInstance)] == [4]
-    assert cancelled.reason == "it is no longer wanted"
 
 
 def forecast(starts_at, made_at=0.0):
@@ -232,13 +123,3 @@ def test_a_model_with_nothing_to_do_is_left_in_peace_until_it_is_spoken_of():
     controller.handle(Tick(), 2.0)
     controller.handle(Tick(), 2.5)
     assert len(seen) == 3
-
-
-def test_a_model_that_is_put_to_sleep_keeps_its_engine_asleep_and_its_replicas():
-    controller = autoscaler(a_model())
-    controller.handle(an_event(InstancePrewarmed(instance=prewarmed())), 1.0)
-    controller.handle(an_event(InstanceReady(instance=an_instance("i-1", ready_at=1.0))), 1.0)
-    (stop,) = published(controller.handle(operator.Sleep("m"), 2.0), StopInstance)
-    assert (stop.instance_id, stop.becomes) == ("i-1", "swapped_out")
-    assert stop.grace_s > 0, "it finishes what it runs"
-    assert published(controller.handle(Tick(), 2.5), StopInstance) == [], "asked once"

@@ -6,20 +6,17 @@ import pytest
 
 from glowplug.controllers.effects import Record, Tick
 from glowplug.domain.instance import InstanceState, Phase, PhaseName
-from glowplug.domain.snapshot import Forecast, ModelLoad
-from glowplug.events.commands import FetchWeights, StartInstance, StopInstance
+from glowplug.domain.snapshot import Forecast
+from glowplug.events.commands import StartInstance
 from glowplug.events.facts import (
     ForecastMade,
-    InstanceDraining,
-    InstanceFailed,
     InstancePrewarmed,
     InstanceReady,
     InstanceStopped,
-    InstanceSwappedOut,
     NodeBeat,
 )
 from glowplug.fleet.forecasts import Ahead
-from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance, load_report
+from tests.fleet_builder import MIB, a_model, a_node, an_event, an_instance
 from tests.unit.controllers.placer.rig import a_placer, asked, finished, told
 from tests.unit.controllers.placer.rig import payloads as sent
 
@@ -52,15 +49,6 @@ def prewarmed(start, now_s, controller):
     return row
 
 
-def test_a_forecast_becomes_a_decision_a_fetch_of_low_priority_and_a_replica():
-    effects = forecast(placer(a_node(abilities=CAN)), 1.0)
-    (start,), (fetch,), (decided,) = sent(effects, StartInstance), sent(effects, FetchWeights), records(effects)
-    assert start.replica and start.workers[0].num_bytes == 100 * MIB, "weights alone"
-    assert fetch.priority < 0 and fetch.instance_id == start.instance_id
-    assert (decided.kind, decided.policy, decided.model_key) == ("prewarm", "warmserve", "a")
-    assert decided.inputs["concurrency_peak"] == 4.0 and decided.inputs["score"] > 0
-
-
 def test_a_forecast_that_is_over_leaves_nothing_behind():
     controller = placer(a_node(abilities=CAN))
     forecast(controller, 1.0)
@@ -91,70 +79,6 @@ def test_a_forecast_of_a_clock_that_was_ahead_is_replaced():
         assert forecasts._ahead["a"].windows == made
 
 
-def test_what_is_ordered_is_ordered_once_and_again_only_when_unheard():
-    controller = placer(a_node(abilities=CAN, gpus_mib=(300, 300)))
-    (start,) = sent(forecast(controller, 1.0), StartInstance)
-    assert sent([e for n in range(4, 7) for e in controller.handle(Tick(), n / 2)], StartInstance) == []
-    assert [s.instance_id for s in sent(controller.handle(Tick(), 3.6), StartInstance)] == [start.instance_id]
-    prewarmed(start, 4.0, controller)
-    later = [e for n in range(9, 40) for e in controller.handle(Tick(), n / 2)]
-    assert sent(later, StartInstance) == [], "there it is"
-
-
-def test_a_replica_nobody_answers_for_is_given_up_and_its_bytes_are_free():
-    controller = placer(a_node(abilities=CAN))
-    (start,) = sent(forecast(controller, 1.0), StartInstance)
-    effects = [e for n in range(4, 22) for e in controller.handle(Tick(), n / 2)]
-    assert [s.instance_id for s in sent(effects, StopInstance)] == [start.instance_id]
-    assert controller.fleet.capacity.reserved == {}
-
-
-def test_an_instance_grows_from_the_replica_and_others_leave_it_alone():
-    controller = placer(a_node(abilities=CAN))
-    (replica,) = sent(forecast(controller, 1.0), StartInstance)
-    held = a_node(abilities=CAN, revision=2, grants={0: [(replica.instance_id, 100)]})
-    controller.handle(an_event(NodeBeat(node=held)), 2.0)
-    prewarmed(replica, 2.0, controller)
-    effects = controller.handle(asked(MODEL, "x"), 3.0)
-    (start,) = sent(effects, StartInstance)
-    assert (start.source, start.workers[0].gpu_id) == (replica.instance_id, "node-1/0")
-    assert sent(effects, FetchWeights) == [], "its weights are there"
-    assert controller.fleet.capacity.reserved == {"node-1/0": 200 * MIB}, "less what the replica holds there"
-    assert sent(controller.handle(asked(MODEL, "y"), 3.1), StartInstance) == []
-
-
-def test_after_a_start_that_failed_its_copy_is_there_for_others():
-    controller = placer(a_node(abilities=CAN))
-    (replica,) = sent(forecast(controller, 1.0), StartInstance)
-    prewarmed(replica, 2.0, controller)
-    controller.handle(asked(MODEL, "x"), 3.0)
-    failed = an_instance("x", "a", InstanceState.FAILED, mib=300)
-    controller.handle(an_event(InstanceFailed(instance=failed)), 3.5)
-    (start,) = sent(controller.handle(asked(MODEL, "y"), 4.0), StartInstance)
-    assert start.source == replica.instance_id
-
-
-def test_bytes_a_draining_instance_gives_back_are_prewarmed_into():
-    """Section 4.1."""
-    busy = a_node(abilities=CAN, grants={0: [("i-1", 300)]})
-    controller = placer(busy, models=(MODEL, a_model("b")))
-    drains = an_instance("i-1", "b", InstanceState.DRAINING, mib=300)
-    controller.handle(an_event(InstanceDraining(instance=drains)), 1.0)
-    assert sent(forecast(controller, 1.0), StartInstance) == [], "it still holds all"
-    shrunk = a_node(abilities=CAN, grants={0: [("i-1", 150)]}, revision=4)
-    (start,) = sent(controller.handle(an_event(NodeBeat(node=shrunk)), 2.0), StartInstance)
-    assert start.replica and start.workers[0].gpu_id == "node-1/0"
-
-
-def test_a_model_whose_replica_failed_waits_before_the_next():
-    controller = placer(a_node(abilities=CAN))
-    (start,) = sent(forecast(controller, 1.0), StartInstance)
-    row = an_instance(start.instance_id, "a", InstanceState.FAILED, replica=True)
-    controller.handle(an_event(InstanceFailed(instance=row)), 2.0)
-    assert sent([e for n in range(5, 24) for e in controller.handle(Tick(), n / 2)], StartInstance) == []
-    assert len(sent(controller.handle(Tick(), 13.0), StartInstance)) == 1
-
-
 def test_t_c_is_what_a_start_measured():
     controller = placer(a_node(abilities=CAN))
     phases = (Phase(name=PhaseName.LOAD, started_at=0.0, ended_at=7.0),)
@@ -163,65 +87,6 @@ def test_t_c_is_what_a_start_measured():
     controller.handle(an_event(InstanceStopped(instance=replace(row, state=InstanceState.STOPPED, revision=2))), 0.6)
     (decided,) = records(forecast(controller, 1.0))
     assert decided.inputs["load_s"] == 7.0
-
-
-def test_replicas_are_dropped_for_a_newcomer_before_anybody_is_evicted():
-    node = a_node(abilities=CAN, grants={0: [("r-1", 100)]}, gpus_mib=(300,))
-    controller = placer(node, placement="first_fit", prewarming="keep_last", models=(MODEL, a_model("b")))
-    kept = an_instance("r-1", "b", InstanceState.PREWARMED, replica=True)
-    controller.handle(an_event(InstancePrewarmed(instance=kept)), 1.0)
-    effects = controller.handle(asked(MODEL, "x"), 2.0)
-    (start,), (fetch,) = sent(effects, StartInstance), sent(effects, FetchWeights)
-    assert start.drops == fetch.drops == ("r-1",) and start.source == "", "host memory knows who goes as well"
-
-
-def test_a_victim_is_swapped_out_and_wakes_where_it_sleeps():
-    """SwapServeLLM section 4."""
-    node = a_node(abilities=CAN, grants={0: [("i-1", 300)]}, gpus_mib=(300,))
-    controller = placer(
-        node,
-        placement="first_fit",
-        prewarming="none",
-        eviction="swapserve",
-        models=(MODEL, a_model("b", mib=300)),
-        evict_becomes="swapped_out",
-    )
-    running = an_instance("i-1", "b", mib=300, ready_at=1.0)
-    controller.handle(an_event(InstanceReady(instance=running)), 1.0)
-    controller.handle(load_report(b=ModelLoad(last_active_at=2.0)), 5.0)
-    effects = controller.handle(asked(MODEL, "x"), 5.0)
-    (stop,) = sent(effects, StopInstance)
-    assert (stop.instance_id, stop.becomes) == ("i-1", "swapped_out")
-    assert records(effects)[0].policy == "swapserve"
-    asleep = replace(running, state=InstanceState.SWAPPED_OUT, revision=2)
-    controller.handle(an_event(InstanceSwappedOut(instance=asleep)), 6.0)
-    free = a_node(abilities=CAN, gpus_mib=(300,), revision=9)
-    (start,) = sent(controller.handle(an_event(NodeBeat(node=free)), 6.1), StartInstance)
-    assert start.instance_id == "x"
-    holder = an_instance("x", "a", mib=300, ready_at=6.5)
-    controller.handle(an_event(InstanceReady(instance=holder)), 6.5)
-    full = a_node(abilities=CAN, gpus_mib=(300,), grants={0: [("x", 300)]}, revision=10)
-    controller.handle(an_event(NodeBeat(node=full)), 6.6)
-    spare = a_node("node-2", abilities=CAN, gpus_mib=(300,))
-    controller.handle(an_event(NodeBeat(node=spare)), 6.7)
-    controller.handle(load_report(a=ModelLoad(last_active_at=6.6)), 9.0)
-    back = controller.handle(asked(a_model("b", mib=300), "y"), 9.0)
-    assert sent(back, StartInstance) == [], "node-2 is free, but nothing sleeps there"
-    assert [s.instance_id for s in sent(back, StopInstance)] == ["x"]
-    asleep = replace(holder, state=InstanceState.SWAPPED_OUT, revision=2)
-    controller.handle(an_event(InstanceSwappedOut(instance=asleep)), 9.5)
-    free = a_node(abilities=CAN, gpus_mib=(300,), revision=11)
-    (start,) = sent(controller.handle(an_event(NodeBeat(node=free)), 9.6), StartInstance)
-    assert (start.instance_id, start.source, start.target) == ("y", "i-1", "node-1")
-
-
-def test_a_replica_that_only_the_table_tells_of_is_neither_ordered_again_nor_given_up():
-    controller = placer(a_node(abilities=CAN))
-    (start,) = sent(forecast(controller, 1.0), StartInstance)
-    row = an_instance(start.instance_id, "a", InstanceState.PREWARMED, replica=True)
-    controller.restore("instances", {row.instance_id: row}, 2.0)
-    later = [e for n in range(5, 30) for e in controller.handle(Tick(), n / 2)]
-    assert sent(later, StartInstance) == sent(later, StopInstance) == []
 
 
 def test_a_replica_taken_before_its_agent_spoke_leaves_no_promise_behind():

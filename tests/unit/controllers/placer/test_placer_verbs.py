@@ -1,6 +1,5 @@
 """Operator verbs beside placement."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from glowplug.controllers.effects import Record, Tick
 from glowplug.controllers.operator import DropFromHost, FetchToHost
 from glowplug.controllers.placer.controller import PlacerController
-from glowplug.domain.errors import BadRequest, Conflict, ModelNotFound, NoCapacity, NotFound
+from glowplug.domain.errors import Conflict, NotFound
 from glowplug.domain.hardware import CachedWeights, Node
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import KeptAt, Model, Rung, WeightsRef
@@ -21,11 +20,6 @@ from tests.unit.controllers.placer.rig import a_placer, asked, beat, payloads
 S = InstanceState
 M, OTHER = a_model("m", mib=150), a_model("other", mib=150, weights=WeightsRef(uri="file:/other"))
 HERE = CachedWeights(digest=M.weights.digest, num_bytes=7, model_keys=("m",))
-
-
-def waits(model: Model = M, instance_id: str = "i-new", node_id: str = "", is_patient: bool = True):
-    event = asked(model, instance_id)
-    return replace(event, data=replace(event.data, waits=is_patient, node_id=node_id))
 
 
 def serving(controller: PlacerController, now_s: float, row: Instance | None = None) -> None:
@@ -41,34 +35,6 @@ def a_full_one(**params: object) -> PlacerController:
     serving(controller, 2.0)
     serving(controller, 9.0)
     return controller
-
-
-def test_nobody_who_serves_leaves_for_a_start_that_waits_and_somebody_does_once_a_request_waits():
-    controller = a_full_one()
-    assert controller.handle(waits(), 9.1) == controller.handle(Tick(), 9.5) == []
-    (stop,) = payloads(controller.handle(waits(is_patient=False), 9.6), StopInstance)
-    assert stop.instance_id == "i-1"
-
-
-def test_what_waits_comes_last():
-    controller = a_full_one()
-    controller.handle(waits(replace(M, priority=9)), 9.1)
-    controller.handle(waits(a_model("b", mib=150), "i-b"), 9.15)
-    controller.handle(asked(a_model("c", mib=150), "i-c"), 9.2)
-    effects = beat(controller, 10.0, a_node(gpus_mib=(200,), revision=200))
-    gone = an_instance("i-1", "other", S.STOPPED, mib=150, revision=9)
-    effects += controller.handle(instance_event(gone), 10.0)
-    assert [start.instance_id for start in payloads(effects, StartInstance)] == ["i-c"]
-
-
-def test_a_start_for_one_node_goes_there_or_waits():
-    controller = a_placer(a_node("node-1"), a_node("node-2"), models=(M,))
-    (start,) = payloads(controller.handle(waits(node_id="node-2"), 1.0), StartInstance)
-    assert start.target == "node-2"
-    big = a_model("big", mib=200)
-    assert payloads(controller.handle(waits(big, "i-2", "node-2", is_patient=False), 1.1), StartInstance) == []
-    (start,) = payloads(controller.handle(waits(big, "i-3", "node-1"), 1.2), StartInstance)
-    assert start.target == "node-1"
 
 
 @pytest.mark.parametrize(("kept_at", "becomes"), [(KeptAt.ASLEEP, "swapped_out"), (KeptAt.NOWHERE, "stopped")])
@@ -103,21 +69,6 @@ def with_prefetchers(*nodes: Node, models: tuple[Model, ...] = (M,)) -> PlacerCo
     return controller
 
 
-def test_weights_are_brought_to_the_node_with_the_most_free_memory_and_asked_for_again():
-    controller = with_prefetchers(a_node("node-1", gpus_mib=(100,)), a_node("node-2", gpus_mib=(300,)))
-    effects = controller.handle(FetchToHost("m"), 3.1)
-    (fetch,) = payloads(effects, FetchWeights)
-    assert (fetch.target, fetch.model_key, fetch.instance_id) == ("node-2", "m", "")
-    assert [e.decision.kind for e in effects if isinstance(e, Record)] == ["prefetch"]
-    assert payloads(controller.handle(Tick(), 4.0), FetchWeights) == []
-    beat(controller, 11.0, a_node("node-2", prefetcher_url="http://p", gpus_mib=(300,), revision=90))
-    assert len(payloads(controller.handle(Tick(), 11.2), FetchWeights)) == 1, "nothing has answered it"
-    there = a_node("node-2", prefetcher_url="http://p", gpus_mib=(300,), revision=99, cached=(HERE,))
-    beat(controller, 12.0, there)
-    assert payloads(controller.handle(Tick(), 20.0), FetchWeights) == []
-    assert controller.handle(FetchToHost("m", "node-2"), 12.5) == [], "they are there"
-
-
 def test_weights_are_brought_where_the_disk_has_a_copy_and_it_costs_what_that_disk_takes():
     large = a_node("node-1", prefetcher_url="http://1")
     on_disk = a_node("node-2", gpus_mib=(200,), prefetcher_url="http://2", on_disk=(HERE,), disk_bytes_per_s=1e8)
@@ -135,53 +86,6 @@ def test_a_start_from_disk_says_so_in_its_decision():
     (record,) = (effect.decision for effect in controller.handle(asked(M), 1.0) if isinstance(effect, Record))
     assert record.inputs["start_kind"] == "disk" and record.inputs["read_from_disk"] == "node-1"
     assert record.inputs["disk_bytes_per_s"] == 1e8 and "from the disk of node-1" in record.reason
-
-
-def test_where_weights_cannot_be_brought_the_reason_is_typed():
-    bare = a_model("bare", weights=WeightsRef(uri=""))
-    controller = with_prefetchers(a_node("node-1"), models=(M, bare))
-    for request, error in (
-        (FetchToHost("nobody"), ModelNotFound),
-        (FetchToHost("m", "node-9"), NotFound),
-        (FetchToHost("bare"), BadRequest),
-    ):
-        with pytest.raises(error):
-            controller.handle(request, 3.1)
-    with pytest.raises(NoCapacity):
-        a_placer(a_node(), models=(M,)).handle(FetchToHost("m"), 0.1)
-
-
-def test_weights_are_dropped_where_they_lie_and_asked_again_while_an_instance_reads_them():
-    controller = with_prefetchers(a_node("node-1", cached=(HERE,)), a_node("node-2"))
-    (drop,) = payloads(controller.handle(DropFromHost("m"), 3.1), DropWeights)
-    assert (drop.target, drop.digest) == ("node-1", HERE.digest)
-    assert len(payloads(controller.handle(Tick(), 5.5), DropWeights)) == 1
-    beat(controller, 6.0, a_node("node-1", prefetcher_url="http://p", revision=60))
-    assert payloads(controller.handle(Tick(), 9.0), DropWeights) == []
-
-
-def test_weights_that_others_share_or_that_are_pinned_are_not_dropped():
-    twin = a_model("twin", weights=M.weights)
-    controller = with_prefetchers(a_node(cached=(HERE,)), models=(M, twin))
-    with pytest.raises(Conflict, match="shares its weights with twin"):
-        controller.handle(DropFromHost("m"), 3.1)
-    controller = with_prefetchers(a_node(cached=(HERE,)), models=(replace(M, kept_at=KeptAt.HOST),))
-    with pytest.raises(Conflict, match="pinned in host memory"):
-        controller.handle(DropFromHost("m"), 3.1)
-
-
-def test_what_is_pinned_in_host_memory_is_fetched_where_it_lies_nowhere_and_later_after_each_failure():
-    controller = with_prefetchers(a_node(), models=(replace(M, kept_at=KeptAt.HOST),))
-    tries: list[float] = []
-    for step in range(400):
-        now_s = 3.5 + step / 10
-        beat(controller, now_s, a_node(prefetcher_url="http://p", revision=100 + step))
-        if payloads(controller.handle(Tick(), now_s), FetchWeights):
-            tries.append(now_s)
-            fact = WeightsFetchFailed(node_id="node-1", model_key="m", digest="d", code="x", message="no")
-            controller.handle(an_event(fact), now_s)
-    gaps = [b - a for a, b in itertools.pairwise(tries)]
-    assert len(gaps) >= 3 and gaps == sorted(gaps) and gaps[-1] > 3 * gaps[0]
 
 
 def started(instance_id: str, at: float, load_s: float, kind: str, **fields: object) -> Instance:

@@ -133,31 +133,6 @@ def test_when_the_drain_it_waits_for_is_taken_back_room_is_asked_for_anew():
     assert sent(controller.handle(Tick(), 11.5), StopInstance) == [], "asked a moment ago"
 
 
-def test_between_the_end_of_a_victim_and_the_beat_that_shows_its_bytes_nobody_else_is_asked():
-    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]})
-    controller = serving(node, *(an_instance(i, i, mib=100, ready_at=1.0) for i in ("i-1", "i-2")))
-    assert sent(controller.handle(asked(a_model("b", mib=100), "i-b"), 10.0), StopInstance) == ["i-1"]
-    stopped = an_instance("i-1", "i-1", InstanceState.STOPPED, mib=100, revision=2)
-    effects = controller.handle(an_event(InstanceStopped(instance=stopped)), 11.0)
-    assert sent(effects, StopInstance) == sent(effects, StartInstance) == []
-    free = a_node(gpus_mib=(200,), revision=5, grants={0: [("i-2", 100)]})
-    assert sent(controller.handle(an_event(NodeBeat(node=free)), 11.1), StartInstance) == ["i-b"]
-
-
-def test_a_busy_instance_has_its_turn_before_it_makes_room_for_one_that_waited_long():
-    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]})
-    controller = serving(node, an_instance("i-1", "a", mib=200, ready_at=14.0))
-    busy = load_report(a=ModelLoad(num_in_flight=4, in_flight_by_instance={"i-1": 4}))
-    controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0)
-    stopped_at = []
-    for half_s in range(21, 41):
-        controller.handle(busy, half_s / 2)
-        controller.handle(an_event(NodeBeat(node=replace(node, revision=half_s))), half_s / 2)
-        effects = controller.handle(asked(a_model("b", mib=150), "i-b"), half_s / 2)
-        stopped_at += [half_s / 2 for _ in sent(effects, StopInstance)]
-    assert stopped_at == [19.0], "five seconds after it was ready, though the other has waited since 10"
-
-
 def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_gives_way():
     """SwapServeLLM; LRU asks only for the oldest access."""
     node = a_node(gpus_mib=(200, 200), grants={0: [("i-1", 200)], 1: [("i-2", 200)]})
@@ -246,28 +221,6 @@ def test_a_copy_that_waits_for_free_memory_keeps_no_count_of_what_others_were_gi
         controller.handle(Tick(), now_s)
     given = controller._placing._shares.given
     assert "kept" not in given and given["busy"] <= 10, "but for what came since the last look"
-
-
-def test_a_stage_that_is_whole_is_no_victim_before_its_pipeline_is_whole_and_over():
-    grants = {0: [("x.1", 150)]}
-    controller = placer(a_node(gpus_mib=(200,), grants=grants, revision=5), "fair")
-    first = an_instance("x", "a", mib=150, gpu_id="node-2/0", num_stages=2, ready_at=1.0)
-    whole = an_instance("x.1", "a", mib=150, ready_at=1.0)
-    for row in (first, whole):
-        controller.handle(an_event(InstanceReady(instance=row)), 2.0)
-
-    def stopped(at):
-        beat(controller, at, a_node(gpus_mib=(200,), grants=grants, revision=int(at * 2)))
-        controller.handle(load_report(b=ModelLoad(num_waiting=2)), at)
-        effects = controller.handle(asked(a_model("b", mib=150)), at) + controller.handle(Tick(), at + 0.1)
-        return [one.instance_id for one in payloads(effects, StopInstance)]
-
-    assert stopped(10.0) == []
-    busy = replace(first, num_stages=1, stages_busy=True, revision=2)
-    controller.handle(an_event(InstanceReady(instance=busy)), 11.0)
-    assert stopped(12.0) == []
-    controller.handle(an_event(InstanceReady(instance=replace(busy, stages_busy=False, revision=3))), 13.0)
-    assert stopped(14.0) == ["x.1"]
 
 
 @pytest.mark.parametrize(("num_ahead", "gone"), [(0.5, []), (40.0, ["i-1"])])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from glowplug.policies.scaling.hydraserve import HydraserveParams, scale
+from glowplug.policies.scaling.hydraserve import Consolidation, HydraserveParams, consolidate, scale
 from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, load, ready, starting
 
@@ -88,3 +88,15 @@ def test_what_must_go_goes_behind_its_pipeline_too(bounds):
     assert drained(later, first) == ("i-1",)
     assert drained(later, replace(first, num_stages=1, stages_busy=True)) == ("i-1",)
     assert drained(later) == (("i-1.1",) if "suspended" in bounds else ()), "in the next pass"
+
+
+@pytest.mark.parametrize(
+    ("required", "whole", "expected"),
+    [(1, 0, "DD"), (3, 0, "DD"), (4, 0, "UD"), (5, 0, "UD"), (8, 0, "UU"), (8, 4, "UD"), (8, 5, "DD")],
+)
+def test_pipelines_are_decided_on_together_oldest_first(required, whole, expected):
+    """Section 6.1: each becomes one instance (down), or one of each stage (up)."""
+    pipelines = [an_instance(name, num_stages=4, max_concurrency=32, created_at=1.0) for name in ("x", "y")]
+    made = consolidate(pipelines, whole, required)
+    wanted = [Consolidation.UP if letter == "U" else Consolidation.DOWN for letter in expected]
+    assert [d.becomes for d in made] == wanted and [d.instance_id for d in made] == ["x", "y"]
