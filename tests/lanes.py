@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import PurePath
 
 FAST, SYSTEM, LONG = "fast", "system", "long"
-EXAMPLES = {FAST: 25, SYSTEM: 25, LONG: 400}  # of each property without a number of its own
+EXAMPLES = {FAST: 15, SYSTEM: 15, LONG: 400}  # of each property without a number of its own
 PROPERTIES = "tests/properties"  # both fast and long
 
 # The nearest row applies, else the fast lane.
@@ -48,13 +48,14 @@ BOTH = frozenset(
     }
 )
 
-# Single resources of a machine, by the tests that use them.
+# Single resources of a machine, by the tests that use them; and what a process works out once for all of them.
 SHARED: dict[str, str] = {
+    "tests/house": "tree",  # parsed
     "tests/compose/test_images.py": "containers",
     "tests/compose/test_lane.py": "containers",
     "tests/k8s/test_fleet_in_namespaces.py": "namespaces",
     "tests/k8s/test_namespaces.py": "namespaces",
-    "tests/k8s/test_chart.py": "manifests",  # a process renders each overlay once
+    "tests/k8s/test_chart.py": "manifests",  # rendered
     "tests/k8s/test_pods.py": "manifests",
     "tests/k8s/test_render.py": "manifests",
 }

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -22,6 +23,12 @@ from glowplug.runtime.service import listen
 CLIENT_ID, SECRET = "glowplug-console", "secret-of-the-console"
 
 
+@cache
+def _first_key() -> RSAKey:
+    """A tenth of a second each."""
+    return RSAKey.generate_key(2048, parameters={"kid": "first"})
+
+
 @dataclass
 class Provider:
     """Logs everybody in, with `claims`. `spoil` replaces claims of the ID token (None removes one), `alg` and `key` its
@@ -31,7 +38,7 @@ class Provider:
     claims: dict[str, Any] = field(default_factory=lambda: {"email": "ann@example.org", "groups": ["staff", "ops"]})
     spoil: dict[str, Any] = field(default_factory=dict)
     alg: str = "RS256"
-    key: Any = field(default_factory=lambda: RSAKey.generate_key(2048, parameters={"kid": "first"}))
+    key: Any = field(default_factory=_first_key)
     published: list[Any] = field(default_factory=list)  # keys; empty: `key`
     document: dict[str, Any] = field(default_factory=dict)  # replaces discovery fields
     has_logout: bool = True

@@ -23,7 +23,7 @@ def split(content: bytes, num_parts: int) -> list[bytes]:
         values += _value("split.tensors.count", I32, "<i", len(tensors))
         num_values = 3 + (whole.num_values if number == 0 else 0)
         head = struct.pack("<4sIQQ", b"GGUF", whole.version, last - first, num_values) + values
-        data = b""
+        data = bytearray()
         for info, tensor in zip(whole.infos[first:last], tensors[first:last], strict=True):
             head += info + struct.pack("<Q", len(data))
             data += tensor + bytes(-len(tensor) % ALIGNMENT)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ import pytest_asyncio
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import PhaseName
 from glowplug.engines import apis
-from glowplug.engines.drivers import declaration
+from glowplug.engines.drivers import declaration, driver
 from glowplug.engines.port import EngineHandle, Health, LoadReport
 from glowplug.services.router import continuation, resumption, wire
 from glowplug.services.router.continuation import NotContinuable
@@ -313,8 +314,10 @@ async def test_a_frozen_engine_is_not_healthy_and_still_stops(case: EngineCase) 
     handle = (await case.start()).handle
     os.kill(handle.pid, signal.SIGSTOP)
 
+    impatient = driver(case.name, replace(case.settings, health_timeout_s=1.0))
+
     async def unhealthy() -> Health | None:
-        health = await case.driver.health(handle)
+        health = await impatient.health(handle)
         return None if health.ok else health
 
     health = await until(unhealthy, "its threads, which do not all stop at once, have stopped")

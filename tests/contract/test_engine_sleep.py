@@ -31,7 +31,7 @@ from tests.waiting import WAIT_S, until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 MIB = 1 << 20
-NUM_RACES = 12
+NUM_RACES = 6
 LEFT_RATIO = {"llamacpp": 0.6, "vllm": 0.8}  # of its memory awake; vLLM is two processes
 DRIFT_BYTES = 8 * MIB
 
@@ -60,8 +60,8 @@ def sleeper(case: EngineCase) -> Sleeper:
     return cast(Sleeper, case.driver)
 
 
-async def continued(handle: EngineHandle, prompt: str, num_tokens: int = 16) -> dict[str, Any]:
-    body = {"model": "Contract/Tiny", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
+async def continued(handle: EngineHandle, prompt: str, num_tokens: int = 16, **options: Any) -> dict[str, Any]:
+    body = {"model": "Contract/Tiny", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, **options}
     async with httpx.AsyncClient(base_url=handle.url, timeout=60) as client:
         answer = await client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -78,6 +78,16 @@ def resident_bytes(handle: EngineHandle) -> int:
     """Shared pages count in part."""
     leader = psutil.Process(handle.pid)
     return sum(process.memory_full_info().pss for process in (leader, *leader.children(recursive=True)))
+
+
+async def settle(case: EngineCase, handle: EngineHandle) -> None:
+    """Make what an engine makes once. vLLM's core reads its tokenizer with its first structured answer, else by itself
+    some seconds later; the first wake leaves the embeddings in the pages of their file."""
+    if isinstance(case.driver, VllmDriver):
+        await continued(handle, "One two three", response_format={"type": "json_object"})
+    for becomes in ("prewarmed", "swapped_out"):
+        await sleeper(case).sleep(handle, becomes)
+        await sleeper(case).wake(handle)
 
 
 @pytest.mark.parametrize("becomes", ["prewarmed", "swapped_out"])
@@ -199,12 +209,13 @@ async def test_sleep_and_wake_may_come_twice(case: EngineCase, awake: EngineHand
 
 
 @pytest.mark.parametrize("num_cycles", [12, pytest.param(50, marks=pytest.mark.long)])
-async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCase, num_cycles: int) -> None:
+async def test_bytes_come_back_and_do_not_grow_over_many_cycles(case: EngineCase, num_cycles: int) -> None:
     if case.driver.capabilities.emulated:
         pytest.skip("no memory stands behind an emulated GPU")
     handle = (await case.start()).handle
     answer = (await continued(handle, "One two three"))["text"]
     awake_bytes, asleep_bytes = private_bytes(handle), []
+    await settle(case, handle)
     for cycle in range(num_cycles):
         await sleeper(case).sleep(handle, "swapped_out" if cycle % 2 else "prewarmed")
         asleep_bytes.append(private_bytes(handle))
@@ -213,7 +224,7 @@ async def test_bytes_come_back_and_stay_the_same_over_many_cycles(case: EngineCa
     assert min(asleep_bytes) <= LEFT_RATIO[case.name] * awake_bytes
     for of_one_kind in (asleep_bytes[0::2], asleep_bytes[1::2]):
         early, late = of_one_kind[: num_cycles // 4], of_one_kind[num_cycles // 4 :]
-        assert abs(statistics.median(late) - statistics.median(early)) <= DRIFT_BYTES, asleep_bytes
+        assert statistics.median(late) - statistics.median(early) <= DRIFT_BYTES, asleep_bytes
     assert (await continued(handle, "One two three"))["text"] == answer
 
 
@@ -309,7 +320,7 @@ async def test_requests_sent_while_it_falls_asleep_are_all_answered(case: Engine
             rig.tell(an_instance(f"i-{number}", awake.url))
             assert (await rig.ask(question)).status == 200, "its connection is pooled, and used for what comes next"
             asked = asyncio.create_task(case.driver.sleep_if_idle(awake, "swapped_out"))
-            await asyncio.sleep(number % 12 * 1e-3)
+            await asyncio.sleep(number * 2e-3)
             clients = [await rig.sent(question) for _ in range(2)]
             is_asleep = await asked == 0
             if is_asleep:

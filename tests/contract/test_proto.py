@@ -22,7 +22,7 @@ from tests.strategies import events, values
 
 PROTO = Path(__file__).parents[2] / "proto"
 CARRIED = [*PAYLOADS.values(), *document.carried(list(PAYLOADS.values()))]
-few = settings(max_examples=10)
+few = settings(max_examples=6)
 FUTURE = {"from_the_future": {"deep": [1, 2, 3]}}
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from copy import deepcopy
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glowplug.domain.access import Priority
@@ -152,6 +152,7 @@ def test_a_tenant_alone_has_every_slot(num_slots: int, priority: Priority) -> No
     assert not engine.num_free
 
 
+@settings(max_examples=10)
 @given(st.floats(0.5, 4.0), st.integers(2, 16), st.booleans())
 def test_two_tenants_with_work_enough_have_tokens_by_their_weights(weight: float, slots: int, can_leave: bool) -> None:
     engine = Engine(slots, can_leave=can_leave, unread_tokens=0, reserve=0.0)

@@ -15,8 +15,8 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "classes.yaml"
 PEOPLE, NIGHTLY = "people", "nightly"
 
 
-def run(seed: int, *, without: str = "", alike: bool = False) -> Results:
-    made = load(SCENARIO)
+def run(seed: int, seconds: str, *, without: str = "", alike: bool = False) -> Results:
+    made = load(SCENARIO, [f"seconds={seconds}"])
     setup, arrivals = made.setup, [one for one in made.arrivals(seed) if one.tenant != without]
     if alike:
         setup = replace(setup, tenants=tuple(replace(one, priority=Priority.STANDARD) for one in setup.tenants))
@@ -25,9 +25,9 @@ def run(seed: int, *, without: str = "", alike: bool = False) -> Results:
     )
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_batch_fills_idle_memory_and_hardly_delays_an_interactive_tenant(seed: int):
-    alone, beside, alike = run(seed, without=NIGHTLY), run(seed), run(seed, alike=True)
+@pytest.mark.parametrize(("seed", "seconds"), [(0, "15m"), pytest.param(1, "30m", marks=pytest.mark.long)])
+def test_batch_fills_idle_memory_and_hardly_delays_an_interactive_tenant(seed: int, seconds: str):
+    alone, beside, alike = run(seed, seconds, without=NIGHTLY), run(seed, seconds), run(seed, seconds, alike=True)
     of = {name: one.by_tenant[PEOPLE].ttft.at(0.95) for name, one in (("alone", alone), ("alike", alike))}
     p95_s = beside.by_tenant[PEOPLE].ttft.at(0.95)
     assert p95_s <= of["alone"] + 2.0, "a start, and the moment in which batch gives way"

@@ -14,7 +14,7 @@ from glowplug.events.envelope import COMMANDS, PAYLOADS, MalformedEvent, from_js
 from glowplug.events.facts import NodeLeft
 from tests.strategies import events, values
 
-some = settings(max_examples=10)
+some = settings(max_examples=6)
 payloads = pytest.mark.parametrize("cls", PAYLOADS.values(), ids=lambda cls: cls.TYPE)
 
 

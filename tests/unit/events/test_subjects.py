@@ -14,7 +14,7 @@ from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.facts import InstanceReady, ModelUndeployed, NodeLeft, ServiceStarted, UsageRecorded
 from tests.strategies import values
 
-some = settings(max_examples=10)
+some = settings(max_examples=6)
 payloads = pytest.mark.parametrize("cls", PAYLOADS.values(), ids=lambda cls: cls.TYPE)
 
 

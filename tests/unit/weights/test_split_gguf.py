@@ -19,7 +19,7 @@ from tests.waiting import WAIT_S
 from tests.weight_servers import WeightServer
 
 NUM_PARTS = 3
-OPTIONS = SourceOptions(chunk_bytes=1000, stall_timeout_s=WAIT_S, connect_timeout_s=WAIT_S)
+OPTIONS = SourceOptions(chunk_bytes=10_000, stall_timeout_s=WAIT_S, connect_timeout_s=WAIT_S)
 
 
 def _text(value: str) -> bytes:
@@ -66,6 +66,7 @@ async def test_parts_on_a_disk_are_the_file_they_were_split_from(tmp_path: Path,
     assert await _content(f"file://{first}") == WHOLE
 
 
+@pytest.mark.long
 async def test_a_real_file_of_several_parts_is_whole_again(tmp_path: Path) -> None:
     """About a second: 98 MB twice."""
     sample = sample_weights_path().read_bytes()
