@@ -25,6 +25,7 @@ LANES: dict[str, str] = {
     "tests/e2e/test_simulate_command.py": FAST,
     "tests/e2e/console": FAST,  # whole: containers that start and stop break off chromium's loads
     "tests/integration/test_agent_faults.py": SYSTEM,
+    "tests/integration/test_clocks_apart.py": SYSTEM,
     "tests/integration/test_odd_bytes.py": SYSTEM,
     "tests/integration/test_operator.py": SYSTEM,
     "tests/integration/test_pipelines.py": SYSTEM,

@@ -21,6 +21,7 @@ from glowplug.domain.address import advertised
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.errors import EngineFailed, EngineUnable, GlowplugError, NoSpace
 from glowplug.domain.instance import EngineFigures, Phase, PhaseName
+from glowplug.domain.moment import moved
 from glowplug.engines.port import (
     AdapterHost,
     EngineDriver,
@@ -35,6 +36,7 @@ from glowplug.engines.port import (
     Stager,
 )
 from glowplug.engines.process import is_alive, log_tail, stop_group
+from glowplug.fleet.clocks import AHEAD_S
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.clock import now_s
 from glowplug.runtime.shell import Executor
@@ -372,6 +374,9 @@ class EngineExecutor:
 
     def _ready(self, instance_id: str, handle: EngineHandle, phases: tuple[Phase, ...]) -> msg.EngineReady:
         url = advertised(handle.url, self._settings.advertise_host)
+        by_s = self._clock() - time.time()  # engines tell times by the wall clock
+        if abs(by_s) > AHEAD_S:
+            phases = tuple(moved(phase, by_s) for phase in phases)
         return msg.EngineReady(instance_id, url, phases, key_id(handle), figures(handle))
 
     def _staged(self, instance_id: str) -> tuple[EngineHandle, Stager]:

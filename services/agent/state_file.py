@@ -3,14 +3,17 @@
 import fcntl
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from glowplug.controllers.agent.messages import AgentMemory
+from glowplug.domain.moment import moved
 from glowplug.engines.port import EngineHandle
 from glowplug.events.envelope import MalformedEvent, from_json
+from glowplug.runtime.clock import now_s
 
 log = logging.getLogger(__name__)
 SCHEMA = 4  # 1 knew an instance by flags, 2 by twenty states; 3 kept fields of a start, 4 keeps its command
@@ -47,6 +50,7 @@ class _Schema(msgspec.Struct):
 
 class _Contents(msgspec.Struct):
     schema: int = SCHEMA
+    written_at: float = 0.0
     memory: AgentMemory = AgentMemory()
     handles: dict[str, EngineHandle] = {}
 
@@ -55,9 +59,11 @@ class StateFile:
     """Contents in memory, written atomically at each change. An unreadable file, or one of another schema, counts as
     none: the agent then ends all engines here at its start."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, clock: Callable[[], float] = now_s) -> None:
+        self._path, self._clock = path, clock
         self._contents = self._read()
+        if (ahead_s := self._contents.written_at - clock()) > 0:  # the clock was set back since
+            self._contents.memory = moved(self._contents.memory, -ahead_s)
         self.failure = ""
 
     @property
@@ -116,6 +122,7 @@ class StateFile:
         """A full disk loses the memory of a restart, never an engine, and leaves the file unchanged: logged once,
         retried at each change and `retry`."""
         scratch = self._path.with_suffix(".tmp")
+        self._contents.written_at = self._clock()
         try:
             scratch.write_bytes(msgspec.json.encode(self._contents))
             scratch.replace(self._path)

@@ -17,7 +17,8 @@ Moment = Annotated[float, _MARK]
 
 def moved(value: T, by_s: float) -> T:
     """Return the dataclass `value` with all its times, also those within its fields, later by `by_s`."""
-    move = mover_of(type(value))
+    cls: Any = type(value)
+    move = mover_of(cls)
     changed: T = value if move is None else move(value, by_s)
     return changed
 

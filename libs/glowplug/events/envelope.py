@@ -115,7 +115,8 @@ COMMANDS: frozenset[str] = frozenset(cls.TYPE for cls in get_args(commands.Comma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One payload with its origin. `occurred_at` is epoch seconds; `epoch` fences commands (0 for facts)."""
+    """One payload with its origin. `occurred_at` is epoch seconds by the issuer's clock; `epoch` fences commands (0 for
+    facts)."""
 
     event_id: str
     type: str

@@ -47,7 +47,8 @@ class Clocks:
     def laid(self, event: Event, now_s: float) -> Event:
         """Return the event with the times of its payload by this process's clock."""
         data = event.data
-        if mover_of(type(data)) is None:
+        cls: Any = type(data)
+        if mover_of(cls) is None:
             return event
         row = getattr(data, "instance", None) or getattr(data, "node", None)
         if row is not None:

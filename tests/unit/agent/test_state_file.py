@@ -10,7 +10,7 @@ from glowplug.domain.hardware import Devices
 from glowplug.domain.instance import EngineFigures
 from glowplug.engines.port import EngineHandle
 from glowplug.services.agent.state_file import NodeLock, NodeTaken, StateFile
-from tests.agent_steps import make
+from tests.agent_steps import make, stop
 
 HANDLE = EngineHandle(
     engine="emulated", instance_id="i-1", pid=7, pid_started_at=1.5, run_dir="/r", log_path="/l", data={"a": "b"}
@@ -116,3 +116,13 @@ def test_lock_names_its_owner_and_is_free_after(tmp_path: Path) -> None:
         NodeLock(tmp_path, "node-1")
     lock.release()
     NodeLock(tmp_path, "node-1").release()
+
+
+def test_times_to_come_are_of_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    agent = make().ready()
+    agent.handle(stop(grace_s=10.0), 3600.0)
+    StateFile(tmp_path / "agent.json", lambda: 3601.0).remember(agent.memory())
+    (holding,) = StateFile(tmp_path / "agent.json", lambda: 101.0).memory.holdings
+    assert holding.drain is not None and holding.drain.deadline_at == 110.0
+    (same,) = StateFile(tmp_path / "agent.json", lambda: 7200.0).memory.holdings
+    assert same == agent.memory().holdings[0]

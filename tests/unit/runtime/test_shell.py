@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -17,13 +17,13 @@ from glowplug.domain.hardware import Node
 from glowplug.events import Event
 from glowplug.events.commands import StopInstance
 from glowplug.events.envelope import to_json
-from glowplug.events.facts import NodeLeft
+from glowplug.events.facts import InstanceReady, NodeLeft
 from glowplug.runtime.shell import DECISIONS_LOG, Shell
 from glowplug.runtime.tasks import essential
 from glowplug.state.memory_store import MemoryStore
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import ShellMetrics
-from tests.fleet_builder import a_node, an_event
+from tests.fleet_builder import a_node, an_event, an_instance
 from tests.waiting import WAIT_S, until
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -126,6 +126,18 @@ async def test_effects_are_performed_in_order(stage: Stage) -> None:
     await until(lambda: len(seen) == 5)
     assert [name for name in seen if name in "123"] == ["1", "2", "3"]
     assert [e.type for e in stage.bus.broker.published] == ["node.left", "decision.made"]
+
+
+async def test_the_times_of_another_clock_are_laid_on_its_own(stage: Stage) -> None:
+    await stage.shell.start()
+    row = an_instance(ready_at=8000.0, changed_at=8000.5)
+    event = replace(an_event(InstanceReady(instance=row)), occurred_at=8000.5)
+    await stage.shell.on_event(event)
+    (told,) = [one for one in stage.controller.told if isinstance(one, Event)]
+    assert (told.data.instance.ready_at, told.occurred_at) == (1000.0, 8000.5)
+    await stage.store.put("nodes", "node-1", to_json(a_node(heartbeat_at=8000.5)))
+    await until(lambda: stage.controller.restored[-1][1].keys() == {"node-1"})
+    assert stage.controller.restored[-1][1]["node-1"].heartbeat_at == 1000.5
 
 
 async def test_one_stimulus_is_over_before_the_next_begins(stage: Stage) -> None:

@@ -21,6 +21,7 @@ from glowplug.domain.instance import (
     Worker,
 )
 from glowplug.domain.model import Model
+from glowplug.domain.moment import Moment
 from glowplug.events.commands import StartInstance
 from glowplug.events.envelope import Event
 from glowplug.fleet.start_times import StartKind
@@ -59,7 +60,7 @@ class ConsolidationState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartProgress:
-    deadline_at: float
+    deadline_at: Moment
     is_launched: bool = False
     arriving_path: str | None = None  # of an engine that streams
     weights_path: str | None = None  # once in host memory
@@ -73,28 +74,28 @@ class StartProgress:
 class Drain:
     """`deadline_at` bounds the drain, then the engine's falling asleep."""
 
-    deadline_at: float
-    quiet_until: float  # when routers know of the drain
-    busy_until: float = 0.0  # the drain's own deadline, while asked to sleep if idle
+    deadline_at: Moment
+    quiet_until: Moment  # when routers know of the drain
+    busy_until: Moment = 0.0  # the drain's own deadline, while asked to sleep if idle
     becomes: str = ""  # prewarmed | swapped_out | "" (stop)
     traceparent: str = ""
     predicted_s: float = 0.0  # from idle to asleep
-    began_at: float = 0.0
-    drained_at: float = 0.0  # falling asleep since
+    began_at: Moment = 0.0
+    drained_at: Moment = 0.0  # falling asleep since
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Repeated `stop_retry_s` after `asked_at`."""
 
-    asked_at: float
+    asked_at: Moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consolidation:
     state: ConsolidationState = ConsolidationState.RUNNING
-    deadline_at: float  # 0: none, for a later stage, which ends with the first one
-    began_at: float = 0.0  # 0: earlier agent version
+    deadline_at: Moment  # 0: none, for a later stage, which ends with the first one
+    began_at: Moment = 0.0  # 0: earlier agent version
     traceparent: str = ""
 
 
@@ -103,7 +104,7 @@ class Pipeline:
     is_joined: bool = False  # first stage: the later ones are READY
     later: tuple[StageAddress, ...] = ()  # their addresses
     num_failed: int = 0
-    retry_at: float = 0.0  # of the next consolidation
+    retry_at: Moment = 0.0  # of the next consolidation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class Holding:
     engine_id: str = ""  # if not its own id (see starts.py)
     past_ids: tuple[str, ...] = ()  # former owners of its engine, oldest first
     found: StartKind = StartKind.COLD  # tier of its weights at its start
-    health_asked_at: float = 0.0
+    health_asked_at: Moment = 0.0
     num_misses: int = 0
 
     @property

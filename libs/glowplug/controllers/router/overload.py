@@ -26,7 +26,6 @@ _WITHOUT_S = 1.0  # a request waiting this long with no start under way lacks me
 _PACE_OVER_S = 20.0  # averaging time of the pace; it begins as if only models with memory answered
 _LAST_CHANCE = 2 / 3  # factor on `ratio` while memory is short: the pace starts too high, without starts and drains
 _LEAST_PACE = 0.1  # assumed of an idle fleet: it may only be paused
-_MAX_LOOK_S = 1.0  # after a longer gap between looks the router was paused, not the fleet
 _MAX_ASKED_BACK = 10_000  # refused requests remembered per model
 _LONGEST_S = 600  # bound of every Retry-After
 
@@ -122,8 +121,7 @@ class Overload:
             elif oldest is not None and now_s - oldest.waits_since >= _WITHOUT_S:
                 num_without += 1
         if self.is_short:
-            since_s = min(max(now_s - self._looked_at, 0.0), _MAX_LOOK_S)
-            self.pace += (done_s - self.pace * since_s) / _PACE_OVER_S
+            self.pace += (done_s - self.pace * (now_s - self._looked_at)) / _PACE_OVER_S
             if now_s - self._short_at >= _PACE_OVER_S:
                 self._best = max(self._best, self.pace)
         elif num_without:
