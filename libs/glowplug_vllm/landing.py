@@ -130,7 +130,7 @@ class Landing:
         time.sleep(_POLL_S)
 
     def _look(self, now: float) -> None:
-        """Check that the same fetch goes on; a resumed one has another `landed`."""
+        """Check that the same fetch continues; a resumed one has another `landed`."""
         if are_dropped(self.root, self._generation):
             raise WeightsDropped("the weights that were being loaded were dropped")
         if (self._region / "complete.json").exists():

@@ -72,7 +72,7 @@ class AgentSettings(NodeSettings):
 
     @property
     def node_dir(self) -> Path:
-        """What this agent keeps: its memory, run directories and logs of engines."""
+        """The agent's own files: its state, run directories and logs of engines."""
         return self.state_dir.absolute() / self.node
 
     def warms(self, engine: str) -> bool:

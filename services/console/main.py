@@ -57,7 +57,7 @@ class Feed:
         self._read: dict[str, dict[str, tuple[bytes, Any]]] = {}
 
     def start(self, stopping: asyncio.Event | None = None) -> None:
-        """Start. A failed loop sets `stopping`: a page must not show an old fleet as the present one."""
+        """Start. A failed loop sets `stopping`: a page must not present an old fleet as the current one."""
         console = self._console
         loops = [self._listen, self._resync_loop, self._beat_loop, console.usage.forget, console.history.keep]
         if console.spans is not None:

@@ -31,10 +31,10 @@ def sample_weights_path(package: str = PACKAGE) -> Path:
 
 
 def eight_bits_path() -> Path:
-    """The same weights as Q8_0. Raises WeightsUnavailable where nobody has made them yet."""
+    """Return the same weights as Q8_0. Raises WeightsUnavailable if they do not exist yet."""
     path = cache_dir() / EIGHT_BITS
     if not path.is_file():
-        raise WeightsUnavailable(f"{path} is not made yet: python -m glowplug.engines.samples")
+        raise WeightsUnavailable(f"{path} does not exist yet: python -m glowplug.engines.samples")
     return path
 
 

@@ -130,7 +130,7 @@ class Candidate:
             async with asyncio.timeout(self._lease_s / RENEWALS):
                 await self._store.drop_lease(self.service, self._election.holder)
         except (StoreUnavailable, TimeoutError) as error:
-            log.warning("the %s could not give its lease back, which runs out by itself: %s", self.service, error)
+            log.warning("the %s could not release its lease, which expires by itself: %s", self.service, error)
 
 
 class ElectedShell(Shell):

@@ -59,7 +59,7 @@ class FleetSettings(Settings):
 
 
 def check_services() -> None:
-    """Raises WrongSetting naming the variable, what is wrong with it and what there is."""
+    """Raises WrongSetting naming the variable, its fault and the choices."""
     for service in SERVICES:
         # By name: the supervisor starts services and imports none of them.
         module = importlib.import_module(f"glowplug.services.{service}.settings")

@@ -410,7 +410,7 @@ def test_resume_takes_the_kv_cache_back_or_the_drain_goes_on() -> None:
 
 
 def test_an_unknown_way_to_reserve_is_refused() -> None:
-    with pytest.raises(Misread, match="reservation: 'guess' is none of '', paper, literal_code"):
+    with pytest.raises(Misread, match="reservation: 'guess' is not one of '', paper, literal_code"):
         laid_over(PARAMS, {"reservation": "guess"})
 
 
