@@ -24,7 +24,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".h5", ".msg
 
 
 class WeightsDropped(RuntimeError):
-    """The weights will not come, or come anew from the start."""
+    """The weights will not arrive, or arrive again from the start."""
 
 
 def is_arriving(root: Path) -> bool:

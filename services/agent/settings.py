@@ -76,5 +76,5 @@ class AgentSettings(NodeSettings):
         return self.state_dir.absolute() / self.node
 
     def warms(self, engine: str) -> bool:
-        """Whether that engine is prepared before its first model comes. Without the setting: whatever is there."""
+        """Return whether that engine is prepared before its first model; without the setting every engine is."""
         return not self.warm_engines or engine in {name.strip() for name in self.warm_engines.split(",")}

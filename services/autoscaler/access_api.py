@@ -174,7 +174,7 @@ def _keys(reading: APIRouter, changing: APIRouter, service: ControlService) -> N
 
     @changing.post("/v1/keys", status_code=201)
     async def create_key(body: NewKeyBody, answer: Response) -> dict[str, Any]:
-        """Create a key. `key` in the answer is shown this once."""
+        """Create a key. `key` in the answer is shown only once."""
         return await made(answer, body.tenant, body.name, lambda blank: body.changed(blank, time.time()))
 
     @changing.put("/v1/keys/{key_id}")

@@ -27,14 +27,14 @@ _EIGHT_BITS: Final = np.dtype([("d", "<f2"), ("q", "i1", 32)])
 
 
 def to_q8_0(source: Path, target: Path) -> None:
-    """Write `target`, which appears once it is whole. Takes some 3 s for 100 MB, and memory of the largest tensor.
+    """Write `target`, which appears once it is complete. Takes some 3 s for 100 MB, and memory of the largest tensor.
     Raises InvalidGguf, and OSError."""
     made = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with source.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, made.open("wb") as out:
             reader = GgufReader(data)
             for _ in reader.values():
-                pass  # the tensors stand behind them
+                pass  # the tensors follow them
             tensors = list(reader.tensors())
             begin = reader.data_first
             head = bytearray(data[:begin])

@@ -111,8 +111,8 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRequestsFinished:
-    """The requests of one router that have ended since its last such report, in order. They are the `request.finished`
-    tells of each, for those who add up: a reader of all requests of a fleet takes a few such reports a second."""
+    """The requests of one router that have ended since its last such report, in order: a `request.finished` each.
+    Services that sum requests read this fact, a few times a second for a whole fleet."""
 
     TYPE: ClassVar[str] = "router.requests_finished"
     TELEMETRY: ClassVar[bool] = True

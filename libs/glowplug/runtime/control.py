@@ -227,7 +227,7 @@ class ControlService:
         lease_s: float,
         stopping: asyncio.Event,
     ) -> Coroutine[Any, Any, None]:
-        """With an election: follow and stand for the lead."""
+        """With an election: follow, and run for leader."""
         world, name = self.world, self.world.settings.service_id
         await world.bus.connect()
         durable = f"{world.service}-commands"  # shared: the next leader reads on

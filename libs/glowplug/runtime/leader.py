@@ -35,7 +35,7 @@ def unstopping_clock() -> float:
 
 
 class Candidate:
-    """Stands for the lead of a service while `run` runs. `term(epoch)` runs while leading, is cancelled with time to
+    """Runs for leader of a service while `run` runs. `term(epoch)` runs while leading, is cancelled with time to
     clean up, and stops the service by an error."""
 
     def __init__(

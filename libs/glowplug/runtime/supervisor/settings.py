@@ -1,6 +1,6 @@
 """The settings of the local fleet, and the settings of every service, checked before the first process starts.
 
-Precedence: command line, then environment `GLOWPLUG_*`, then default. What keeps a fleet from starting is a
+Precedence: command line, then environment `GLOWPLUG_*`, then default. Any obstacle to the start of a fleet is a
 FleetError: one line that names what to change."""
 
 import importlib
@@ -17,7 +17,7 @@ LOG_MAX_BYTES = 10 << 20  # of one process; one older file is kept
 RESTART_MAX_S = 10.0  # longest wait between two restarts of one process
 SHM_NEEDED_BYTES = 1 << 30  # where less of /dev/shm is free, weights go to the state directory
 SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
-# What each process is given by the plan, so that the environment of `glowplug up` has no say in it.
+# Set by the plan for each process, whatever the environment of `glowplug up`.
 _GIVEN = {"port": 0, "data_port": 0, "service_id": "", "node_id": "node-1", "advertise_host": "", "engine_ports": ""}
 
 
