@@ -119,7 +119,7 @@ class Client:
         return _asked(self._fleet.rows, "autoscaler", "/v1/keys")
 
     def create_key(self, tenant: str, name: str, **fields: Any) -> Row:
-        """Create a key and return its row, whose `key` is the key itself: nobody can see it again. `fields`: `models`
+        """Create a key and return its row, whose `key` is the key itself, shown only once. `fields`: `models`
         and `surfaces` (lists of names), `limits`, `priority`, and `expires` ("30d", "12h" or seconds)."""
         return self._call("POST", "autoscaler", "/v1/keys", json={"tenant": tenant, "name": name, **fields})
 

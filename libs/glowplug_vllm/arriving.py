@@ -36,7 +36,7 @@ def begin(landing: Landing, args: Any, run_dir: Path) -> None:
     """Let vLLM with these arguments read weights as they land, or wait for all of them, or those of its stage of
     `nnodes`. Raises WeightsDropped, TimeoutError."""
     if why := _not_as_they_land(landing.root, args):
-        print(f"weights are waited for: {why}", flush=True)
+        print(f"waiting for all weights: {why}", flush=True)
         landing.wait_whole(getattr(args, "node_rank", 0), getattr(args, "nnodes", 1))
         return
     os.environ[_MARK] = str(run_dir / "arrived")

@@ -1,6 +1,6 @@
 """A GGUF file re-saved as a HF directory with bfloat16 safetensors: `python -m glowplug_vllm.convert_gguf SRC OUT`.
 
-This vLLM has no GGUF loader; transformers reads the file, unpacks it and can be talked into saving it. OUT appears
+This vLLM has no GGUF loader; transformers reads the file, unpacks it and saves it. OUT appears
 whole or not at all. About 20 s and 1.5 GB of memory for SmolLM2-135M.
 """
 

@@ -45,7 +45,7 @@ class CpuWeights:
             of_files = self._sources(name)
             missing = [source for source in of_files if source not in region]
             if missing or any(part.dtype != parameter.dtype for part in region.views(of_files)):
-                raise SharingError(f"weights_shared: {name} is not in its files as it is in memory; see dtype")
+                raise SharingError(f"weights_shared: {name} differs between its files and memory; see dtype")
         self._check(region, SharingError, settled)
         self._is_checked = self._is_shared = True
         self._away, self._region = frozenset(self._dtypes), region
@@ -137,9 +137,9 @@ class CpuWeights:
                 continue
             missing = [source for source in self._sources(name) if source not in region]
             if missing:
-                raise refusal(f"{name} is not in its files as it is in memory ({missing[0]} is not there)")
+                raise refusal(f"{name} differs between its files and memory ({missing[0]} is not there)")
             if not self._is_same(name, parameter, region.read(self._sources(name), self._dtypes[name])):
-                raise refusal(f"{name} is not in its files as it is in memory")
+                raise refusal(f"{name} differs between its files and memory")
 
     def _is_same(self, name: str, parameter: torch.Tensor, weight: torch.Tensor) -> bool:
         """Compare a weight with its file; a packed one by its output for noise."""

@@ -66,7 +66,7 @@ class FromPrevious:
         """Wait for one message, each tensor into its buffer. Raises HopBroken."""
         (num_bytes,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
         if num_bytes > _MAX_LIST_BYTES:
-            raise HopBroken(f"the stage before sends a list of {num_bytes} bytes")
+            raise HopBroken(f"the previous stage sends a list of {num_bytes} bytes")
         for name, kind, shape in json.loads(bytes(self._read(bytearray(num_bytes)))):
             self._read(buffer_of((name, kind, shape)))
 
@@ -76,10 +76,12 @@ class FromPrevious:
             while left:
                 taken = self._connection.recv_into(left)
                 if not taken:
-                    raise HopBroken("the stage before has closed its connection")
+                    raise HopBroken("the previous stage has closed its connection")
                 left = left[taken:]
         except OSError as error:
-            raise error if isinstance(error, HopBroken) else HopBroken(f"the stage before is gone: {error}") from error
+            raise (
+                error if isinstance(error, HopBroken) else HopBroken(f"the previous stage is gone: {error}")
+            ) from error
         return into
 
 
@@ -129,7 +131,7 @@ def _accept(listening: socket.socket, key: str, timeout_s: float) -> socket.sock
         if hmac.compare_digest(_shown(connection, min(ends_at, time.monotonic() + KEY_S)), key.encode()):
             return _ready(connection)
         connection.close()
-    raise TimeoutError(f"the stage before has not connected within {timeout_s:g} s")
+    raise TimeoutError(f"the previous stage has not connected within {timeout_s:g} s")
 
 
 def _shown(connection: socket.socket, ends_at: float) -> bytes:
@@ -164,14 +166,14 @@ def install(group: Any, store: Any, host: str) -> None:
     from_previous, to_next = meet(store, ranks[own], before, after, host)
 
     def isend(tensors: Mapping[str, Any], *_: Any, **__: Any) -> list[Any]:
-        assert to_next is not None, "the last stage has none behind it"
+        assert to_next is not None, "the last stage has no next one"
         described = ((name, str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items())
         to_next.send(zip(described, map(_bytes_of, tensors.values()), strict=True))
         return []
 
     def irecv(*_: Any, **__: Any) -> tuple[dict[str, Any], list[Any], list[Callable[[], None]]]:
         """Tensors enter the dictionary once the returned function is called, which waits for them."""
-        assert from_previous is not None, "the first stage has none before it"
+        assert from_previous is not None, "the first stage has no previous one"
         tensors: dict[str, Any] = {}
 
         def buffer_of(described: Described) -> memoryview:

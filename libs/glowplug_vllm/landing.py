@@ -24,7 +24,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".h5", ".msg
 
 
 class WeightsDropped(RuntimeError):
-    """The weights will not come, or come anew from the start."""
+    """The weights will not arrive, or arrive again from the start."""
 
 
 def is_arriving(root: Path) -> bool:
@@ -130,7 +130,7 @@ class Landing:
         time.sleep(_POLL_S)
 
     def _look(self, now: float) -> None:
-        """Check that the same fetch goes on; a resumed one has another `landed`."""
+        """Check that the same fetch continues; a resumed one has another `landed`."""
         if are_dropped(self.root, self._generation):
             raise WeightsDropped("the weights that were being loaded were dropped")
         if (self._region / "complete.json").exists():

@@ -4,7 +4,7 @@ A request becomes two kinds of files in a directory of shared memory, the JSON o
 
     N.json        {"request_id", "token_ids", "num_prompt", "num_computed", "block_size", "num_tp"}
     N.tpR.kv      safetensors, of tensor-parallel rank R: layer name -> [blocks, ...] as in the cache; none for a
-                  request that is shorter than what is worth moving
+                  request too short to be worth moving
 
 `token_ids` are prompt and generated tokens; the files hold the KV cache of the first `num_computed`. Stages of a
 pipeline send their layers to the first one by vLLM's own queues, so that the files are on its node alone. The owner

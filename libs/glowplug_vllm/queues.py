@@ -11,7 +11,7 @@ LOOK_MS = 2
 
 
 def wait_in_kernel() -> None:
-    """For a process whose forks compute on CPUs."""
+    """Patch vLLM's queues, for a process whose forks compute on CPUs."""
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     if not hasattr(SpinCondition, "glowplug_waits"):

@@ -10,14 +10,14 @@ EXTENSION = "ReloadingWorker"
 
 
 class ReloadingWorker:
-    """Mixed into vLLM's worker after its own bases: it adds methods and cannot replace any."""
+    """A base after vLLM's worker's own ones: it adds methods and cannot replace any."""
 
     model_config: Any
     model_runner: Any
     _glowplug_region: Any = None
 
     def glowplug_hold_weights(self) -> bool:
-        """Whether the weights can be reloaded from their present files, whose pages stay even if the files are
+        """Return whether the weights can be reloaded from their present files, whose pages stay even if the files are
         deleted."""
         from glowplug_vllm.region import Region
 
@@ -29,6 +29,6 @@ class ReloadingWorker:
         return True
 
     def glowplug_reload_weights(self) -> None:
-        """Reload after a wake of their memory."""
+        """Reload the weights after their memory is awake."""
         region, self._glowplug_region = self._glowplug_region, None
         self.model_runner.reload_weights(weights_iterator=region.items())

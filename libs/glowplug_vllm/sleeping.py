@@ -51,7 +51,7 @@ class Sleeping:
         """Release the KV cache, or all. Raises ValueError for another state, RuntimeError if the workers cannot sleep,
         and vLLM's errors."""
         if becomes not in ("prewarmed", "swapped_out"):
-            raise ValueError(f"an engine does not become {becomes!r}")
+            raise ValueError(f"an engine cannot become {becomes!r}")
         if not _sleeps(self._client.vllm_config):
             raise RuntimeError("its workers do not sleep: it runs in parallel on CPUs, or with another worker")
         async with self._lock:
@@ -104,7 +104,7 @@ class Sleeping:
             await self._ask_core(_WHOLE)
             self._is_limited = False
         if self._first_tokens and await self._canary() != self._first_tokens:
-            raise RuntimeError("after its wake it does not answer as before its sleep")
+            raise RuntimeError("after waking it does not answer as before its sleep")
 
     async def _level(self) -> int:
         """Return 2 if every worker can reload its weights from host memory, else 1."""
@@ -141,7 +141,7 @@ class Sleeping:
         async for output in self._client.generate(prompt, params, f"canary-{time.monotonic_ns()}"):
             if output.finished:
                 return [int(token) for token in output.outputs[0].token_ids]
-        raise RuntimeError("it gives no token")
+        raise RuntimeError("it generates no token")
 
 
 def _sleeps(config: Any) -> bool:

@@ -43,7 +43,7 @@ def partition(directory: Path, num_stages: int, arrives: bool) -> str:
     region, deadline = directory.parent, time.monotonic() + ORDER_S
     while arrives and not (region / "order.json").exists() and not (region / "complete.json").exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing says in which order the weights of {region.name[:12]} arrive")
+            raise TimeoutError(f"no order is recorded for the weights of {region.name[:12]} arrive")
         time.sleep(_POLL_S)
     try:
         stages = json.loads((region / "order.json").read_bytes())["stages"]
@@ -172,7 +172,7 @@ class Signs:
             if found != count:
                 self._seen[stage] = (found, time.monotonic())
             elif time.monotonic() - at > self._silent_s:
-                raise StageGone(f"stage {stage} has given no sign for {self._silent_s:g} s")
+                raise StageGone(f"stage {stage} has been silent for {self._silent_s:g} s")
 
 
 def _key(stage: int) -> str:

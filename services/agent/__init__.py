@@ -1,1 +1,1 @@
-"""The agent of one node: grants GPU memory, starts engines, drains and stops them, and says what runs there."""
+"""The agent of one node: grants GPU memory, starts engines, drains and stops them, and reports its instances."""

@@ -584,9 +584,9 @@ class EngineExecutor:
         launching = self._tasks.get((instance_id, "launch"))
         if launching is not None:  # a launch cut short would leave an unknown process
             await asyncio.wait([launching])
-        for key in list(self._tasks):
-            if key[0] == instance_id and key[1] != "stop":
-                await self._cancel(*key)
+        for owner, kind in list(self._tasks):
+            if owner == instance_id and kind != "stop":
+                await self._cancel(owner, kind)
         self._weights.pop(instance_id, None)
         self._kv_limits.pop(instance_id, None)
         self._weights_watch.forget(instance_id)

@@ -82,7 +82,7 @@ def _instances(app: FastAPI, service: AgentService) -> None:
         status_code=202,
     )
     async def stop(instance_id: str, grace_s: float = Query(30.0, ge=0, le=3600)) -> Any:
-        """Drain and stop one instance, now and here. Whoever wants it may start another."""
+        """Drain and stop one instance, now and here. Another may start if requests need one."""
         _known(controller, instance_id)
         if service.not_ready():
             raise NoCapacity(f"the agent is not ready: {service.not_ready()}", retry_after_s=1)
@@ -93,7 +93,7 @@ def _instances(app: FastAPI, service: AgentService) -> None:
 def _hardware(app: FastAPI, controller: AgentController, service: AgentService) -> None:
     @app.get("/v1/gpus", tags=["hardware"])
     async def gpus() -> dict[str, Any]:
-        """Each GPU with its grants and what each owner holds."""
+        """Each GPU with its grants, and the bytes of each owner."""
         rows = []
         for gpu in controller.ledger.gpus:
             own = {"bytes_by_owner": gpu.bytes_by_owner, "used_bytes": gpu.used_bytes, "free_bytes": gpu.free_bytes}

@@ -1,4 +1,4 @@
-"""The agent as a whole, and the engines of its node."""
+"""Assemble an agent: its controller, shell, engines and log reader."""
 
 import asyncio
 import contextlib

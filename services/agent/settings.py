@@ -63,9 +63,9 @@ class AgentSettings(EngineSecret, NodeSettings):
 
     @property
     def node_dir(self) -> Path:
-        """What this agent keeps: its memory, run directories and logs of engines."""
+        """The agent's own files: its state, run directories and logs of engines."""
         return self.state_dir.absolute() / self.node
 
     def warms(self, engine: str) -> bool:
-        """Whether that engine is prepared before its first model comes. Without the setting: whatever is there."""
+        """Return whether that engine is prepared before its first model; without the setting every engine is."""
         return not self.warm_engines or engine in {name.strip() for name in self.warm_engines.split(",")}

@@ -1,4 +1,4 @@
-"""An agent's metrics: memory by owner, instances by state, starts and drains."""
+"""Measure an agent: memory by owner, instances by state, starts and drains."""
 
 import collections
 from collections.abc import Iterator

@@ -29,7 +29,7 @@ Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Fie
 
 
 class KeyBody(Strict):
-    """What a key may do; None leaves it as it is."""
+    """The rights of a key; None leaves one unchanged."""
 
     name: str | None = Field(None, min_length=1, max_length=64)
     models: Names | None = None
@@ -56,14 +56,14 @@ class KeyBody(Strict):
 
 
 class NewKeyBody(KeyBody):
-    """A new key: its tenant and its name, and what it may do."""
+    """A new key: its tenant, name and rights."""
 
     tenant: str = Field(min_length=1, max_length=64)
     name: str = Field(min_length=1, max_length=64)
 
 
 class DeclaredKey(Strict):
-    """A key by its digest, and what it may do."""
+    """A key by its digest, with its rights."""
 
     name: str
     sha256: str
@@ -147,7 +147,7 @@ def _tenants(reading: APIRouter, changing: APIRouter, service: ControlService) -
 
     @changing.put("/v1/tenants/{name}")
     async def put_tenant(name: str, body: TenantBody, source: OfResource = "") -> dict[str, Any]:
-        """Create or change a tenant; what the body leaves out has its default. It changes only where it was declared:
+        """Create or change a tenant; an omitted field has its default. It changes only where it was declared:
         `source` names the custom resource that does."""
         await service.ask(PutTenant(body.to_tenant(name, source)))
         return await tenant(name)
@@ -174,7 +174,7 @@ def _keys(reading: APIRouter, changing: APIRouter, service: ControlService) -> N
 
     @changing.post("/v1/keys", status_code=201)
     async def create_key(body: NewKeyBody, answer: Response) -> dict[str, Any]:
-        """Create a key. `key` in the answer is shown this once."""
+        """Create a key. `key` in the answer is shown only once."""
         return await made(answer, body.tenant, body.name, lambda blank: body.changed(blank, time.time()))
 
     @changing.put("/v1/keys/{key_id}")
@@ -192,7 +192,7 @@ def _keys(reading: APIRouter, changing: APIRouter, service: ControlService) -> N
 
     @changing.patch("/v1/keys/{key_id}")
     async def change_key(key_id: str, body: KeyBody) -> dict[str, Any]:
-        """Change what a key may do, or when it ends."""
+        """Change a key's rights, or its end."""
         changed = body.changed(_rows(service).key(key_id), time.time())
         await service.ask(PutKey(replace(changed, source="")))  # a file's key is a Conflict
         return await key(key_id)

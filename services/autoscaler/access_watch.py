@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 8 << 20
 
 
 class KeyFile(DeclaredKey):
-    """A key of a tenant's file: its id and digest as `glowplug keys hash` prints them, and what it may do."""
+    """A key of a tenant's file: its id and digest as `glowplug keys hash` prints them, and its rights."""
 
     id: str
     models: Names = Field(default_factory=lambda: ["*"])

@@ -26,7 +26,7 @@ class FileWatch:
     declarations."""
 
     kind = "file"
-    reads = ""  # what else may not answer
+    reads = ""  # other sources that may not answer
 
     def __init__(self, directory: Path | None, poll_s: float = POLL_S, timeout_s: float = READ_S) -> None:
         self._directory, self._poll_s = directory, poll_s

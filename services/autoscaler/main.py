@@ -206,7 +206,7 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
 
     @router.put("/v1/models/{name:path}")
     async def update(name: str, body: ModelFile, source: OfResource = "") -> dict[str, Any]:
-        """Create or change a model. Running instances keep what they were started with. 409 where a custom resource
+        """Create or change a model. Running instances keep the settings of their start. 409 where a custom resource
         declares it and is not the `source`, or the reverse."""
         controller = service.controller(AutoscalerController)
         model = await modelled(watch, body, source or "api")

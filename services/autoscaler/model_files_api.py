@@ -61,13 +61,13 @@ def routes(service: ControlService, watch: ModelWatch, allowed: Any) -> APIRoute
 
     @router.get("")
     async def form() -> dict[str, Any]:
-        """What a form is made of: the schema of model files, and of each engine its weights, its arguments and an
+        """The parts of a form: the schema of model files, and of each engine its weights, its arguments and an
         example."""
         return {"schema": json_schema(), "engines": {name: engine_row(name) for name in installed()}}
 
     @router.post("")
     async def check(body: DraftBody) -> dict[str, Any]:
-        """Check a model file and deploy nothing: `errors` by field, the YAML and the fields it stands for, and the
+        """Check a model file and deploy nothing: `errors` by field, the YAML and its fields, and the
         `model` that a deployment would make, null while there are errors."""
         controller = service.controller(AutoscalerController)
         given, faults = read_draft(body)

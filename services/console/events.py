@@ -194,7 +194,7 @@ def asked_for(
 ) -> EventFilter:
     """`plane` (evt, cmd, tel) and `type` may repeat. Raises BadRequest."""
     if unknown := [name for name in plane or () if name not in PLANES]:
-        raise BadRequest(f"plane must be one of {', '.join(PLANES)}, got {unknown[0][:32]!r}", param="plane")
+        raise BadRequest(f"plane: {unknown[0][:32]!r} is not one of {', '.join(PLANES)}", param="plane")
     return EventFilter(
         planes=tuple(dict.fromkeys(plane)) if plane else DEFAULT_PLANES,
         types=tuple(kind[:MAX_TEXT] for kind in type or () if kind),

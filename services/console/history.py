@@ -189,7 +189,7 @@ class History:
     def page(self, span: str, model: str, metrics: Iterable[str], now_s: float) -> HistoryPage:
         """Return metrics of the fleet (`model` "") or of one model over the span that ends now. Raises BadRequest."""
         if span not in self.rings:
-            raise BadRequest(f"span is one of {', '.join(self.rings)}", param="span")
+            raise BadRequest(f"span: {span[:32]!r} is not one of {', '.join(self.rings)}", param="span")
         ring = self.rings[span]
         first = ring.oldest(now_s)
         times = [first + i * ring.width_s for i in range(ring.num_slots)]

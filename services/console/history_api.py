@@ -131,7 +131,7 @@ def routes(history: History, clock: Callable[[], float], prometheus_url: str) ->
         (share of requests that found a warm instance); all by default. A value is null where nothing was measured."""
         names = [part for value in metric for part in value.split(",") if part]
         if span not in SPANS:
-            raise BadRequest(f"span is one of {', '.join(SPANS)}", param="span")
+            raise BadRequest(f"span: {span[:32]!r} is not one of {', '.join(SPANS)}", param="span")
         try:
             key = model_key(model) if model else ""
         except ValueError as error:

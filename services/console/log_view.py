@@ -213,7 +213,7 @@ def read_asked(body: bytes) -> LogQuery:
     ]
     for name, most, given in texts:
         if len(given) > most or any(len(one) > 300 for one in given):
-            raise BadRequest(f"{name} has more than {most}, or one of more than 300 characters", param=name)
+            raise BadRequest(f"{name}: at most {most}, each of at most 300 characters", param=name)
     if not 1 <= asked.limit <= 2000:
-        raise BadRequest("limit is from 1 to 2000", param="limit")
+        raise BadRequest(f"limit: {asked.limit} is not from 1 to 2000", param="limit")
     return asked

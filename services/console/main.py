@@ -57,7 +57,7 @@ class Feed:
         self._read: dict[str, dict[str, tuple[bytes, Any]]] = {}
 
     def start(self, stopping: asyncio.Event | None = None) -> None:
-        """Start. A failed loop sets `stopping`: a page must not show an old fleet as the present one."""
+        """Start. A failed loop sets `stopping`: a page must not present an old fleet as the current one."""
         console = self._console
         loops = [self._listen, self._resync_loop, self._beat_loop, console.usage.forget, console.history.keep]
         if console.spans is not None:
@@ -136,12 +136,13 @@ class Feed:
         rows, unreadable = {}, {}
         before, self._read[table] = self._read.get(table, {}), (now := {})
         for key, raw in raw_rows.items():
-            known = before.get(key)
+            read, row = before.get(key, (b"", None))
             try:
-                now[key] = known if known and known[0] == raw else (raw, read_row(table, key, raw, cls))
-                rows[key] = now[key][1]
+                row = row if read == raw and row is not None else read_row(table, key, raw, cls)
             except MalformedEvent as error:
                 unreadable[key] = str(error)
+            else:
+                now[key], rows[key] = (raw, row), row
         self._unreadable.seen(table, unreadable)
         return rows
 

@@ -1,6 +1,6 @@
-"""Sends the rows of sampled stories as OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT, each once.
+"""Send the rows of sampled stories as OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT, each once.
 
-The console alone does so, since it alone hears all parts of a story. While it is down no spans are sent."""
+Only the console does so, since only it receives all parts of a story. While it is down no spans are sent."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -91,7 +91,7 @@ class Stories:
         return self._decisions.instance(instance_id)
 
     def take(self, event: Event) -> bool:
-        """Take an event that `self._decisions` has taken. Returns whether it is told."""
+        """Take an event that `self._decisions` has taken. Returns whether a story keeps it."""
         match event.data:
             case RouterRequestsFinished() as report:
                 for fact, traceparent in report.traced():

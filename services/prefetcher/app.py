@@ -129,7 +129,7 @@ def fetch_routes(service: ControlService, settings: PrefetcherSettings) -> APIRo
 
     @router.get("/v1/fetches/{digest}", responses={404: {"description": "no digest"}})
     async def fetch(digest: str) -> dict[str, Any]:
-        """One fetch that is queued or runs; else what there is of the weights: complete, failed and why, or absent."""
+        """One fetch that is queued or runs; else the state of the weights: complete, failed and why, or absent."""
         job = service.controller(PrefetcherController).jobs.get(digest)
         if job is not None:
             return job_row(job)
@@ -189,8 +189,8 @@ def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: Prefetch
 
     @router.get("/v1/regions/{digest}", responses={404: {"description": "not here"}})
     async def region(digest: str, digests: bool = True) -> dict[str, Any]:
-        """What of these weights other nodes can read here: `files` with the validators of their source, `landed` one
-        mark per piece, and `pieces`, a checksum of each, where they are complete (`sha256`)."""
+        """The part of these weights that other nodes can read here: `files` with the validators of their source,
+        `landed`, one mark per piece, and `pieces`, a checksum of each, where they are complete (`sha256`)."""
 
         def look() -> dict[str, Any]:
             there, layout = found(digest)
@@ -301,7 +301,7 @@ def make(service: ControlService, settings: PrefetcherSettings, link: LinkMeter,
 
     @app.get("/v1/tiers", tags=["cache"])
     async def tiers() -> dict[str, Any]:
-        """Where the weights of each model lie on this node, the fastest tier first: `memory`, `disk`, or `remote` alone
+        """The tiers of this node that have each model's weights, the fastest first: `memory`, `disk`, or `remote` alone
         where the node has none of it. `expected_s` is what a start would wait for them from each slower tier, `moves`
         what the last moves between tiers took. `reason` of the disk says why nothing is written to it at present."""
         controller = service.controller(PrefetcherController)

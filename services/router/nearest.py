@@ -1,4 +1,4 @@
-"""The model probably meant by an unknown name."""
+"""Suggest the model that an unknown name probably means."""
 
 import difflib
 from collections.abc import Iterable

@@ -34,7 +34,7 @@ from glowplug.services.router.tracing import event_id
 from glowplug.services.router.usage import UsageLog
 from glowplug.telemetry.tracing import is_sampled, trace_id_of
 
-# Anyone can cause refusals at any rate: they are sampled, without the request or the message, which may quote it.
+# Any client can cause refusals at any rate: they are sampled, without the request or the message, which may quote it.
 
 BURST: Final = 20  # refusals listed in a burst
 PER_S: Final = 1.0  # refusals listed per second in the long run
@@ -84,7 +84,7 @@ def _row(at: float, fact: RequestRejected) -> dict[str, Any]:
     return known | {"model": "", "state": "refused", "error_code": code, "arrived_at": at, "finished_at": at}
 
 
-# At most MOST_A_S lines a second for requests that waited for a start, lost their instance or failed.
+# Log at most MOST_A_S lines per second for requests that waited for a start, lost their instance or failed.
 
 MOST_A_S: Final = 10
 log = logging.getLogger(__name__)

@@ -234,7 +234,7 @@ class SpeechAsked(Asked, kw_only=True):
 
 
 class UploadAsked(Asked, kw_only=True):
-    """A form, of which the router reads only the model."""
+    """A form; the router reads only its model."""
 
 
 class RerankAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):

@@ -26,7 +26,7 @@ class Translation(Protocol):
     streams: bool
     headers: bytes
     counts: tuple[int, int] | None  # tokens of prompt and answer, where the exchange would miscount
-    counts_all: bool  # it sums several sequences, of which the exchange would read one
+    counts_all: bool  # it sums several sequences; the exchange would read one
     nothing: bytes  # harmless bytes between events, to keep a connection alive
 
     def began(self, queue_s: float) -> None:

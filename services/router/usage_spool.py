@@ -53,7 +53,7 @@ class Spool:
         return self._sealed_bytes + self._size
 
     def append(self, record: Any) -> None:
-        """Keep one Line. Never raises for the disk's faults."""
+        """Keep one Line. A fault of the disk raises nothing."""
         line = _encode(record) + b"\n"
         if self._sealed_bytes + self._size + len(line) > self._max_bytes:
             self._lose(f"the spool holds {self.num_bytes} bytes, the most it may")

@@ -205,10 +205,12 @@ def count_tokens(tail: bytes, num_events: int) -> tuple[int, int, bool]:
     counts its prompt there: by `usage`, else llama.cpp's `timings`, else one token per SSE event, which is not exact.
     The last count wins."""
     if b'"usage"' in tail and (found := _find(_USAGE, tail)):
-        return found[0] + _beside(tail), found[1], True
+        prompt, response = found
+        return prompt + _beside(tail), response, True
     if b'"timings"' in tail and (found := _find(_TIMINGS, tail)):
+        prompt, response = found
         cached = _CACHED.search(tail)
-        return found[0] + (int(cached[1]) if cached else 0), found[1], True
+        return prompt + (int(cached[1]) if cached else 0), response, True
     return 0, num_events, False
 
 

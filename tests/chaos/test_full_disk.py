@@ -67,7 +67,7 @@ def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
     after = traffic(fleet, ["warm", *COLD], 8.0, 10)
     assert set(after.ends) == {"done"}, (after.ends, after.broken[:3])
     logs = fleet.state_dir / "logs"
-    assert "the supervisor ends nats and starts it again: it stores no events" in (logs / "supervisor.log").read_text()
+    assert "the supervisor restarts nats: it stores no events" in (logs / "supervisor.log").read_text()
     assert (logs / "nats.log").stat().st_size > size_when_full, "logs are written again"
 
 

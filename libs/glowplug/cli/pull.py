@@ -211,7 +211,7 @@ def _onto(fleet: FleetClient, node: Row, wanted: PullTarget, as_json: bool) -> R
         with bar(f"{wanted.shown} to {node_id}", as_json) as show:
             row = _follow(lambda: at.get(service, f"/v1/fetches/{row['digest']}"), show)
     except KeyboardInterrupt as error:
-        again = f"{node_id} goes on fetching; run `glowplug pull` again to watch it"
+        again = f"{node_id} continues fetching; run `glowplug pull` again to watch it"
         raise CliError(f"{wanted.shown}: {again}", INTERRUPTED) from error
     return {
         "weights": redacted(wanted.weights.uri),

@@ -59,7 +59,7 @@ def load(
     """Start an instance now, also of a drained model; or bring the model closer: asleep, prewarmed, or its weights in
     host memory."""
     asked = Asked(
-        model=model, verb="load", done="load asked for", rung=to.value, node=node, dry_run=dry_run, wait=wait,
+        model=model, verb="load", done="load requested", rung=to.value, node=node, dry_run=dry_run, wait=wait,
         timeout_s=timeout, as_json=as_json,
     )  # fmt: skip
     if to is Rung.HOST:
@@ -91,7 +91,7 @@ def unload(
     if node and rung is not Rung.HOST:
         raise CliError("--node needs --from host: instances are unloaded on every node")
     asked = Asked(
-        model=model, verb="unload", done="unload asked for", rung=rung.value if rung else "", node=node,
+        model=model, verb="unload", done="unload requested", rung=rung.value if rung else "", node=node,
         dry_run=dry_run, wait=wait, timeout_s=timeout, as_json=as_json,
     )  # fmt: skip
     fleet = connect(state_dir)
@@ -282,18 +282,18 @@ def _is_asleep(_: FleetClient, row: Row) -> bool:
 
 
 wake = _plain(
-    "wake", "wake asked for", "Wake a sleeping instance, or start one if none sleeps.", _stands(Rung.READY, "")
+    "wake", "wake requested", "Wake a sleeping instance, or start one if none sleeps.", _stands(Rung.READY, "")
 )
 sleep = _plain(
     "sleep",
-    "sleep asked for",
+    "sleep requested",
     "Put the engines of a model to sleep once they are idle. An engine that cannot sleep stops.",
     _is_asleep,
 )
 unpin = _plain("unpin", "unpinned", "Allow a pinned model to sleep and to be evicted again.", lambda _, row: True)
 drain = _plain(
     "drain",
-    "drain asked for",
+    "drain requested",
     "Drain the instances of a model, and start none until `glowplug load`.",
     lambda _, row: not _at(row, None),
 )

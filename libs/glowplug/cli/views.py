@@ -1,4 +1,4 @@
-"""Present models, instances (`ps`), nodes, and all of them live (`top`)."""
+"""Show models, instances (`ps`), nodes, and all of them live (`top`)."""
 
 import contextlib
 import json

@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class Surface(StrEnum):
-    """What a key opens."""
+    """The ports and verbs that a key opens."""
 
     DATA = "data"  # requests on the data port
     READ = "read"  # the fleet, never a request's text: role viewer
@@ -32,7 +32,7 @@ class Surface(StrEnum):
 
 
 class Role(StrEnum):
-    """What a person or a program may do with a fleet. Each role includes those before it."""
+    """The rights of a person or a program in a fleet. Each role includes those before it."""
 
     NONE = "none"
     VIEWER = "viewer"

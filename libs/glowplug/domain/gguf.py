@@ -73,7 +73,7 @@ class GgufReader:
             raise InvalidGguf(f"GGUF version {self.version} is not supported")
         for what, num, most in (("values", self._num_values, MAX_VALUES), ("tensors", self._num_tensors, MAX_TENSORS)):
             if num > most:
-                raise InvalidGguf(f"it says that it has {num} {what}; at most {most} are read")
+                raise InvalidGguf(f"it declares {num} {what}; at most {most} are read")
 
     def values(self) -> Iterator[Value]:
         for _ in range(self._num_values):

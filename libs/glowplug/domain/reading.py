@@ -48,7 +48,7 @@ def laid_over(default: T, given: Mapping[str, Any]) -> T:
 
 
 def nested(given: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """{("a", "b"): 1} becomes {"a": {"b": 1}}. Raises Misread where a value stands for fields."""
+    """{("a", "b"): 1} becomes {"a": {"b": 1}}. Raises Misread for a value in place of fields."""
     tree: dict[str, Any] = {}
     for path, value in given.items():
         inner = tree
@@ -120,7 +120,7 @@ def _value(kind: Any, given: Any) -> Any:
 
 def _named(names: Sequence[Any], given: Any) -> Any:
     if given not in names:
-        raise ValueError(f"{given!r} is none of {', '.join(str(name) or repr(name) for name in names)}")
+        raise ValueError(f"{given!r} is not one of {', '.join(str(name) or repr(name) for name in names)}")
     return given
 
 

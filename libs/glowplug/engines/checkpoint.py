@@ -21,7 +21,7 @@ class CheckpointFailed(RuntimeError):
 
 
 class CheckpointState(Enum):
-    """NONE: it does not use CUDA, or cannot be asked."""
+    """NONE: it does not use CUDA, or cannot be queried."""
 
     NONE = "none"
     RUNNING = "running"
@@ -75,7 +75,7 @@ def find(load: Callable[[str], Any] = importlib.import_module) -> tuple[Checkpoi
             return None, "the NVIDIA driver has no GPU"
         version = int(driver.cuDriverGetVersion()[1])
     except (ImportError, RuntimeError, OSError) as error:
-        return None, f"no CUDA driver can be asked: {error}"
+        return None, f"the CUDA driver cannot be queried: {error}"
     if version < _LEAST_CUDA:
         return None, f"the driver's CUDA is {version // 1000}.{version % 1000 // 10}: checkpoints came with 12.8"
     if not hasattr(driver, "cuCheckpointProcessLock"):

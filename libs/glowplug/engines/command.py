@@ -72,7 +72,7 @@ class ServerCommand(_Declared):
     @model_validator(mode="after")
     def _sleeps_in_one_way(self) -> "ServerCommand":
         if self.swap and self.sleep:
-            raise ValueError("swap and sleep are two ways to do the same: declare one")
+            raise ValueError("swap and sleep are two ways to sleep: declare one")
         return self
 
     @field_validator("command", "env")
@@ -82,7 +82,7 @@ class ServerCommand(_Declared):
             try:
                 word.format_map(_SHOWN)
             except (KeyError, ValueError, IndexError, AttributeError) as error:
-                raise ValueError(f"{word!r}: {error!r} is none of {', '.join(FIELDS)}") from error
+                raise ValueError(f"{word!r}: a name in braces is one of {', '.join(FIELDS)}") from error
         return value
 
 
@@ -98,7 +98,8 @@ def read_servers(path: Path) -> dict[str, ServerCommand]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise EngineMisconfigured(f"{path}: {where}: {first['msg']}") from error
+        why = first["msg"].removeprefix("Value error, ")
+        raise EngineMisconfigured(f"{path}: {where}: {why}") from error
 
 
 _ASLEEP = "asleep.json"  # in the run directory while it sleeps: {"becomes"}
@@ -260,7 +261,7 @@ class CommandDriver(HostedDriver):
         return -1
 
     async def limit_kv(self, handle: EngineHandle, num_bytes: int) -> None:
-        raise EngineFailed(f"{self.name}: a server by command keeps the KV cache that it was started with")
+        raise EngineFailed(f"{self.name}: a command engine keeps the KV cache of its start")
 
     def _named(self, name: str) -> ServerCommand:
         if name not in self.servers:

@@ -16,7 +16,7 @@ _POLL_S = 0.002
 
 
 def own_cgroup(mounts: str, cgroups: str) -> Path | None:
-    """This process's version 2 cgroup, from its `mounts` and `cgroup` files."""
+    """Return this process's version 2 cgroup, from its `mounts` and `cgroup` files."""
     points = [fields[1] for line in mounts.splitlines() if len(fields := line.split()) > 2 and fields[2] == "cgroup2"]
     paths = [line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")]
     return Path(points[0] + paths[0].rstrip("/")) if points and paths else None

@@ -47,7 +47,7 @@ class Listener:
         return self._public is not None
 
     def refuse(self) -> None:
-        """Let no request reach the server, except on accepted connections."""
+        """Keep requests from the server, except on accepted connections."""
         if self._public is not None:
             return
         private = control.listen(self._run_dir, _SOCKET, 0)
@@ -158,7 +158,7 @@ def _answer(connected: socket.socket, server: Callable[[], socket.socket]) -> No
 
 
 def end_connections(port: int) -> None:
-    """Break off all accepted connections at `port`."""
+    """Close all accepted connections at `port`."""
     for _, accepted in _sockets():
         with contextlib.suppress(OSError):  # a listening one has no peer
             if accepted.family in _INET and accepted.getsockname()[1] == port:

@@ -146,7 +146,7 @@ def bring_up(run_dir: Path, spec: dict[str, Any]) -> EngineServer:
     wanted, facts = _wanted(spec, facts_of(weights, landing, spec["wait_s"]), weights)
     if landing is not None:
         if wanted.n_gpu_layers == 0 and stay_mapped(facts.tensor_types):
-            wanted.no_extra_bufts = True  # it must repack nothing, even if this build could
+            wanted.no_extra_bufts = True  # no repacking, even if this build could
         else:
             landing.wait_beginning(landing.num_bytes, spec["wait_s"])
             landing = None
@@ -203,13 +203,13 @@ def facts_of(weights: Path, landing: Landing | None, timeout_s: float) -> GgufFa
 
 
 def stay_mapped(tensor_types: frozenset[int]) -> bool:
-    """Whether llama.cpp has no other layout for these types on this CPU, and computes on the mapped file."""
+    """Return whether llama.cpp keeps these types' layout on this CPU, and so computes on the mapped file."""
     is_arm, has_amx = platform.machine() not in _X86, "AMX_INT8 = 1" in xllamacpp.get_system_info()
     return tensor_types <= (_PLAIN if is_arm or has_amx else _PLAIN | _UNPACKED_ON_X86)
 
 
 def _wanted(spec: dict[str, Any], facts: GgufFacts, weights: Path) -> tuple[Any, GgufFacts]:
-    """Blame the arguments for any refusal by xllamacpp here."""
+    """Attribute any refusal by xllamacpp to the arguments."""
     try:
         return parameters(spec, weights, facts), facts
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:

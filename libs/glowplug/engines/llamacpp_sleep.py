@@ -269,7 +269,7 @@ class EngineServer:
 
     def _load_adapter(self, number: int, path: Path) -> None:
         if self._adapters is None:
-            raise RuntimeError("it was started for no adapters")
+            raise RuntimeError("it was started without adapters")
         if self._server is None:
             raise RuntimeError("it sleeps")
         if self._adapters.load(number, path):
@@ -282,7 +282,7 @@ class EngineServer:
     def _sleep(self, becomes: str, *, if_idle: bool) -> int:
         """Sleep by pages where nothing runs, else by ending the server. Returns the requests that keep it awake."""
         if becomes not in (PREWARMED, SWAPPED_OUT):
-            raise ValueError(f"an engine does not become {becomes!r}")
+            raise ValueError(f"an engine cannot become {becomes!r}")
         if self._server is None:
             self.becomes = becomes
             return 0
@@ -349,12 +349,12 @@ class EngineServer:
         if self._server is None:
             self._rebuild()
         if not self._is_itself():
-            print("after its wake it does not answer as it did at its start: its server is built again", flush=True)
+            print("after waking it does not answer as at its start: rebuilding its server", flush=True)
             self._kv = []  # more or other memory than the KV cache was given back
             self._drop()
             self._rebuild()
             if not self._is_itself():
-                raise RuntimeError("it does not answer as it did at its start")
+                raise RuntimeError("it does not answer as at its start")
         self._bring_opening()
         self.becomes = ""
         self._serve()
@@ -436,7 +436,7 @@ def kv_pages(kv_bytes: int) -> list[Pages]:
     try:
         runs = zero_runs(max(_LEAST_RUN_BYTES, int(kv_bytes * _FOUND)))
     except OSError as error:
-        print(f"its KV cache is not looked for: {error}", flush=True)
+        print(f"its KV cache cannot be searched for: {error}", flush=True)
         return []
     fitting = [run for run in runs if kv_bytes * _FOUND <= run.num_bytes <= kv_bytes]
     return fitting if len(fitting) == 1 else []

@@ -50,7 +50,7 @@ def _peft(path: Path) -> LoraFacts:
     except ValueError as error:
         raise InvalidAdapter(f"{CONFIG} is not JSON: {error}") from error
     if not isinstance(said, Mapping) or str(said.get("peft_type", "")).upper() != "LORA":
-        raise InvalidAdapter(f"{CONFIG} does not say that it is one of LoRA (peft_type)")
+        raise InvalidAdapter(f"{CONFIG} does not declare a LoRA adapter (peft_type)")
     if not (path / WEIGHTS).is_file() and not (path / "adapter_model.bin").is_file():
         raise InvalidAdapter(f"{path.name} has no {WEIGHTS}")
     pattern = said.get("rank_pattern") or {}

@@ -163,8 +163,8 @@ class EngineDriver(Protocol):
         (weights/pieces.py): the engine reads only landed bytes, and its reads count once the caller has seen the
         weights complete.
 
-        Raises EngineFailed with the log's last lines; the process is gone by then. On cancellation the process goes on:
-        call again (a second call just waits) or `stop`.
+        Raises EngineFailed with the log's last lines; the process has ended by then. On cancellation the process lives
+        on: call again (a second call just waits) or `stop`.
         """
         ...
 
@@ -254,7 +254,7 @@ class Stager(Protocol):
     async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
         """Load the rest of the model from `weights_path` while the pipeline serves on, take over the other stages'
         KV cache, and serve alone. Returns the KV cache's tokens, 0 when unknown. Raises EngineFailed; it remains
-        a stage. On cancellation the engine goes on: call again, or `abandon_consolidation`."""
+        a stage. On cancellation the engine continues: call again, or `abandon_consolidation`."""
         raise EngineUnable(f"{handle.engine} does not become whole")
 
     async def abandon_consolidation(self, handle: EngineHandle) -> int | None:
@@ -295,8 +295,8 @@ class Mover(Protocol):
         ...
 
     async def move_requests(self, handle: EngineHandle) -> Moved:
-        """Bring a whole engine the KV cache of the stages' requests, which pause for it and go on. A stream's owner
-        continues it at the whole engine's url, with prompt plus tokens so far as its prompt; no moved token is
+        """Bring a whole engine the KV cache of the stages' requests, which pause for it and then continue. A stream's
+        owner continues it at the whole engine's url, with prompt plus tokens so far as its prompt; no moved token is
         recomputed. Raises EngineFailed."""
         ...
 

@@ -21,20 +21,20 @@ from glowplug.engines.gguf import bytes_of
 Q4_1, Q8_0 = 3, 8  # GGML's numbers of these types
 MOSTLY_Q8_0: Final = 7  # LLAMA_FTYPE_MOSTLY_Q8_0
 _FILE_TYPE: Final = b"general.file_type" + struct.pack("<I", 4)  # a value of 32 bits
-_KIND_BYTES: Final = 4  # of a tensor's type, which stands in front of its offset
+_KIND_BYTES: Final = 4  # of a tensor's type, which precedes its offset
 _FOUR_BITS: Final = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)])
 _EIGHT_BITS: Final = np.dtype([("d", "<f2"), ("q", "i1", 32)])
 
 
 def to_q8_0(source: Path, target: Path) -> None:
-    """Write `target`, which appears once it is whole. Takes some 3 s for 100 MB, and memory of the largest tensor.
+    """Write `target`, which appears once it is complete. Takes some 3 s for 100 MB, and memory of the largest tensor.
     Raises InvalidGguf, and OSError."""
     made = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with source.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, made.open("wb") as out:
             reader = GgufReader(data)
             for _ in reader.values():
-                pass  # the tensors stand behind them
+                pass  # the tensors follow them
             tensors = list(reader.tensors())
             begin = reader.data_first
             head = bytearray(data[:begin])
@@ -47,7 +47,7 @@ def to_q8_0(source: Path, target: Path) -> None:
                 kind = Q8_0 if tensor.kind == Q4_1 else tensor.kind
                 struct.pack_into("<IQ", head, tensor.end - _KIND_BYTES, kind, offset - begin)
             if (at := head.find(_FILE_TYPE)) < 0:
-                raise InvalidGguf(f"{source.name} does not say what type it is of")
+                raise InvalidGguf(f"{source.name} does not declare its file type")
             struct.pack_into("<I", head, at + len(_FILE_TYPE), MOSTLY_Q8_0)
             out.seek(0)
             out.write(head)

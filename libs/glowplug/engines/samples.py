@@ -1,7 +1,7 @@
-"""Real weights for a first minute without any download: those that come with an installed package, and the same in
-eight bits, which are made of them once, so that sample models differ in more than their prompts.
+"""Find real weights without any download: those of an installed package, and the same in eight bits, converted once,
+so that sample models differ in more than their prompts.
 
-    python -m glowplug.engines.samples      makes them, and prints where both are
+    python -m glowplug.engines.samples      converts them, and prints both paths
 """
 
 import os
@@ -22,7 +22,7 @@ def cache_dir() -> Path:
 
 
 def sample_weights_path(package: str = PACKAGE) -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct; the package's code is not imported. Raises WeightsUnavailable."""
+    """Return the GGUF file of SmolLM2-135M-Instruct; the package's code is not imported. Raises WeightsUnavailable."""
     spec = find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.gguf")):
@@ -31,34 +31,34 @@ def sample_weights_path(package: str = PACKAGE) -> Path:
 
 
 def eight_bits_path() -> Path:
-    """The same weights as Q8_0. Raises WeightsUnavailable where nobody has made them yet."""
+    """Return the same weights as Q8_0. Raises WeightsUnavailable if they do not exist yet."""
     path = cache_dir() / EIGHT_BITS
     if not path.is_file():
-        raise WeightsUnavailable(f"{path} is not made yet: python -m glowplug.engines.samples")
+        raise WeightsUnavailable(f"{path} does not exist yet: python -m glowplug.engines.samples")
     return path
 
 
 def prepare(package: str = PACKAGE) -> Path:
-    """Make the weights in eight bits unless they are there already, in some 3 s. Raises WeightsUnavailable, also where
-    they are there and those of the package are not: a sample model of each kind is in every fleet."""
+    """Convert the weights to eight bits unless that is done, in some 3 s. Raises WeightsUnavailable, also if only those
+    of the package are missing: every fleet has a sample model of each kind."""
     path, source = cache_dir() / EIGHT_BITS, sample_weights_path(package)
     if path.is_file():
         return path
     try:
         from glowplug.engines.requantize import to_q8_0  # numpy comes with the extras of a local fleet
     except ImportError as error:
-        raise WeightsUnavailable(f"the second sample cannot be made: {error}; pip install numpy") from error
+        raise WeightsUnavailable(f"the eight-bit weights cannot be made: {error}; pip install numpy") from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         to_q8_0(source, path)
     except (OSError, ValueError) as error:  # InvalidGguf is a ValueError
         hint = "GLOWPLUG_CACHE_DIR names another folder for it"
-        raise WeightsUnavailable(f"the second sample cannot be made: {error}; {hint}") from error
+        raise WeightsUnavailable(f"the eight-bit weights cannot be made: {error}; {hint}") from error
     return path
 
 
 def print_paths(*find: Callable[[], Path]) -> int:
-    """Print where each of these weights is, or why one cannot be had; returns the exit code."""
+    """Print the path of each of these weights, or why one is unavailable; return the exit code."""
     try:
         print(*(one() for one in find), sep="\n")
     except GlowplugError as error:

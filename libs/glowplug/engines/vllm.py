@@ -77,7 +77,7 @@ def is_later(handle: EngineHandle) -> bool:
 
 
 def kv_directory(stage_run_dir: str) -> Path:
-    """Return the place of requests that leave a stage, until the whole engine has them."""
+    """Return the directory for requests that leave a stage, until the whole engine has them."""
     if not _SHARED_MEMORY.is_dir():
         return Path(stage_run_dir) / "kv"
     return _SHARED_MEMORY / f"glowplug-kv-{hashlib.sha256(stage_run_dir.encode()).hexdigest()[:16]}"
@@ -117,7 +117,7 @@ class StagedVllm(HostedDriver, Stager):
             return Health(ok=False, reason="not loaded yet")
         silent_s = time.time() - renewed_at
         if silent_s > hung_after_s:
-            return Health(ok=False, reason=f"the stage has given no sign for {silent_s:.0f} s")
+            return Health(ok=False, reason=f"the stage has been silent for {silent_s:.0f} s")
         return Health(ok=True)
 
     async def consolidate(self, handle: EngineHandle, model: Model, weights_path: Path) -> int:
@@ -198,7 +198,7 @@ class StagedVllm(HostedDriver, Stager):
         try:
             answer = msgspec.json.decode(text, type=_Exported)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            why = f"{self.name} {handle.instance_id}: its stage does not say what it has written: {error}"
+            why = f"{self.name} {handle.instance_id}: its stage did not report what it exported: {error}"
             raise EngineFailed(why) from error
         moved = [request for request in answer.requests if request.num_bytes]
         return Moved(
@@ -226,7 +226,7 @@ class StagedVllm(HostedDriver, Stager):
     async def _num_in_stage(self, stage: EngineHandle) -> int:
         """Ask a first stage. vLLM's own samples freeze once nothing runs."""
         status, text = await self._ask(stage, "/glowplug/requests", self._settings.health_timeout_s)
-        why = f"{self.name} {stage.instance_id}: its stage does not say what runs: {text[:300]!r}"
+        why = f"{self.name} {stage.instance_id}: its stage did not report its requests: {text[:300]!r}"
         if status != 200:
             raise EngineFailed(why)
         try:
@@ -358,7 +358,7 @@ class VllmDriver(StagedVllm):
 
     @property
     def _hung_after_s(self) -> float:
-        """An engine core's longest silence: one step of a long prompt takes seconds on a CPU."""
+        """The longest silence of a healthy engine core: one step of a long prompt takes seconds on a CPU."""
         return float(self._settings.extra.get("vllm_hung_after_s", 60.0))
 
     def unavailable(self) -> str:
@@ -437,7 +437,7 @@ class VllmDriver(StagedVllm):
         try:
             answer = json.loads(body)
         except ValueError as error:
-            return Health(ok=False, reason=f"{path} gives a broken answer: {error}")
+            return Health(ok=False, reason=f"{path} answers with invalid JSON: {error}")
         if status != 200:
             return Health(ok=False, reason=f"the engine core is dead: {answer.get('error', status)}")
         if (silent_s := float(answer.get("silent_s", 0.0))) > self._hung_after_s:

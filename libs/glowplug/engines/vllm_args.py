@@ -23,7 +23,7 @@ WEIGHTS_SHARED = "_GLOWPLUG_WEIGHTS_SHARED"
 FIRST_BYTES = "_GLOWPLUG_FIRST_BYTES"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _MAX_DEFAULT_THREADS = 4
-_MAX_THREADS = 1024  # beyond any machine's cores: a typing error, and each thread takes a stack
+_MAX_THREADS = 1024  # beyond any machine's cores: a typing error; each thread takes a stack
 
 # Set by other fields of the model file, or part of how the fleet reaches the engine.
 _OWNED = {
@@ -72,7 +72,7 @@ def check_shared(model: Model, gpu_kind: str = "host", num_stages: int = 1) -> N
     others = any(_own(model, name, None) is not None for name in ("worker_cls", "quantization"))
     is_parallel = num_stages > 1 or model.num_gpus > 1 or _is_parallel(model.engine_args)
     if model.weights_shared and (gpu_kind == "cuda" or is_parallel or others):
-        why = "vLLM shares weights in host memory alone: unquantised, in one process, with the worker of Glowplug"
+        why = "vLLM shares weights only in host memory: unquantised, in one process, with the worker of Glowplug"
         raise EngineMisconfigured(f"weights_shared: {why}", param="weights_shared")
 
 

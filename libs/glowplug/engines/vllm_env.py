@@ -1,4 +1,4 @@
-"""vLLM's environment: where it is, and what it lacks."""
+"""Find vLLM's environment, and name a missing part."""
 
 import os
 import sys
@@ -21,14 +21,14 @@ def interpreter(given: str = "") -> Path:
 
 
 def missing(python: Path) -> str:
-    """Why no vLLM can start, with a remedy; '' when it can. Checks only files: importing vLLM takes 15 s."""
+    """Return why vLLM cannot start, with a remedy; '' when it can. Checks only files: importing vLLM takes 15 s."""
     if not sys.platform.startswith("linux"):
         return "vLLM's CPU and CUDA builds run on Linux only; this node can use llamacpp"
     if not python.exists():
         return f"no vLLM environment: {python} does not exist ({INSTALL}, or set {ENV_VARIABLE})"
     libraries = _libraries(python)
     if not any((library / "vllm" / "__init__.py").exists() for library in libraries):
-        return f"vLLM is not installed in {python.parent.parent} ({INSTALL} goes on where it stopped)"
+        return f"vLLM is not installed in {python.parent.parent} ({INSTALL} resumes where it stopped)"
     if not any(found for library in libraries for found in library.glob("glowplug_vllm-*.dist-info")):
         return f"the plug-in glowplug-vllm is not installed in {python.parent.parent} ({INSTALL})"
     return ""

@@ -55,7 +55,7 @@ class ZygoteLease:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._timeout_s
             while (lease := await self._connect()) is None:
-                self._park_if_nobody_does()
+                self._park_unless_parking()
                 if loop.time() > deadline:
                     raise EngineFailed(f"vLLM did not park within {self._timeout_s:g} s\n{self._log_tail()}")
                 await asyncio.sleep(_POLL_S)
@@ -70,7 +70,7 @@ class ZygoteLease:
         await self._ask({"op": "keep", "tokenizer": str(directory)})
 
     async def close(self) -> None:
-        """The last release ends the zygote. Its servers live on."""
+        """Release the lease. The last release ends the zygote; its servers live on."""
         if self._lease is None:
             return
         reader, writer = self._lease
@@ -98,7 +98,7 @@ class ZygoteLease:
         except (FileNotFoundError, ConnectionRefusedError):
             return None
 
-    def _park_if_nobody_does(self) -> None:
+    def _park_unless_parking(self) -> None:
         if self._parking is not None:
             status = self._parking.poll()
             if status is None:

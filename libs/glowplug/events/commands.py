@@ -31,7 +31,7 @@ class PlaceInstance:
 
 
 def as_if_asked(model: Model, now_s: float, *, waits: bool, node_id: str) -> PlaceInstance:
-    """The command for a hypothetical instance, to look up what would become of it. It is never sent."""
+    """The command for a hypothetical instance, to ask for its fate. It is never sent."""
     return PlaceInstance(instance_id="", model=model, reason="", wanted_at=now_s, waits=waits, node_id=node_id)
 
 

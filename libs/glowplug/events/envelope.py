@@ -13,10 +13,10 @@ import msgspec
 
 from glowplug.events import commands, facts
 
-# Checks of decoded values for numbers and nesting that no writer of Glowplug's can mean.
+# Check decoded values for numbers and nesting that no writer of Glowplug sends.
 #
 # JSON allows integers of thousands of digits, "nan" and "inf" as text where a number is expected, and unbounded
-# nesting of lists. Such a value has the right type but breaks the code that computes with it or writes it again, so
+# nesting of lists. Such a value has the right type but breaks code that computes with it or writes it again, so
 # it is refused at decoding. The checks of a type are built once.
 
 # 64 bits: what the wire contract (proto/) holds. Epoch seconds and bytes stay far below it.
@@ -27,7 +27,7 @@ Check = Callable[[Any], None]
 
 
 class Unsound(ValueError):
-    """A decoded value holds a number or a nesting that no writer can mean."""
+    """A decoded value holds a number or a nesting that no writer sends."""
 
 
 def check_of(hint: Any) -> Check | None:
@@ -144,7 +144,7 @@ _encoder = msgspec.json.Encoder()
 _wire = msgspec.json.Decoder(_Wire, strict=False)
 _data = {name: (msgspec.json.Decoder(cls, strict=False), check_of(cls)) for name, cls in PAYLOADS.items()}
 _check_wire: Any = check_of(_Wire)
-# All that decoding raises: no JSON, no UTF-8, another shape, numbers out of range (each a ValueError), deep nesting.
+# All errors of decoding: not JSON, not UTF-8, another shape, numbers out of range (each a ValueError), deep nesting.
 UNREADABLE = (ValueError, RecursionError)
 
 

@@ -1,4 +1,4 @@
-"""Facts: events that say what has happened. Past tense, many readers. `TYPE` is `<entity>.<fact>`.
+"""Facts: events that have happened. Past tense, many readers. `TYPE` is `<entity>.<fact>`.
 
 Facts under `evt` are kept by JetStream; those marked `TELEMETRY = True` are high-rate and use core subjects, and those
 marked `USAGE = True` have a stream of JetStream of their own.
@@ -112,8 +112,8 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRequestsFinished:
-    """The requests of one router that have ended since its last such report, in order. They are what `request.finished`
-    tells of each, for those who add up: a reader of all requests of a fleet takes a few such reports a second."""
+    """The requests of one router that have ended since its last such report, in order: a `request.finished` each.
+    Services that sum requests read this fact, a few times a second for a whole fleet."""
 
     TYPE: ClassVar[str] = "router.requests_finished"
     TELEMETRY: ClassVar[bool] = True
@@ -128,7 +128,7 @@ class RouterRequestsFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecorded:
-    """What requests of one router used. Sent until the bus has stored it, so that a record may come twice: its
+    """The usage of one router's requests. Sent until the bus has stored it, so that a record may come twice: its
     `record_id` names it."""
 
     TYPE: ClassVar[str] = "usage.recorded"
@@ -163,7 +163,7 @@ class RouterRequestsReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterUsageReported:
-    """What one router has admitted of the limits that all routers keep together; scopes with news, and a few others
+    """The part of the routers' common limits that one router has admitted; scopes with news, and a few others
     again. Sent about twice a second while anybody has limits."""
 
     TYPE: ClassVar[str] = "router.usage_reported"

@@ -17,8 +17,8 @@ from glowplug.events.subjects import ROOT, is_telemetry
 
 LOCK = "numbers.lock"
 ABOUT_LOCK = """\
-# Written by `python -m glowplug.events.proto proto`. Every field that ever was: message, field, number, and `reserved`
-# if the class has it no more.
+# Written by `python -m glowplug.events.proto proto`. Every field so far: message, field, number, and `reserved`
+# if the class no longer has it.
 """
 FOLDER = ROOT.replace(".", "/")
 VALUES, SHARED = ("google/protobuf/struct.proto",), (f"{FOLDER}/domain.proto", f"{FOLDER}/options.proto")

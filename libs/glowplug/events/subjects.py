@@ -42,7 +42,7 @@ def is_usage(event_type: str) -> bool:
 
 
 def stream_of(filter_: str) -> str:
-    """The stream of JetStream that holds what a filter (or subject) matches; "" for telemetry."""
+    """The stream of JetStream that holds the events of a filter or subject; "" for telemetry."""
     plane = filter_.removeprefix(f"{ROOT}.")[:4]
     return {"evt.": FACTS_STREAM, "use.": USAGE_STREAM, "cmd.": COMMANDS_STREAM}.get(plane, "")
 
@@ -67,7 +67,7 @@ def subject(payload: Any) -> str:
 
 
 def _first(kind: str) -> str:
-    """What the subjects of this type of fact or telemetry begin with, after ROOT."""
+    """The beginning of the subjects of this type of fact or telemetry, after ROOT."""
     return "tel" if is_telemetry(kind) else "use" if is_usage(kind) else "evt"
 
 
@@ -125,7 +125,7 @@ def entity_facts(entity: str, *, telemetry: bool = False) -> str:
 
 
 def filters(payloads: Iterable[type[Any]]) -> list[str]:
-    """The filters for these types of facts or telemetry, in their order; a single one for an entity of which all types
+    """The filters for these types of facts or telemetry, in their order; a single one for an entity all of whose types
     of that plane (if there are several) are among them."""
     kinds = [cls.TYPE for cls in payloads]
     found: dict[str, None] = {}

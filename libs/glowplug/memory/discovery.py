@@ -49,7 +49,9 @@ def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -
             usable = int(memory.total * (1 - headroom_ratio))
             gpus.append(Gpu(gpu_id=f"{node_id}/{index}", total_bytes=usable, kind=CUDA))
             if memory.free < usable:
-                warnings.append(f"{node_id}/{index}: {int(memory.total - memory.free)} bytes are taken by others")
+                warnings.append(
+                    f"{node_id}/{index}: {int(memory.total - memory.free)} bytes are used by other processes"
+                )
     if not gpus:
         raise HardwareUnavailable("the NVIDIA driver answers but there is no GPU")
     return Discovery(tuple(gpus), tuple(warnings))

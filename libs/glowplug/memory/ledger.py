@@ -25,7 +25,7 @@ def grant(
     if any(num_bytes < 0 for num_bytes in bytes_by_owner.values()):
         raise ValueError(f"{holder}: negative bytes {dict(bytes_by_owner)}")
     if any(g.holder == holder for g in gpu.all_grants):
-        raise ValueError(f"{holder} holds bytes of {gpu.gpu_id} already")
+        raise ValueError(f"{holder} already holds bytes of {gpu.gpu_id}")
     new = [Grant(holder=holder, owner=o, num_bytes=n) for o, n in bytes_by_owner.items() if n]
     asleep = tuple(one for one in new if one.owner is GrantOwner.SLEEPER)
     awake = tuple(one for one in new if one.owner is not GrantOwner.SLEEPER)

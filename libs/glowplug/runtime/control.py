@@ -109,7 +109,7 @@ Background = Callable[[Shell], Any]
 
 
 class ControlService:
-    """Holds the shell once it exists; until then REST answers 503. `candidate` stands for the lead, if one is elected.
+    """Holds the shell once it exists; until then REST answers 503. `candidate` runs for leader, if one is elected.
     Subscribes to the events in `reads`; `executors` perform the controller's own effects; `target` receives its
     commands."""
 
@@ -152,7 +152,7 @@ class ControlService:
         return self.shell
 
     def about(self) -> dict[str, Any]:
-        """Role and leader, for `/health`. A new leader still stands by until it has read the last one's writes."""
+        """Role and leader, for `/health`. A new leader counts as standby until it has read its predecessor's writes."""
         if self.candidate is None:
             return {"role": "single"}
         lease = self.candidate.lease
@@ -227,7 +227,7 @@ class ControlService:
         lease_s: float,
         stopping: asyncio.Event,
     ) -> Coroutine[Any, Any, None]:
-        """With an election: follow and stand for the lead."""
+        """With an election: follow, and run for leader."""
         world, name = self.world, self.world.settings.service_id
         await world.bus.connect()
         durable = f"{world.service}-commands"  # shared: the next leader reads on

@@ -69,7 +69,7 @@ class Identity:
                         self._service_id,
                     )
             except StoreUnavailable as error:
-                log.debug("the claim to the service id %s is not renewed: %s", self._service_id, error)
+                log.debug("the claim to the service id %s cannot be renewed: %s", self._service_id, error)
 
     async def release(self) -> None:
         try:
@@ -77,7 +77,7 @@ class Identity:
             if raw is not None and from_json(raw, ServiceHolder).process == self._mine.process:
                 await self._store.delete(PROCESSES, self._service_id)
         except (StoreUnavailable, MalformedEvent) as error:
-            log.debug("the service id %s is not given back: %s", self._service_id, error)
+            log.debug("the service id %s cannot be released: %s", self._service_id, error)
 
     async def _other(self) -> ServiceHolder | None:
         raw = await self._store.get(PROCESSES, self._service_id)

@@ -35,7 +35,7 @@ def unstopping_clock() -> float:
 
 
 class Candidate:
-    """Stands for the lead of a service while `run` runs. `term(epoch)` runs while leading, is cancelled with time to
+    """Runs for leader of a service while `run` runs. `term(epoch)` runs while leading, is cancelled with time to
     clean up, and stops the service by an error."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Candidate:
             async with asyncio.timeout(self._lease_s / RENEWALS):
                 await self._store.drop_lease(self.service, self._election.holder)
         except (StoreUnavailable, TimeoutError) as error:
-            log.warning("the %s could not give its lease back, which runs out by itself: %s", self.service, error)
+            log.warning("the %s could not release its lease, which expires by itself: %s", self.service, error)
 
 
 class ElectedShell(Shell):

@@ -98,7 +98,7 @@ Seconds = Annotated[float, _written(parse_seconds, float | str)]
 
 
 class Strict(BaseModel):
-    """A part of what a person writes: unknown keys and numbers that are none are refused."""
+    """A part of a model file: unknown keys and malformed numbers are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -112,7 +112,7 @@ class WeightsFile(Strict):
 
 
 class SloFile(Strict):
-    """What users are promised; 0 promises nothing."""
+    """Objectives of requests; 0: none."""
 
     ttft_s: Seconds = Field(0.0, ge=0, description="time to the first token")
     tpot_s: Seconds = Field(0.0, ge=0, description="time between tokens")
@@ -332,7 +332,7 @@ def fewer_slots(asked: int, model: Model) -> str:
 
 
 def check_engine(model: Model) -> Model:
-    """Lower max_concurrency to what the engine will run, if the weights are local. Raises EngineMisconfigured if the
+    """Lower max_concurrency to the engine's own bound, if the weights are local. Raises EngineMisconfigured if the
     engine's driver finds that no start can succeed. Remote weights are known by address only."""
     engine = declaration(model.engine)
     engine.arguments.check(model.engine_args)
@@ -419,7 +419,9 @@ def read_yaml(path: Path, max_bytes: int = MAX_FILE_BYTES) -> list[Any]:
         raise InvalidModelFile(f"{line}{error.problem or error.context}") from error
     except OSError as error:
         raise InvalidModelFile(f"cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except UnicodeDecodeError as error:
+        raise InvalidModelFile("it is not UTF-8 text") from error
+    except yaml.YAMLError as error:
         raise InvalidModelFile(str(error).splitlines()[0]) from error
 
 

@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
         self._count(1, event)
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _refused(f"more than {MAX_DEPTH} values lie within each other", event)
+            raise _refused(f"values are nested more than {MAX_DEPTH} deep", event)
         node = super().compose_node(parent, index)
         self._depth -= 1
         self._sizes[id(node)] = self._num_values - before

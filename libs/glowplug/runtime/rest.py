@@ -11,6 +11,7 @@ import math
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from html import escape
+from http import HTTPStatus
 from pathlib import Path
 from string import Template
 from typing import Any, Final
@@ -35,6 +36,7 @@ from glowplug.telemetry.tally import exposition
 
 _PAGE: Final = Template(Path(__file__).with_name("docs_page.html").read_text(encoding="utf-8"))
 _CODES: Final = {404: "not_found", 405: "method_not_allowed", 413: TooLarge.code}
+_SAYS: Final = {404: "there is nothing at {path}", 405: "{method} is not allowed at {path}"}  # for the bare phrase
 _STYLE: Final = _PAGE.template.partition("<style>")[2].partition("</style>")[0]
 _HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 PAGE_HEADERS: Final = {
@@ -185,14 +187,20 @@ def _errors(app: FastAPI) -> None:
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        body = error_body(f"{where}: {first['msg']}", "invalid_request_error", "bad_request", where)
+        message = f"{where}: {first['msg'].removeprefix('Value error, ')}"
+        if first["type"] == "json_invalid":
+            message = f"the body is not JSON: {first['ctx']['error']}"
+        body = error_body(message, "invalid_request_error", "bad_request", where)
         return JSONResponse(body, status_code=400)
 
     @app.exception_handler(AnyHTTPException)
-    async def plain(_: Request, error: AnyHTTPException) -> JSONResponse:
-        code = _CODES.get(error.status_code, "http_error")
+    async def plain(request: Request, error: AnyHTTPException) -> JSONResponse:
+        code, message = _CODES.get(error.status_code, "http_error"), str(error.detail)
+        if message == HTTPStatus(error.status_code).phrase:
+            bare = _SAYS.get(error.status_code, message)
+            message = bare.format(method=request.method, path=request.url.path[:200])
         return JSONResponse(
-            error_body(str(error.detail), "invalid_request_error", code), error.status_code, headers=error.headers
+            error_body(message, "invalid_request_error", code), error.status_code, headers=error.headers
         )
 
 

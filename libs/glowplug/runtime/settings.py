@@ -1,8 +1,8 @@
 """Settings that every service shares, and how they are read. Precedence: environment `GLOWPLUG_*`, then the system that
 `GLOWPLUG_POLICIES` names, then the default.
 
-A service's settings are fields that only a process has (ports, addresses, folders, tokens) and the params of its parts,
-of which those are settings that their declaration marks (domain/reading.py)."""
+A service's settings are fields that only a process has (ports, addresses, folders, tokens) and the marked
+params of its parts (domain/reading.py)."""
 
 import logging
 import os

@@ -22,7 +22,7 @@ class LimitsBody(Strict):
 
 
 class TenantBody(Strict):
-    """A tenant, as it is to be: what is left out has its default."""
+    """A tenant; an omitted field has its default."""
 
     limits: LimitsBody = LimitsBody()
     model_limits: dict[str, LimitsBody] = Field(

@@ -15,11 +15,11 @@ SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 BUS_TOTALS = (  # fields of BusCounts
-    (semconv.BUS_RECONNECTS_TOTAL, "Times the bus was lost and found", "num_reconnects"),
-    (semconv.BUS_REDELIVERIES_TOTAL, "Events delivered again", "num_redelivered"),
+    (semconv.BUS_RECONNECTS_TOTAL, "Reconnections to the bus", "num_reconnects"),
+    (semconv.BUS_REDELIVERIES_TOTAL, "Events redelivered", "num_redelivered"),
     (semconv.BUS_MALFORMED_TOTAL, "Messages that are not events", "num_malformed"),
     (semconv.BUS_GIVEN_UP_TOTAL, "Events given up after the last delivery failed", "num_given_up"),
-    (semconv.BUS_OVERFLOWED_TOTAL, "Events of usage that the bus discarded before they were read", "num_overflowed"),
+    (semconv.BUS_OVERFLOWED_TOTAL, "Usage events that the bus discarded before they were read", "num_overflowed"),
 )
 
 
@@ -72,7 +72,7 @@ class ShellMetrics:
         self.decisions = counter(semconv.DECISIONS_TOTAL, "Decisions made", "kind", "policy")
         self.bus_failures = counter(semconv.BUS_PUBLISH_FAILURES_TOTAL, "Events the bus refused", "service")
         self.store_failures = counter(semconv.STORE_FAILURES_TOTAL, "Calls the store refused", "service")
-        self.stale = counter(semconv.STALE_COMMANDS_TOTAL, "Commands of an old epoch", "service")
+        self.stale = counter(semconv.STALE_COMMANDS_TOTAL, "Commands refused for an old epoch", "service")
         self.handle_s = Histogram(
             semconv.HANDLE_SECONDS,
             "Controller time per stimulus",
@@ -88,7 +88,7 @@ class ShellMetrics:
         self.store_connected = Gauge(semconv.STORE_CONNECTED, "1 when the store answers", registry=registry)
         rows = Gauge(semconv.ROWS_UNREADABLE, "Rows left out of a table", ["service", "table"], registry=registry)
         self.unreadable_rows = partial(rows.labels, service)
-        self.published = counter(semconv.EVENTS_PUBLISHED_TOTAL, "Events the bus has taken", "service", "type")
+        self.published = counter(semconv.EVENTS_PUBLISHED_TOTAL, "Events that the bus accepted", "service", "type")
         self.leader = Gauge(semconv.LEADER, "1 when this process leads", ["service"], registry=registry).labels(service)
         self.leader_changes = counter(semconv.LEADER_CHANGES_TOTAL, "New leaders seen", "service").labels(service)
         self.service = service
@@ -102,7 +102,7 @@ class ShellMetrics:
         def gauge(name: str, doc: str) -> Gauge:
             return Gauge(name, doc, ["service"], registry=registry).labels(service)
 
-        self.synced_at = gauge(semconv.TABLE_SYNC_TIMESTAMP_SECONDS, "When the tables were last read whole")
+        self.synced_at = gauge(semconv.TABLE_SYNC_TIMESTAMP_SECONDS, "When the tables were last read completely")
         self._inbox = gauge(semconv.INBOX_STIMULI, "Stimuli waiting for the controller")
         self._pending = gauge(semconv.BUS_PENDING, "Events kept for this service and not yet delivered")
         self._bus = _Totals(BUS_TOTALS, service, registry)

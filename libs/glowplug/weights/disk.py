@@ -104,7 +104,7 @@ class DiskCopies:
         """Raises CopyUnusable."""
         region = self.region(digest)
         if not is_whole(region):
-            raise CopyUnusable("it is not whole")
+            raise CopyUnusable("it is incomplete")
         try:
             return DiskSource(region, options)
         except OSError as error:
@@ -156,7 +156,7 @@ def _whole(region: Region) -> tuple[RegionInfo, dict[str, Any]]:
     """Raises OSError for a region that is not whole."""
     status, meta = region.read_state(), region.read_meta()
     if status.state is not RegionState.COMPLETE or status.info is None or not _has_files(meta):
-        raise OSError(0, f"{region.digest[:12]} is not whole")
+        raise OSError(0, f"{region.digest[:12]} is incomplete")
     return status.info, meta
 
 

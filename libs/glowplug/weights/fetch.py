@@ -106,7 +106,9 @@ class Fetch:
             async with asyncio.timeout(self._options.timeout_s):
                 return await self._until_whole(started)
         except TimeoutError as error:
-            raise WeightsUnavailable(f"{redacted(self._ref.uri)}: not whole in {self._options.timeout_s} s") from error
+            raise WeightsUnavailable(
+                f"{redacted(self._ref.uri)}: incomplete after {self._options.timeout_s:g} s"
+            ) from error
         finally:
             self.seconds = self._clock() - started
             await asyncio.gather(*(peer.close() for peer in peers), return_exceptions=True)
@@ -117,13 +119,13 @@ class Fetch:
             try:
                 return await self._attempt(started)
             except PeerMismatch as error:  # at most once: no peers remain
-                log.warning("the fetch of %s goes on without other nodes: %s", self.region.digest[:12], error)
+                log.warning("the fetch of %s continues without other nodes: %s", self.region.digest[:12], error)
             except ChecksumMismatch as error:
                 self.region.clear_bytes()
                 num_mismatches += 1
                 if num_mismatches > self._options.max_mismatches:
                     raise
-                log.warning("the fetch of %s begins again: %s", self.region.digest[:12], error)
+                log.warning("the fetch of %s starts over: %s", self.region.digest[:12], error)
             except (SourceInterrupted, SourceChanged) as error:
                 if isinstance(error, SourceChanged):
                     self.region.clear_bytes()
@@ -240,7 +242,7 @@ class Fetch:
                 return await peer.look()
         except (SourceInterrupted, TimeoutError) as error:
             log.info(
-                "the peer %s does not say what it holds of %s: %s",
+                "the peer %s cannot say which part of %s it has: %s",
                 peer.name,
                 self.region.digest[:12],
                 error or "no answer in time",
@@ -268,7 +270,7 @@ class Fetch:
             is_same = holding.files == info.files and all(f.validator for f in info.files)
         if not is_same:
             log.info(
-                "the peer %s holds other bytes of %s: the fetch does not read them", peer.name, self.region.digest[:12]
+                "the peer %s has different bytes of %s: the fetch does not use them", peer.name, self.region.digest[:12]
             )
             return None
         self._sha256_of_peers = self._sha256_of_peers or holding.sha256

@@ -1,4 +1,4 @@
-"""Sizes of remote weights, asked of their source before any fetch."""
+"""Ask a source for the sizes of its weights, before any fetch."""
 
 import asyncio
 from collections.abc import Callable

@@ -112,7 +112,7 @@ def checked_relative(path: str) -> str:
     """Raises WeightsUnavailable where `path` leaves its directory."""
     pure = PurePosixPath(path)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path:
-        raise WeightsUnavailable(f"file name {path[:200]!r} leaves its directory")
+        raise WeightsUnavailable(f"file name {path[:200]!r} points outside its directory")
     return pure.as_posix()
 
 

@@ -279,7 +279,7 @@ class Transfer:
             raise _first(errors) from errors
 
     async def _watch(self, run: "_Run") -> None:
-        """Return once nothing is missing. Raises the source's error when no other holder goes on."""
+        """Return once nothing is missing. Raises the source's error when no other holder remains."""
         num_bytes, moved_at = self._tally.num_bytes, self._clock()
         while not run.parts.is_done:
             await run.idle()
@@ -371,7 +371,7 @@ class Transfer:
             self._lose(holder, error)
             return
         if holding is None or len(holding.landed) != len(holder.landed):
-            self._lose(holder, SourceInterrupted("it has them no more"))
+            self._lose(holder, SourceInterrupted("it no longer has them"))
         else:
             holder.landed = holding.landed if 0 in holding.landed else None
 

@@ -185,7 +185,7 @@ class RegionWriter:
         """Raises NoSpace."""
         end = offset + len(chunk)
         if end > self._max_bytes:
-            raise NoSpace(f"the source goes on past the {self._max_bytes} bytes of room")
+            raise NoSpace(f"the source continues past the {self._max_bytes} bytes of room")
         before, position, view = self.landed.prefix_end, offset, memoryview(chunk)
         try:
             while position < end:

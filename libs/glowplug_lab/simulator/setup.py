@@ -177,7 +177,7 @@ class Fault:
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.kind not in FAULTS:
-            raise OutOfBounds("kind", f"{self.kind!r} is none of {', '.join(FAULTS)}")
+            raise OutOfBounds("kind", f"{self.kind!r} is not one of {', '.join(FAULTS)}")
 
     @property
     def breaks_node(self) -> bool:

@@ -60,7 +60,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def ask(path: Path, message: dict[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
-    """Ask over an own connection. Raises OSError without a zygote, TimeoutError, ValueError."""
+    """Ask over a connection of its own. Raises OSError without a zygote, TimeoutError, ValueError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         connection.connect(str(path))

@@ -1,4 +1,4 @@
-"""Keep tokenizers in the zygote: a fork finds its own loaded and copied (about 0.9 s of a start).
+"""Keep tokenizers in the zygote: a fork has its own loaded and copied (saves about 0.9 s of a start).
 
 The key has sizes and times of the files, so that a changed tokenizer is read anew."""
 

@@ -60,13 +60,14 @@ class IntakeSender:
 
     def _caller(self, tenant: str, key_id: str) -> Caller:
         """Return a line's caller. Raises ApiError for a key without the data port."""
-        keys, known = self._keys, self._callers.get((tenant, key_id))
-        if known is None or known[0] != keys.num_changes or known[1].ends_at <= time.time():
+        keys = self._keys
+        num_changes, caller = self._callers.get((tenant, key_id), (-1, keys.shared))
+        if num_changes != keys.num_changes or caller.ends_at <= time.time():
             if len(self._callers) > MAX_CALLERS:
                 self._callers.clear()
             caller = replace(keys.caller_of(tenant, key_id), priority=Priority.BATCH)
-            known = self._callers[tenant, key_id] = keys.num_changes, caller
-        return known[1]
+            self._callers[tenant, key_id] = keys.num_changes, caller
+        return caller
 
 
 class _LineClient:

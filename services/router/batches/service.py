@@ -53,7 +53,7 @@ class Batches:
         return cls(world, settings, port, shell) if settings.files_url else None
 
     def start(self, url: str, stopping: asyncio.Event) -> None:
-        """Stand for the lease."""
+        """Compete for the lease of running batches."""
         world, settings = self._world, self._settings
         self._candidate = Candidate(
             world.service,

@@ -79,7 +79,7 @@ def test_a_dry_run_says_the_cost_and_asks_nothing(monkeypatch, run):
 def test_a_verb_that_is_waited_for_says_what_it_took_beside_what_was_predicted(monkeypatch, run):
     fleet = Fleet(monkeypatch, row("cold"), row("starting", "loading"), row("hot", "ready"))
     said = run("load", "tiny", "--wait").splitlines()
-    assert said[0] == "tiny: load asked for (now cold)" and said[-1].endswith("s (2.50 s predicted)")
+    assert said[0] == "tiny: load requested (now cold)" and said[-1].endswith("s (2.50 s predicted)")
     assert fleet.asked == [("autoscaler/v1/models/tiny/load", None)]
     done = json.loads(run("wake", "tiny", "--wait", "-o", "json"))
     assert done["cost"]["seconds"] == 2.5 and done["actual_s"] >= 0

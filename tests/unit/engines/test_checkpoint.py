@@ -149,7 +149,7 @@ def _without_checkpoints(_: str) -> Any:
     [
         (lambda _: FakeDriver(), ""),
         (lambda _: FakeDriver(version=12040), "CUDA is 12.4: checkpoints came with 12.8"),
-        (_no_package, "no CUDA driver can be asked: no cuda"),
+        (_no_package, "the CUDA driver cannot be queried: no cuda"),
         (_without_checkpoints, "this cuda-python has no checkpoints"),
     ],
     ids=["driver", "old driver", "no package", "old package"],

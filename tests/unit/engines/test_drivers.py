@@ -410,7 +410,7 @@ def test_weights_are_shared_where_the_model_says_so_and_in_host_memory_alone() -
         {"engine_args": {"quantization": "fp8"}},
     ]
     for changes in odd:
-        with pytest.raises(EngineMisconfigured, match="weights_shared: vLLM shares weights in host memory alone"):
+        with pytest.raises(EngineMisconfigured, match="weights_shared: vLLM shares weights only in host memory"):
             vllm_args.server_argv(*request(weights_shared=True, **changes))
 
 

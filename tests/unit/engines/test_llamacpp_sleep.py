@@ -123,7 +123,7 @@ def test_a_wake_that_answers_otherwise_builds_the_server_again(
 def test_a_wake_that_goes_on_answering_otherwise_fails(fake: FakeLlamacpp, engine: EngineServer) -> None:
     fake.likeliest = [-1.0, -1.2]
     engine.answer({"do": "sleep", "becomes": "swapped_out"})
-    with pytest.raises(RuntimeError, match="as it did at its start"):
+    with pytest.raises(RuntimeError, match="as at its start"):
         engine.answer({"do": "wake"})
     assert engine.answer({"do": "state"})["state"] == "swapped_out"
 

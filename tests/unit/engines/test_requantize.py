@@ -62,6 +62,6 @@ def test_a_file_says_what_its_tensors_are_and_keeps_the_rest(tmp_path: Path) -> 
 def test_what_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     source, target = tmp_path / "4.gguf", tmp_path / "8.gguf"
     source.write_bytes(a_q4_1_file(some_blocks()[0], says_type=False))
-    with pytest.raises(InvalidGguf, match="does not say what type"):
+    with pytest.raises(InvalidGguf, match="does not declare its file type"):
         to_q8_0(source, target)
     assert list(tmp_path.iterdir()) == [source]

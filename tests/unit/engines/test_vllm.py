@@ -263,7 +263,7 @@ def test_what_it_holds_and_shares_depends_on_the_device() -> None:
 
 def test_weights_that_cannot_be_shared_are_the_models_fault(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text("glowplug_vllm.cpu_weights.SharingError: weights_shared: x is not in its files as it is in memory\n")
+    log.write_text("glowplug_vllm.cpu_weights.SharingError: weights_shared: x differs between its files and memory\n")
     handle = EngineHandle(
         engine="vllm", instance_id="i-1", pid=1, pid_started_at=0.0, run_dir=str(tmp_path), log_path=str(log)
     )
@@ -290,7 +290,7 @@ async def test_a_stage_that_says_something_else_than_what_runs_has_not_answered(
 
     driver = VllmDriver()
     monkeypatch.setattr(driver, "_ask", answer)
-    with pytest.raises(EngineFailed, match="does not say what runs"):
+    with pytest.raises(EngineFailed, match="did not report its requests"):
         await driver.is_stage_over(of_stage(tmp_path))
 
 
@@ -320,7 +320,7 @@ async def test_stages_that_do_not_say_what_they_have_written_have_moved_nothing(
         return given[0]
 
     monkeypatch.setattr(driver, "_ask", answer)
-    with pytest.raises(EngineFailed, match="does not say what it has written"):
+    with pytest.raises(EngineFailed, match="did not report what it exported"):
         await driver.move_requests(of_stage(tmp_path))
     given[0] = 200, b'{"requests": [' + REQUEST + b', {"num_bytes": 0}], "pause_s": 0, "export_s": 0.2, "more": 1}'
     moved = await driver.move_requests(of_stage(tmp_path))

@@ -109,7 +109,7 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
         ("placement", "hydraserve:allocation.max_stages=0", "allocation.max_stages: 0 is below 1"),
         ("placement", "hydraserve:allocation.skew=nan", "allocation.skew: 'nan' is not a number"),
         ("placement", "hydraserve:allocation.max_stages=two", "allocation.max_stages: 'two' is not a whole number"),
-        ("prewarming", "warmserve:scores.burst=often", "scores.burst: 'often' is none of difference, ratio"),
+        ("prewarming", "warmserve:scores.burst=often", "scores.burst: 'often' is not one of difference, ratio"),
         ("prediction", "last_window:x=1", "it has no options"),
         ("prediction", "warmserve_csp:num_errors=0", "num_errors: 0 is below 1"),
         ("caching", "lru:spread=1", "it has no options"),

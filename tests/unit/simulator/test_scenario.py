@@ -96,7 +96,7 @@ def wrong(path: Path, *settings: str) -> str:
         (("workload.source=servegen_clients_10min",), "workload: clients: none"),
         (("faults=[{at_s: 5}]",), "faults.0.node_id: is missing"),
         (("faults=[{at_s: 5, node_id: node-9}]",), "faults.0.node_id: no node 'node-9'"),
-        (("faults=[{at_s: 5, node_id: node-1, kind: fire}]",), "kind: 'fire' is none of death, consolidation, hang"),
+        (("faults=[{at_s: 5, node_id: node-1, kind: fire}]",), "kind: 'fire' is not one of death, consolidation, hang"),
         (("faults=[{at_s: -5, node_id: node-1}]",), "faults.0.at_s: -5 is below 0"),
         (("models.pony.copies=2",), "models.pony.copies: no entry 'pony'"),
         (("seed",), "--set: 'seed' is not key=value"),

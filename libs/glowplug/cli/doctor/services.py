@@ -1,4 +1,4 @@
-"""Is every process of a fleet there, ready, of one version, and agreed on leaders? Pure."""
+"""Check that a fleet's processes run, are ready, share a version and agree on leaders. Pure."""
 
 from collections.abc import Iterator
 

@@ -226,7 +226,7 @@ class Child:
                 misses = 0 if await self.spec.is_live() else misses + 1
             if misses:
                 if misses == self.hang_misses:
-                    return f"it hangs: {misses} questions in a row without an answer"
+                    return f"it hangs: {misses} health checks in a row without an answer"
                 continue
             problem = await self.spec.problem() if self.spec.problem is not None else ""
             failing = failing + 1 if problem else 0
@@ -238,7 +238,7 @@ class Child:
 
     def _tell(self, problem: str) -> None:
         if bool(problem) != bool(self.problem):
-            self.output.notice(f"{self.spec.name}: {problem}" if problem else f"{self.spec.name} does its work again")
+            self.output.notice(f"{self.spec.name}: {problem}" if problem else f"{self.spec.name} works again")
             self.problem = problem
             self._set(ChildState.FAILING if problem else ChildState.READY)
         self.problem = problem
@@ -248,7 +248,7 @@ class Child:
         if self._stopping or process is None:
             return  # it is ending
         self._ended_for = reason
-        self.output.notice(f"the supervisor ends {self.spec.name} and starts it again: {reason}")
+        self.output.notice(f"the supervisor restarts {self.spec.name}: {reason}")
         if self.problem:  # it answers, so let it close its files
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()

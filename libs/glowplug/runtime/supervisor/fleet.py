@@ -238,7 +238,7 @@ async def run_fleet(
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     left = await asyncio.to_thread(sweep, state.path)
     if left:
-        output.say(f"stopped {left} process(es) that an earlier run had left behind")
+        output.say(f"stopped {left} process(es) of an earlier run")
     fleet = LocalFleet(settings, output, state)
 
     def on_signal() -> None:

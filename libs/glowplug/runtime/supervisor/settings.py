@@ -1,6 +1,6 @@
 """The settings of the local fleet, and the settings of every service, checked before the first process starts.
 
-Precedence: command line, then environment `GLOWPLUG_*`, then default. What keeps a fleet from starting is a
+Precedence: command line, then environment `GLOWPLUG_*`, then default. Any obstacle to the start of a fleet is a
 FleetError: one line that names what to change."""
 
 import importlib
@@ -18,7 +18,7 @@ RESTART_MAX_S = 10.0  # longest wait between two restarts of one process
 STOP_MARGIN_S = 2.0  # past `drain_s`, from SIGTERM to SIGKILL
 SHM_NEEDED_BYTES = 1 << 30  # where less of /dev/shm is free, weights go to the state directory
 SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
-# What each process is given by the plan, so that the environment of `glowplug up` has no say in it.
+# Set by the plan for each process, whatever the environment of `glowplug up`.
 _GIVEN = {"port": 0, "data_port": 0, "service_id": "", "node_id": "node-1", "advertise_host": "", "engine_ports": ""}
 
 
@@ -51,7 +51,7 @@ class FleetSettings(EngineSecret, SharedSettings):
 
 
 def check_services() -> None:
-    """Raises WrongSetting naming the variable, what is wrong with it and what there is."""
+    """Raises WrongSetting naming the variable, its fault and the choices."""
     for service in SERVICES:
         # By name: the supervisor starts services and imports none of them.
         module = importlib.import_module(f"glowplug.services.{service}.settings")

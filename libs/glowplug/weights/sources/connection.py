@@ -38,6 +38,11 @@ _HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "glowp
 _PORTS = {"http": 80, "https": 443}
 
 
+def problem_of(error: Exception) -> str:
+    """Return the system's own words, else the error's type and text."""
+    return getattr(error, "strerror", None) or f"{type(error).__name__} {error}".rstrip()
+
+
 class RequestImpossible(Exception):
     """HTTP forbids one of its headers, or its proxy's kind is unsupported: no retry helps."""
 
@@ -178,7 +183,7 @@ class _Connection:
         return await self._caller.run(self._line.fill)
 
     async def is_done(self) -> bool:
-        """Whether it can be reused, after reading the rest of a small body."""
+        """Return whether it can be reused, after reading the rest of a small body."""
         self._used_at = time.monotonic()
         if 0 < self._line.num_bytes_left <= SMALL_BYTES:
             await self._caller.run(self._line.drain)
@@ -247,7 +252,7 @@ class _Line:
         with self._closing:
             self._http, self._socket = connection, connection.sock
         if self._is_shut:
-            raise ConnectionAbortedError("the connection was given up before it was made")
+            raise ConnectionAbortedError("the connection was closed before it was established")
         self._poll.register(self._socket, select.POLLIN)
         self._window = of_socket(self._socket, self._limits.window)
 
@@ -340,7 +345,7 @@ class _Line:
             self._socket.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)
 
     def is_quiet(self) -> bool:
-        """Whether the server neither closed it nor sent unrequested bytes."""
+        """Return whether the server neither closed it nor sent unrequested bytes."""
         with self._closing:
             if self._is_shut or self._socket is None:
                 return False

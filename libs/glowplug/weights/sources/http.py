@@ -23,7 +23,13 @@ from glowplug.weights.source import (
     SourceOptions,
     redacted,
 )
-from glowplug.weights.sources.connection import ConnectionLimits, Connections, HttpAnswer, RequestImpossible
+from glowplug.weights.sources.connection import (
+    ConnectionLimits,
+    Connections,
+    HttpAnswer,
+    RequestImpossible,
+    problem_of,
+)
 
 # Allowed redirects of a web server.
 
@@ -42,20 +48,20 @@ def next_url(current: httpx.URL, location: str, hosts: tuple[str, ...], shown: s
     try:
         target = current.join(location)
     except httpx.InvalidURL as error:
-        raise WeightsUnavailable(f"{shown}: redirected to no address: {error}") from error
+        raise WeightsUnavailable(f"{shown}: redirected to an invalid address: {error}") from error
     where = f"{target.scheme}://{target.netloc.rpartition(b'@')[2].decode('ascii', 'replace')}"
     if target.scheme not in _PORTS or (current.scheme == "https" and target.scheme != "https"):
         raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed: it leaves https")
     if is_same_server(current, target):
         return target
     if target.scheme != "https" or _is_inside(target.host) or not _is_allowed(target.host, hosts):
-        hint = "GLOWPLUG_REDIRECT_HOSTS names the https hosts that are"
+        hint = "GLOWPLUG_REDIRECT_HOSTS lists the https hosts that may be"
         raise WeightsUnavailable(f"{shown}: a redirect to {where} is not followed; {hint}")
     return target.copy_with(userinfo=b"")
 
 
 def is_same_server(current: httpx.URL, target: httpx.URL) -> bool:
-    """Whether host and port agree, or differ by the step from http to https between their usual ports."""
+    """Return whether host and port agree, or differ by the step from http to https between their usual ports."""
     if current.host != target.host:
         return False
     ports = [url.port or _PORTS[url.scheme] for url in (current, target)]
@@ -67,7 +73,7 @@ def _is_allowed(host: str, hosts: tuple[str, ...]) -> bool:
 
 
 def _is_inside(host: str) -> bool:
-    """Whether the address is internal, which no pattern allows."""
+    """Return whether the address is internal, which no pattern allows."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -80,7 +86,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 PASSING = frozenset({408, 425, 429})  # worth another try, as every 5xx is
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 _INFLATED_BYTES = 1 << 20
-_LINKED = "x-linked-etag"  # the object's own etag, where a hub redirects to a store with other names
+_LINKED = "x-linked-etag"  # the object's own etag, if a hub redirects to a store that names it otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class WebReader:
 
     @asynccontextmanager
     async def ask(self, method: str, address: str, headers: Mapping[str, str]) -> AsyncIterator[WebAnswer]:
-        """Follows redirects. Raises WeightsUnavailable; SourceInterrupted for network errors."""
+        """Send a request and follow redirects. Raises WeightsUnavailable; SourceInterrupted for network errors."""
         linked, token = "", self._bearer()
         async with translated(self._shown):
             first = url = httpx.URL(address)
@@ -228,15 +234,15 @@ class HttpSource:
 
 @asynccontextmanager
 async def translated(shown: str) -> AsyncIterator[None]:
-    """Map connection errors to ours."""
+    """Translate connection errors into those of sources."""
     try:
         yield
     except (httpx.InvalidURL, http.client.InvalidURL) as error:
-        raise WeightsUnavailable(f"{shown}: the address cannot be asked for ({type(error).__name__})") from error
+        raise WeightsUnavailable(f"{shown}: the address is not valid ({type(error).__name__})") from error
     except RequestImpossible as error:
         raise WeightsUnavailable(f"{shown}: {error}") from error
     except (OSError, http.client.HTTPException, UnicodeError, zlib.error) as error:
-        raise SourceInterrupted(f"{shown}: {type(error).__name__} {error}".rstrip()) from error
+        raise SourceInterrupted(f"{shown}: {problem_of(error)}") from error
 
 
 async def inflated(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
@@ -256,7 +262,7 @@ async def inflated(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk,
                     yield content
                 rest = inflate.unconsumed_tail or inflate.unused_data
     if not inflate.eof:
-        raise zlib.error("what the server has compressed ends early")
+        raise zlib.error("the compressed body ends early")
 
 
 def byte_range(first_byte: int, last_byte: int) -> dict[str, str]:

@@ -121,13 +121,13 @@ def _one_set(address: HubAddress, tensors: Sequence[str]) -> list[str]:
         raise _several(address, [f"{stem}-*.safetensors" if num > 1 else stem for stem, num in candidates])
     ((_, num_parts), found) = next(iter(candidates.items()))
     if len(found) != num_parts:
-        raise _refused(address, f"{len(found)} of {num_parts} parts of its safetensors are there")
+        raise _refused(address, f"{len(found)} of {num_parts} parts of its safetensors exist")
     return found
 
 
 def _several(address: HubAddress, candidates: Sequence[str]) -> WeightsUnavailable:
     first = HubAddress(address.repo, address.revision, candidates[0]).uri
-    return _refused(address, f"several weights are in it, name one as in {first}: {_listed(candidates)}")
+    return _refused(address, f"it has several sets of weights: name one, as in {first}: {_listed(candidates)}")
 
 
 def _none(address: HubAddress, why: str, names: Sequence[str]) -> WeightsUnavailable:
@@ -315,7 +315,7 @@ class HubSource:
         if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
             return self.translated(error.__cause__)  # it wraps the cause of a failed download
         if isinstance(error, errors.GatedRepoError):
-            return self._refused("its owner lets only some in: ask on its page, and set HF_TOKEN")
+            return self._refused("access is restricted: request it on its page, and set HF_TOKEN")
         if isinstance(error, errors.RevisionNotFoundError):
             return self._refused(f"no revision {self.address.revision}")
         if isinstance(error, errors.RepositoryNotFoundError):
@@ -404,7 +404,7 @@ class HubSource:
                 is_other |= now != self._first_etags.setdefault((file.name, bool(etag)), now)
             if is_other:
                 self._first_etags.clear()  # landed bytes are discarded
-                raise SourceChanged(f"{self._shown}: {file.name} is another file by now")
+                raise SourceChanged(f"{self._shown}: {file.name} has changed")
 
         headers = {} if is_whole else byte_range(first_byte, last_byte)
         return self._web.read(self._url(file.name, commit), headers, check)

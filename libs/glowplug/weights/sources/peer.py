@@ -20,7 +20,13 @@ import msgspec
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.pieces import Layout, piece_digests_json, piece_digests_of
 from glowplug.weights.source import Chunk, SourceFile, SourceInterrupted, checked_relative
-from glowplug.weights.sources.connection import ConnectionLimits, Connections, HttpAnswer, RequestImpossible
+from glowplug.weights.sources.connection import (
+    ConnectionLimits,
+    Connections,
+    HttpAnswer,
+    RequestImpossible,
+    problem_of,
+)
 from glowplug.weights.transfer import PeerBusy, PeerFiles
 from glowplug.weights.window import WindowOf
 
@@ -46,7 +52,7 @@ def holding_json(holding: PeerFiles, layout: Layout) -> dict[str, Any]:
 
 
 def holding_of(answer: Any) -> PeerFiles | None:
-    """Return None for nonsense, files outside of the region, or duplicate names."""
+    """Return None for a malformed answer, files outside of the region, or duplicate names."""
     try:
         files = tuple(SourceFile(path=str(p), num_bytes=int(n), validator=str(v)) for p, n, v in answer["files"])
         marks, sha256, pieces = str(answer["landed"]), str(answer["sha256"]), answer["pieces"]
@@ -96,7 +102,7 @@ class PeerRegion:
         try:
             return holding_of(msgspec.json.decode(raw))
         except msgspec.DecodeError as error:
-            raise SourceInterrupted(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error
+            raise SourceInterrupted(f"{self.name}: {problem_of(error)}") from error
 
     async def read(self, first: int, last: int) -> AsyncGenerator[Chunk, None]:
         asked = {"Range": f"bytes={first}-{last - 1}"}
@@ -113,7 +119,7 @@ class PeerRegion:
             async with self._connections.ask("GET", url, {**headers, **self._token}) as answer:
                 yield answer
         except (httpx.InvalidURL, http.client.HTTPException, OSError, UnicodeError, RequestImpossible) as error:
-            raise SourceInterrupted(f"{self.name}: {type(error).__name__} {error}".rstrip()) from error
+            raise SourceInterrupted(f"{self.name}: {problem_of(error)}") from error
 
     async def close(self) -> None:
         await self._connections.close()

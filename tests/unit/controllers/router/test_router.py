@@ -327,7 +327,7 @@ def test_what_was_missed_once_and_came_back_has_its_whole_grace_again() -> None:
     assert "m" in run.controller.fleet.models
 
 
-FULL = "the bus answers and stores no events (a full disk does this)"
+FULL = "the bus answers but stores no events (its disk may be full)"
 
 
 def test_a_bus_that_has_stored_nothing_for_its_grace_refuses_cold_requests_with_the_reason() -> None:
