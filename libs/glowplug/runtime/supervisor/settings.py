@@ -15,7 +15,7 @@ from glowplug.runtime.settings import EngineSecret, GpuKind, ServiceSettings, Sh
 
 LOG_MAX_BYTES = 10 << 20  # of one process; one older file is kept
 RESTART_MAX_S = 10.0  # longest wait between two restarts of one process
-STOP_MARGIN_S = 2.0  # past `drain_s`, from SIGTERM to SIGKILL
+STOP_MARGIN_S = 7.0  # past `drain_s`, from SIGTERM to SIGKILL: an agent ends its engines then
 SHM_NEEDED_BYTES = 1 << 30  # where less of /dev/shm is free, weights go to the state directory
 SERVICES = ("router", "autoscaler", "placer", "predictor", "prefetcher", "agent", "console")
 # Set by the plan for each process, whatever the environment of `glowplug up`.
