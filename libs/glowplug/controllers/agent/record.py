@@ -78,6 +78,7 @@ class Drain:
     quiet_until: Moment  # when routers know of the drain
     busy_until: Moment = 0.0  # the drain's own deadline, while asked to sleep if idle
     becomes: str = ""  # prewarmed | swapped_out | "" (stop)
+    reason: str = ""
     traceparent: str = ""
     predicted_s: float = 0.0  # from idle to asleep
     began_at: Moment = 0.0
