@@ -164,6 +164,9 @@ class Recorded:
                 return value.key
             case Gpu():
                 return self._gpu(value)
+            case GlowplugError():
+                again = f" again in {round(value.retry_after_s, 3):g} s" if value.retry_after_s is not None else ""
+                return f"({value.status} {value.code}: {str(value)!r}{again})"
             case Exception():
                 return repr(f"{type(value).__name__}: {value}")
             case Mapping():

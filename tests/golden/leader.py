@@ -40,7 +40,6 @@ class Script(one.Script):
             "ready_at": state is InstanceState.READY and (before is None or not before.ready_at),
         }
         given = [f"{name}={now}" for name, first in is_first.items() if first and not any(name in w for w in words)]
-        words = [word for word in words if before is None or word != before.model_key]
         return super().put(instance_id, state, [*words, *given])
 
     def do_load(self, router_id: str, *words: str) -> None:

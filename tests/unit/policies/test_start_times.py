@@ -225,6 +225,27 @@ def test_a_rate_that_a_node_declares_goes_before_the_prior_and_behind_what_was_s
     assert times.predict(one, StartKind.CACHED, "host", 40e9).load_s == pytest.approx(0.7)
 
 
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({}, Prior(launch_s=4.0, warmup_s=2.0, prefill_s=1.0, load_bytes_per_s=8.0, fetch_bytes_per_s=6.0)),
+        (
+            {"launch_s": 3, "warmup_s": 0.0, "load_bytes_per_s": 5.0, "fetch_bytes_per_s": 7, "time_scale": 2},
+            Prior(launch_s=1.5, prefill_s=0.5, load_bytes_per_s=10.0, fetch_bytes_per_s=14.0),
+        ),
+        (
+            {"launch_s": -1, "warmup_s": True, "load_bytes_per_s": "5", "time_scale": 0},
+            Prior(launch_s=4.0, warmup_s=2.0, prefill_s=1.0, load_bytes_per_s=8.0, fetch_bytes_per_s=6.0),
+        ),
+    ],
+    ids=["none", "numbers", "no numbers"],
+)
+def test_a_models_arguments_override_a_prior_that_reads_them(args: dict[str, Any], expected: Prior) -> None:
+    prior = Prior(launch_s=4.0, warmup_s=2.0, prefill_s=1.0, load_bytes_per_s=8.0, fetch_bytes_per_s=6.0)
+    assert prior.of(model(engine_args=args)) == prior
+    assert replace(prior, reads_args=True).of(model(engine_args=args)) == replace(expected, reads_args=True)
+
+
 def test_without_prior_or_start_nothing_is_known() -> None:
     times = StartTimes(priors={})
     assert not times.knows(model())

@@ -41,7 +41,8 @@ class Failures:
         self._by_model: dict[str, Failure] = {}
 
     def remember(self, instance: Instance, code: str, message: str, now_s: float) -> Failure:
-        """Remember a model's newest failure; another kind without tries left does not replace a hopeless one."""
+        """Remember a model's newest failure; another kind without tries left does not replace a hopeless one while
+        that answers new requests."""
         model_key, tries_left = instance.model_key, instance.tries_left
         known = self._by_model.get(model_key)
         tried_on = frozenset({instance.node_id})
@@ -50,7 +51,8 @@ class Failures:
         if len(tried_on) > 1:
             message = f"{message} (it was tried on {len(tried_on)} nodes)"
         failure = Failure(code or code_in(message), message, now_s, tries_left, tried_on)
-        if known is None or failure.is_hopeless or not known.is_hopeless or tries_left:
+        stays = known is not None and known.is_hopeless and now_s - known.failed_at <= self._memory_s
+        if not stays or failure.is_hopeless or tries_left:
             self._by_model[model_key] = failure
         return failure
 

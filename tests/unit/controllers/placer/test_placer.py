@@ -2,13 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
-
 from glowplug.controllers.effects import Save, Tick
 from glowplug.controllers.operator import Cordon
-from glowplug.domain.errors import StaleEpoch
-from glowplug.domain.lease import Leader
-from glowplug.events.commands import PlaceInstance, StartInstance
+from glowplug.events.commands import StartInstance
 from glowplug.events.facts import (
     NodeJoined,
     NodeLeft,
@@ -52,13 +48,3 @@ def test_the_cordon_of_a_node_that_left_is_listed_and_can_be_lifted():
     assert controller.cordons(7.5) == {}
     controller.handle(an_event(NodeJoined(node=a_node(revision=9))), 8.0)
     assert [n.draining for n in controller.view(8.5)] == [False]
-
-
-def test_an_epoch_that_only_the_table_of_leaders_tells_is_enough_to_refuse():
-    controller = placer(a_node())
-    leader = Leader(service="autoscaler", service_id="autoscaler-2", url="", epoch=9, since=0.0)
-    controller.restore("leaders", {"autoscaler": leader}, 1.0)
-    ask = PlaceInstance(instance_id="i", model=a_model(mib=100), reason="", wanted_at=0.0)
-    with pytest.raises(StaleEpoch):
-        controller.handle(an_event(ask, issuer="autoscaler-1", epoch=8), 2.0)
-    assert controller.handle(an_event(ask, issuer="autoscaler-2", epoch=9), 2.0)

@@ -66,35 +66,6 @@ def test_a_replica_that_fails_turns_nobody_away() -> None:
     assert isinstance(run.ask()[0], msg.Hold)
 
 
-def test_what_a_pipeline_runs_is_called_back_when_a_node_of_it_leaves() -> None:
-    run = Ahead()
-    run.instance("i-1", num_stages=2)
-    run.instance("i-1.1", part_of="i-1")
-    run.ask()
-    effects = run.instance("i-1.1", InstanceState.FAILED, part_of="i-1", code="node_left")
-    assert effects == [msg.Recall(1, "a stage of the instance failed")]
-
-
-def test_a_consolidated_instance_needs_no_other_node() -> None:
-    """HydraServe section 6."""
-    run = Ahead()
-    run.instance("i-1", num_stages=2)
-    run.ask()
-    run.instance("i-1", num_stages=1)
-    assert run.instance("i-1.1", InstanceState.FAILED, part_of="i-1", code="node_left") == []
-
-
-def test_a_consolidated_instance_takes_no_more_than_it_says() -> None:
-    run = Ahead()
-    run.instance("i-1", num_stages=4, max_concurrency=4)
-    for _ in range(3):
-        assert went(run.ask())
-    run.instance("i-1", num_stages=1, max_concurrency=2)
-    assert isinstance(run.ask()[0], msg.Hold)
-    assert not went(run.handle(msg.RequestEnded(1, 1.0)))
-    assert went(run.handle(msg.RequestEnded(2, 1.0))) == ["i-1"]
-
-
 def test_a_load_report_says_what_is_ahead() -> None:
     """PreServe section 4.3.2."""
     run = Ahead()
@@ -243,24 +214,6 @@ def test_the_peak_is_held_against_the_cache_that_the_engine_says_it_has() -> Non
     load = run.controller.load("m")
     assert load.outlook_by_instance["i-1"].peak_ratio == pytest.approx(3072 / 6144, rel=0.01)
     assert load.slots_per_instance == 3
-
-
-@pytest.mark.parametrize("state", [InstanceState.SWAPPED_OUT, InstanceState.PREWARMED])
-def test_what_an_engine_has_that_is_put_to_sleep_is_called_back_and_goes_elsewhere(state: InstanceState) -> None:
-    run = Ahead()
-    run.instance("i-1")
-    assert isinstance(run.ask()[0], msg.Dispatch)
-    run.instance("i-1", InstanceState.DRAINING)
-    run.instance("i-2")
-    assert run.instance("i-1", state, reason="asleep in host memory") == [msg.Recall(1, "asleep in host memory", True)]
-    assert went(run.handle(msg.DispatchFailed(1, False, "asleep in host memory"))) == ["i-2"]
-
-
-def test_an_engine_that_drains_keeps_what_it_has() -> None:
-    run = Ahead()
-    run.instance("i-1")
-    run.ask()
-    assert run.instance("i-1", InstanceState.DRAINING) == []
 
 
 # Two routers at one engine fill it once, and neither starves the other.

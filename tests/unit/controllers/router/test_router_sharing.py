@@ -19,29 +19,8 @@ def shared(slots: int = 8, **params: Any) -> Run:
     return run
 
 
-def test_a_light_tenant_has_the_next_slot_beside_a_flood() -> None:
-    run = shared(2)
-    for _ in range(6):
-        run.arrive(tenant="flood")
-    assert dispatched(run.arrive(tenant="light")) == []
-    assert dispatched(run.handle(msg.RequestEnded(1, 1.0, 10))) == [(7, "i-1")]
-
-
 def recalled(effects: list[Any]) -> list[int]:
     return [effect.ticket for effect in effects if isinstance(effect, msg.Recall) and effect.gives_way]
-
-
-def test_a_running_request_of_a_flood_gives_way_and_comes_back_in_its_turn() -> None:
-    run = shared(2)
-    for _ in range(4):
-        run.arrive(tenant="flood")
-    assert recalled(run.arrive(tenant="light")) == [2]
-    effects = run.handle(msg.StreamBroken(2, "it gives way", 7, is_lost=False))
-    assert dispatched(effects) == [(5, "i-1")]
-    assert any(isinstance(e, msg.Hold) and e.ticket == 2 for e in effects)
-    request = run.controller.requests[2]
-    assert request.head_sent and not request.claim.goes_on and not request.num_continued
-    assert dispatched(run.handle(msg.RequestEnded(5, 1.0, 10))) == [(2, "i-1")], "before the flood's later ones"
 
 
 def test_an_instance_whose_request_gave_way_is_sent_others_at_once() -> None:
@@ -51,15 +30,6 @@ def test_an_instance_whose_request_gave_way_is_sent_others_at_once() -> None:
     assert recalled(run.arrive(tenant="light")) == [2]
     assert dispatched(run.handle(msg.DispatchFailed(2, False, "it gives way"))) == [(4, "i-1")]
     assert not run.controller.requests[2].num_dispatches and not run.controller.balances.quarantined
-
-
-def test_another_one_gives_way_where_the_first_cannot() -> None:
-    run = shared(4)
-    for _ in range(5):
-        run.arrive(tenant="flood")
-    assert recalled(run.arrive(tenant="light")) == [4]
-    assert recalled(run.handle(msg.MoveFailed(4, is_refused=True))) == [3]
-    assert run.controller.requests[4].instance_id
 
 
 def test_one_that_gave_way_has_its_time_to_wait_anew() -> None:
@@ -94,37 +64,6 @@ def test_a_flood_leaves_a_slot_free_for_a_tenant_that_came_of_late() -> None:
     run.handle(msg.RequestEnded(1, 1.0, 10))
     run.handle(msg.RequestEnded(12, 1.0, 10))
     assert dispatched(run.handle(Tick(), 61.0)), "and none a minute after the light one left"
-
-
-def test_the_newest_of_the_flood_is_refused_where_the_queue_is_full() -> None:
-    run = shared(2)
-    for _ in range(10):
-        run.arrive(tenant="flood")
-    effects = run.arrive(tenant="light")
-    assert rejected(effects) == [(10, 429, "queue_full")]
-    assert any(isinstance(e, msg.Hold) and e.ticket == 11 for e in effects)
-    assert rejected(run.arrive(tenant="flood")) == [(12, 429, "queue_full")], "the one with most of the queue"
-
-
-def test_a_request_whose_client_was_answered_200_is_refused_only_where_all_were() -> None:
-    run = shared(2)
-    for _ in range(10):
-        run.arrive(tenant="flood")
-    run.handle(msg.HeadDue(10))
-    assert rejected(run.arrive(tenant="light")) == [(9, 429, "queue_full")]
-    for ticket in range(3, 9):
-        run.handle(msg.HeadDue(ticket))
-    assert rejected(run.arrive(tenant="light")) == [(10, 429, "queue_full")]
-
-
-def test_batch_waits_while_more_urgent_requests_do() -> None:
-    run = shared(2)
-    run.arrive(tenant="a")
-    run.arrive(tenant="a")
-    run.arrive(tenant="b", priority=Priority.BATCH)
-    run.arrive(tenant="a")
-    assert dispatched(run.handle(msg.RequestEnded(1, 1.0, 10))) == [(4, "i-1")]
-    assert dispatched(run.handle(msg.RequestEnded(2, 1.0, 10))) == [(3, "i-1")]
 
 
 def test_a_stream_that_goes_on_is_before_the_light_tenant() -> None:
