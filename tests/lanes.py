@@ -96,8 +96,14 @@ FIRST: tuple[str, ...] = (
     "tests/e2e/test_smoke.py",
     "tests/integration/test_openapi.py",
     "tests/integration/test_prefetcher.py",
+    "tests/integration/test_agent_process.py",
     "tests/e2e/test_simulate_command.py",
     "tests/contract/test_engine_contract.py",
+    "tests/contract/test_llamacpp.py",
+    "tests/contract/test_engine_sleep.py",
+    "tests/contract/test_adapters.py",
+    "tests/simulation/test_overload.py",
+    "tests/e2e/console/test_charts.py",
     "tests/e2e/console/test_reasons.py",
 )
 

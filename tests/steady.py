@@ -5,8 +5,10 @@ exits 1 if a test failed or a lane was unsteady."""
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -111,10 +113,15 @@ def main() -> int:
     asked = ["git", "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     had = Counter((ran.lane, ran.name) for ran in kept(commit))
+    is_ended = threading.Event()  # by Ctrl-C, which ends what runs, too: that says nothing of a test
+    signal.signal(signal.SIGINT, lambda *_: is_ended.set())
 
     def again(times: int, lane: str, name: str) -> None:
         for _ in range(times - had[lane, name]):
-            keep(ran := run(commit, lane, name))
+            ran = None if is_ended.is_set() else run(commit, lane, name)
+            if ran is None or is_ended.is_set():
+                return
+            keep(ran)
             print(f"{'passed' if ran.passed else 'FAILED'} {ran.seconds:6.1f} s  {name or lane}", flush=True)
 
     with ThreadPoolExecutor(args.beside) as pool:  # never one name twice at a time
@@ -127,7 +134,7 @@ def main() -> int:
         for process in busy:
             process.kill()
     print(table(kept(commit)))
-    return int(any(not ran.passed for ran in kept(commit)))
+    return 130 if is_ended.is_set() else int(any(not ran.passed for ran in kept(commit)))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ async def test_a_grant_for_fewer_slots_is_reported_as_such(case: EngineCase) -> 
 async def test_its_slots_keep_what_the_router_takes_them_to_keep(case: EngineCase) -> None:
     """Cached tokens equal those of prefix_index.py."""
     report = await case.start(max_concurrency=2)
-    slots, block = Slots(2), 16
+    slots, block = Slots(2), 4
     async with httpx.AsyncClient(base_url=report.handle.url, timeout=60) as client:
         length = dict.fromkeys(range(3), 0)
         for turn, chat in enumerate((0, 1, 0, 2, 1, 2, 2, 0, 0, 1)):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests import lanes, steady
-from tests.house.tree import ROOT
+from tests.house.tree import ROOT, text
 
 Rows = list[dict[str, object]]
 
@@ -74,6 +74,8 @@ def test_what_is_run_many_times_exists_and_is_in_its_lane() -> None:
     rows = [line.split() for line in steady.LIST.read_text().splitlines() if not line.startswith("#")]
     paths = [(lane, name.partition("::")[0]) for lane, name in rows]
     assert [path for _, path in paths if not (ROOT / path).is_file()] == []
+    tests = [(path, name.partition("::")[2]) for (_, path), (_, name) in zip(paths, rows, strict=True)]
+    assert [test for path, test in tests if test and f"def {test}(" not in text(path)] == []
     assert [path for lane, path in paths if lanes.lane(path) != lane and path not in lanes.BOTH] == []
 
 

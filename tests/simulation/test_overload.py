@@ -76,7 +76,7 @@ def test_overload_is_refused_early_and_what_is_kept_is_answered():
 
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "mcache.yaml"
-SECONDS = 300.0
+SECONDS = 150.0
 
 
 def run_with(caching: str) -> tuple[World, list[DecisionRecord]]:

@@ -116,11 +116,17 @@ def leads(service: str) -> bool:
     )
 
 
+def _class_of(node: ast.AST) -> str:
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return name if name in CLASSES else ""
+
+
 @cache
 def _made_only(tree: ast.AST) -> list[ast.expr]:
-    """Names used to make or choose an event, not to recognise it."""
+    """Classes of events where one is made or chosen, not recognised."""
+    named = [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute) and _class_of(n)]
     passed: set[int] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if named else ():
         aside: list[ast.AST | None] = []
         is_question = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
         if is_question or isinstance(node, ast.MatchClass):
@@ -132,7 +138,7 @@ def _made_only(tree: ast.AST) -> list[ast.expr]:
         elif isinstance(node, ast.Dict):
             aside = list(node.keys)
         passed |= {id(part) for one in aside if one is not None for part in ast.walk(one)}
-    return [n for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute) and id(n) not in passed]
+    return [node for node in named if id(node) not in passed]
 
 
 def published(service: str) -> set[str]:
@@ -142,10 +148,8 @@ def published(service: str) -> set[str]:
         if module in RECOGNISE or not _is_done_here(service, module) or module.endswith(".reads"):
             continue
         for node in _made_only(tree):
-            name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
-            if name in CLASSES and (
-                isinstance(node, ast.Name) or ast.unparse(node) in (f"facts.{name}", f"commands.{name}")
-            ):
+            name = _class_of(node)
+            if isinstance(node, ast.Name) or ast.unparse(node) in (f"facts.{name}", f"commands.{name}"):
                 found.add(CLASSES[name])
     return {kind for kind in found if kind not in COMMANDS or kind.partition(".")[0] != service}
 

@@ -5,7 +5,6 @@ import gzip
 import random
 import ssl
 import threading
-import time
 import traceback
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -45,6 +44,7 @@ class Body(LocalServer):
         self.paths: list[str] = []
         self.clients: set[tuple[str, int]] = set()
         self.left = threading.Event()  # a client left midway
+        self.hurries = threading.Event()  # without further pauses
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         self.num_requests += 1
@@ -54,7 +54,7 @@ class Body(LocalServer):
         try:
             for piece in self.sent:
                 handler.wfile.write(piece)
-                time.sleep(self.pause_s)
+                self.hurries.wait(self.pause_s)
         except OSError:
             self.left.set()
         handler.close_connection = b"connection: close" in self.sent[0].lower()
@@ -350,7 +350,7 @@ async def test_a_reader_between_two_chunks_ends_when_all_are_closed() -> None:
 
 async def test_a_body_without_a_length_that_is_closed_while_it_comes_has_no_end() -> None:
     with Body(head("Connection: close") + SMALL[:10], b"") as server:
-        server.pause_s = 0.3
+        server.pause_s = WAIT_S
         made = Connections(LIMITS)
         async with made.ask("GET", httpx.URL(server.url), {}) as answer:
             assert await answer.fill() == SMALL[:10]
@@ -359,6 +359,7 @@ async def test_a_body_without_a_length_that_is_closed_while_it_comes_has_no_end(
             await made.close()
             with pytest.raises(ConnectionAbortedError, match="closed before the end"):
                 await asyncio.wait_for(rest, WAIT_S)
+        server.hurries.set()
 
 
 @pytest.mark.parametrize("token", ["hf_secret\n", "hf_secret\u20ac"], ids=["a line's end", "no latin letter"])
