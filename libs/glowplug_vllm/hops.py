@@ -79,9 +79,7 @@ class FromPrevious:
                     raise HopBroken("the previous stage has closed its connection")
                 left = left[taken:]
         except OSError as error:
-            raise (
-                error if isinstance(error, HopBroken) else HopBroken(f"the previous stage is gone: {error}")
-            ) from error
+            raise error if isinstance(error, HopBroken) else HopBroken(f"the last stage is gone: {error}") from error
         return into
 
 

@@ -61,7 +61,7 @@ class Landing:
             self.num_bytes = int(layout["num_bytes"])
             self._files = {str(f["path"]): (int(f["start"]), int(f["num_bytes"])) for f in layout["files"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise WeightsDropped(f"the layout of {self._region.name[:12]} cannot be read: {error!r}") from error
+            raise WeightsDropped(f"the layout of {self._region.name[:12]} cannot be read: {error}") from error
         self._num_pieces = self._end(self.num_bytes)
         self._is_whole, self._looked_at, self._moved_at, self._num_landed = False, 0.0, time.monotonic(), -1
         self._landed, self._inode = self._map()

@@ -196,9 +196,7 @@ def _completions_route(router: APIRouter, usage: Usage) -> None:
         """Token usage in buckets, as OpenAI's organization usage API answers it. `group_by`: model, project_id (the
         tenant), api_key_id; `models`, `project_ids` and `api_key_ids` choose."""
         if bucket_width not in WIDTHS:
-            raise BadRequest(
-                f"bucket_width: {bucket_width[:32]!r} is not one of {', '.join(WIDTHS)}", param="bucket_width"
-            )
+            raise BadRequest(f"bucket_width: expected one of {', '.join(WIDTHS)}", param="bucket_width")
         width_s, usual, most = WIDTHS[bucket_width]
         question, last = _buckets(usage.clock(), start_time, end_time, width_s, min(limit or usual, most), page)
         groups = _known("group_by", _given(request, "group_by"), {**GROUPS, **dict.fromkeys(OTHERS, "")})
@@ -226,9 +224,7 @@ def _costs_route(router: APIRouter, usage: Usage) -> None:
         """Costs by the day, as OpenAI's API answers them. `group_by`: project_id (the tenant), line_item (the
         model)."""
         if bucket_width != "1d":
-            raise BadRequest(
-                f"bucket_width: {bucket_width[:32]!r} is not 1d, the only width of costs", param="bucket_width"
-            )
+            raise BadRequest("bucket_width: expected 1d, the only width of costs", param="bucket_width")
         question, last = _buckets(usage.clock(), start_time, end_time, WIDTHS["1d"][0], limit, page)
         fields = {"project_id": "tenant", "line_item": "model_key"}
         groups = _known("group_by", _given(request, "group_by"), fields)
@@ -343,5 +339,4 @@ def _moment(param: str, text: str, now_s: float) -> int:
         moment = datetime.fromisoformat(text)
         return max(0, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()))
     except (ValueError, OverflowError) as error:
-        why = f"{param}: {text[:32]!r} is not seconds since the epoch, a date, or an age such as 7d"
-        raise BadRequest(why, param=param) from error
+        raise BadRequest(f"{param}: {text[:32]!r} is not epoch seconds, a date or an age (7d)", param=param) from error

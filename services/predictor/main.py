@@ -35,14 +35,10 @@ class ForecastCollector(Collector):
             semconv.FORECAST_CONCURRENCY, "Concurrent requests expected in the open window", labels=["model", "stat"]
         )
         tokens = GaugeMetricFamily(
-            semconv.FORECAST_TOKENS_PER_SECOND,
-            "Tokens per second expected in the open window",
-            labels=["model", "kind"],
+            semconv.FORECAST_TOKENS_PER_SECOND, "Tokens/s expected in the open window", labels=["model", "kind"]
         )
         error = GaugeMetricFamily(
-            semconv.FORECAST_ERROR_RATIO,
-            "Recent mean absolute error over the mean of the actual values",
-            labels=["model"],
+            semconv.FORECAST_ERROR_RATIO, "Recent mean absolute error over the actual mean", labels=["model"]
         )
         made = GaugeMetricFamily(
             semconv.FORECAST_MADE_TIMESTAMP_SECONDS, "When the forecast was made", labels=["model"]

@@ -202,10 +202,7 @@ def peer_routes(settings: PrefetcherSettings, link: LinkMeter, metrics: Prefetch
         "/v1/regions/{digest}/bytes",
         status_code=206,
         response_class=StreamingResponse,
-        responses={
-            409: {"description": "not all of it has arrived"},
-            503: {"description": "too many nodes already read"},
-        },
+        responses={409: {"description": "not all of it has arrived"}, 503: {"description": "too many others read it"}},
     )
     async def content(digest: str, request: Request) -> StreamingResponse:
         """Bytes of the weights by a Range header, `bytes=first-last`: offsets over all files, end to end. Starts of

@@ -119,9 +119,7 @@ class RouterMetrics:
             registry=registry,
         )
         self.connections = Gauge(semconv.CONNECTIONS, "Client connections open", registry=registry)
-        self.dropped = Counter(
-            semconv.TELEMETRY_DROPPED_TOTAL, "Telemetry that the bus did not accept", registry=registry
-        )
+        self.dropped = Counter(semconv.TELEMETRY_DROPPED_TOTAL, "Telemetry that the bus refused", registry=registry)
         self._refused = Counter(
             semconv.REQUESTS_REFUSED_TOTAL, "Requests refused before a model was known", ["code"], registry=registry
         )

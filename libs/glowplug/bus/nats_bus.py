@@ -265,7 +265,7 @@ class NatsBus:
         except REFUSED as error:
             if stream and stream != names.USAGE_STREAM and isinstance(error, NOT_STORED):
                 await self._storing.refused(stream, error)
-            raise BusUnavailable(f"{subject}: {error!r}") from error
+            raise BusUnavailable(f"{subject}: {type(error).__name__} {error}") from error
 
     async def _store(self, stream: str, subject: str, raw: bytes, headers: dict[str, str], timeout_s: float) -> None:
         """Publish and wait until stored. Raises REFUSED."""
@@ -406,9 +406,7 @@ class NatsBus:
         num_lost = (now.stream - place) - (now.consumer - number)
         if num_lost > 0:
             self.counts.num_overflowed += num_lost
-            log.error(
-                "the stream %s has discarded %d events that %s had not read", delivery.stream, num_lost, own.durable
-            )
+            log.error("%s has discarded %d events that %s had not read", delivery.stream, num_lost, own.durable)
 
     async def _handle(self, msg: Msg, own: _Reader) -> None:
         event = self._read_message(msg)

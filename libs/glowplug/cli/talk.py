@@ -72,7 +72,7 @@ async def streamed(
                 if piece:
                     yield piece
     except httpx.HTTPError as error:
-        raise CliError(f"the connection broke off during the answer: {error!r}") from error
+        raise CliError(f"the connection was lost during the answer: {type(error).__name__} {error}") from error
     if not done:
         raise CliError("the answer ended early, without its [DONE]")
     answer.total_s = time.perf_counter() - started

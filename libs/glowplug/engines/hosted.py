@@ -261,7 +261,9 @@ class HostedDriver:
         try:
             return await probe.ask(handle.url, path, timeout_s, method=method, body=body, api_key=handle.api_key)
         except (OSError, TimeoutError) as error:
-            raise EngineFailed(f"{self.name} {handle.instance_id} does not answer {path}: {error!r}") from error
+            raise EngineFailed(
+                f"{self.name} {handle.instance_id} does not answer {path}: {type(error).__name__} {error}"
+            ) from error
 
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         await process.stop_group(handle.pid, handle.pid_started_at, grace_s)

@@ -147,7 +147,7 @@ async def _exchange(
             line = await reader.readline()
         answer: dict[str, Any] = json.loads(line)
     except (OSError, TimeoutError, ValueError) as error:
-        raise EngineFailed(f"the parked vLLM process does not answer: {error!r}") from error
+        raise EngineFailed(f"the parked vLLM process does not answer: {type(error).__name__} {error}") from error
     if not answer.get("ok"):
         raise EngineFailed(f"the parked vLLM process refuses: {answer.get('error', 'no reason given')}")
     return answer

@@ -28,7 +28,7 @@ class Discovery:
 
 def budgeted_gpus(node_id: str, budgets: Sequence[str], kind: str = HOST) -> Discovery:
     """One GPU of `kind` per budget ("1GiB"). Warns when host GPUs exceed this machine's memory. Raises ValueError
-    for a budget that is not a size or is zero."""
+    for a malformed or zero budget."""
     sizes = [parse_bytes(text) for text in budgets]
     if not sizes or min(sizes) <= 0:
         raise ValueError(f"a node needs at least one GPU of more than 0 bytes, got {list(budgets)}")
@@ -49,9 +49,7 @@ def cuda_gpus(node_id: str, *, headroom_ratio: float = 0.02, nvml: Any = None) -
             usable = int(memory.total * (1 - headroom_ratio))
             gpus.append(Gpu(gpu_id=f"{node_id}/{index}", total_bytes=usable, kind=CUDA))
             if memory.free < usable:
-                warnings.append(
-                    f"{node_id}/{index}: {int(memory.total - memory.free)} bytes are used by other processes"
-                )
+                warnings.append(f"{node_id}/{index}: others use {int(memory.total - memory.free)} bytes")
     if not gpus:
         raise HardwareUnavailable("the NVIDIA driver answers but there is no GPU")
     return Discovery(tuple(gpus), tuple(warnings))

@@ -107,7 +107,7 @@ class Fetch:
                 return await self._until_whole(started)
         except TimeoutError as error:
             raise WeightsUnavailable(
-                f"{redacted(self._ref.uri)}: incomplete after {self._options.timeout_s:g} s"
+                f"{redacted(self._ref.uri)}: not all after {self._options.timeout_s:g} s"
             ) from error
         finally:
             self.seconds = self._clock() - started

@@ -145,7 +145,7 @@ class AccessView {
   }
 
   async removeTenant(row) {
-    if (!(await confirmed(`Remove tenant ${row.name}? Its keys open nothing any more.`, "Remove"))) return;
+    if (!(await confirmed(`Remove tenant ${row.name}? Its keys stop working.`, "Remove"))) return;
     await this.change(`Tenant ${row.name}`, "is removed", "DELETE", `/api/v1/tenants/${encodeURIComponent(row.name)}?with_keys=true`);
   }
 
@@ -245,7 +245,7 @@ function tenantForm(row, end) {
   const priority = choice("tenant-priority", PRIORITIES, row?.priority ?? "standard");
   const weight = h("input", { id: "tenant-weight", type: "number", min: "0.001", max: "1000", step: "any", value: String(row?.weight ?? 1) });
   const limits = limitFields(row);
-  const fields = [field("tenant-name", "Name", name), field("tenant-priority", "Most urgent class", priority), field("tenant-weight", "Weight beside others of its class", weight), limits.element];
+  const fields = [field("tenant-name", "Name", name), field("tenant-priority", "Most urgent class", priority), field("tenant-weight", "Weight among others of its class", weight), limits.element];
   return formOf(row ? `Tenant ${row.name}` : "New tenant", fields, "Save", end, () => ({
     name: name.value,
     priority: priority.value,
@@ -286,7 +286,7 @@ function keyForm(tenants, row, end) {
 function shownOnce(key, end) {
   return [
     h("h2", { id: "asked" }, "The new key"),
-    h("p", null, "It is shown this once. Keep it where secrets are kept."),
+    h("p", null, "It is shown only once. Store it with your secrets."),
     commandLine(key, "Copy the key").element,
     h("div", { class: "buttons" }, h("button", { type: "button", class: "strong", "data-first": true, onclick: () => end(null) }, "Done")),
   ];

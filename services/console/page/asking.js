@@ -52,7 +52,7 @@ export async function change(title, done, path, method = "POST", body = null) {
       return made;
     }
   } catch (error) {
-    const why = error.name === "TimeoutError" ? "no answer came; it may have been done, look at its state" : "the console cannot be reached";
+    const why = error.name === "TimeoutError" ? "no answer arrived; it may have been done, so check its state" : "the console cannot be reached";
     settle(line, "bad", `${title}: ${why}`);
   }
   return null;

@@ -105,7 +105,7 @@ function readable(name, value) {
 }
 
 function rivals(record) {
-  if (!record.rivals.length) return empty("There was one way only.");
+  if (!record.rivals.length) return empty("There was only one option.");
   const chosen = new Set([record.chosen, ...record.chosen.split(", ")]);
   const rows = record.rivals.map((rival) =>
     h(

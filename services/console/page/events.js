@@ -20,7 +20,7 @@ export function eventsView() {
   const planes = new Set(given_planes.length ? given_planes : ["evt", "cmd"]);
   const view = new EventsView(wanted, planes);
   view.connect();
-  return { element: view.element, title: "Events", close: () => view.close(), keys: [["p", "pause the events, and go on"], ["↑ ↓", "walk through the events"], ["Enter", "open the event"]] };
+  return { element: view.element, title: "Events", close: () => view.close(), keys: [["p", "pause and resume the events"], ["↑ ↓", "walk through the events"], ["Enter", "open the event"]] };
 }
 
 class EventsView {
@@ -172,7 +172,7 @@ class EventsView {
 
   drawTally() {
     const parts = [];
-    if (this.lost) parts.push("the stream broke off, trying again");
+    if (this.lost) parts.push("the stream was interrupted; reconnecting");
     if (this.paused) parts.push(`paused: ${count(this.numHeldBack, "event")} passed meanwhile`);
     parts.push(`${this.rows.size} shown`);
     if (this.numSkipped) parts.push(`${this.numSkipped} not shown (they came faster than a page can be read)`);

@@ -7,10 +7,10 @@ const refusal = document.getElementById("refusal");
 
 const elsewhere = document.getElementById("elsewhere");
 const FAILED = {
-  no_role: "You are logged in there, but none of your groups has a role here. Ask who runs this fleet.",
-  refused: "The login was broken off.",
-  stale: "The login took too long, or was begun in another browser. Try again.",
-  unreachable: "The place where you log in does not answer. Try again, or use a key.",
+  no_role: "You are logged in there, but none of your groups has a role here. Ask the operator of this fleet.",
+  refused: "The login was cancelled.",
+  stale: "The login took too long, or was started in another browser. Try again.",
+  unreachable: "The login service does not answer. Try again, or use a key.",
 };
 
 const goOn = () => location.replace(`/${location.hash}`);

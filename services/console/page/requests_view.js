@@ -118,7 +118,7 @@ function requestLine(row) {
 
 function standing(row) {
   if (row.state === "held") {
-    const eta = row.eta_s ? `, goes on in about ${seconds(row.eta_s)}` : "";
+    const eta = row.eta_s ? `, dispatched in about ${seconds(row.eta_s)}` : "";
     return h("span", { class: "state waiting" }, h("i", { class: "dot", "aria-hidden": "true" }), "held", h("small", null, `number ${row.position} in the queue${eta}`));
   }
   if (row.state === "refused" || row.state === "failed") {
@@ -126,7 +126,7 @@ function standing(row) {
     const more = row.num_unlisted ? `; ${row.num_unlisted} refused before it are not listed` : "";
     return badge(row.code || String(row.status), "bad", `${row.state}, ${row.status}${again}${more}`);
   }
-  if (row.state === "left") return badge("client left", "warn", "The client left before the answer was whole");
+  if (row.state === "left") return badge("client left", "warn", "The client left before the answer was complete");
   return badge(WORDS[row.state] ?? row.state, row.state === "finished" ? "quiet" : "good", row.status ? String(row.status) : null);
 }
 

@@ -33,7 +33,7 @@ async def test_a_request_goes_from_held_to_finished_in_one_row(at: ConsoleUnderT
     await until(page, f"{ROWS}.length === 13")
     await at.tell(report(held(1, 1, now_s), held(2, 2, now_s)))
     row = page.locator("tr", has_text="held-1")
-    await expect(row).to_contain_text("number 1 in the queue, goes on in about 3.50 s")
+    await expect(row).to_contain_text("number 1 in the queue, dispatched in about 3.50 s")
     await expect(page.get_by_role("button", name="held 2")).to_be_visible()
     await expect(row.get_by_role("link", name="held-1")).to_have_attribute("href", f"#/trace/{story.trace_id(91)}")
     done = dataclasses.replace(

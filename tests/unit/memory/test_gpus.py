@@ -84,7 +84,7 @@ def test_cuda_gpus_leave_headroom_and_tell_of_others() -> None:
         ("node-1/0", "cuda", 98 * GIB),
         ("node-1/1", "cuda", 98 * GIB),
     ]
-    assert found.warnings == (f"node-1/1: {40 * GIB} bytes are used by other processes",)
+    assert found.warnings == (f"node-1/1: others use {40 * GIB} bytes",)
     assert not nvml.is_open
 
 

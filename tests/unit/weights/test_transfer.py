@@ -123,7 +123,7 @@ class BusyPeer(FastPeer):
     async def read(self, first: int, last: int) -> AsyncGenerator[bytes, None]:
         if not self.has_read:
             self.has_read = True
-            raise PeerBusy("too many nodes already read")
+            raise PeerBusy("too many others read it")
         self._scene.taken_over.set()
         yield DATA[first:last]
 

@@ -98,9 +98,7 @@ def _workload(kind: str, workload: Object, namespace: str) -> Finding:
     if kind == "daemonsets":
         wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
         if not wanted:
-            return _K.fail(
-                name, "no node of the cluster matches its nodeSelector", "label the nodes as its nodeSelector says"
-            )
+            return _K.fail(name, "no node matches its nodeSelector", "label the nodes as its nodeSelector says")
     else:
         wanted, ready = workload["spec"].get("replicas", 1), status.get("readyReplicas", 0)
     if workload["metadata"].get("generation", 0) > status.get("observedGeneration", 0):
@@ -174,7 +172,7 @@ def _secret(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the Secret has every key that pods name. Values are never read."""
     if facts.secret_keys is None:
         if "forbidden" in facts.secret_problem.lower():
-            yield _K.skipped("secret", f"{SECRET}: this user may not read it", "ask an administrator whether it exists")
+            yield _K.skipped("secret", f"{SECRET}: this user may not read it", "ask an administrator if it exists")
         else:
             yield _K.fail("secret", f"{SECRET}: {facts.secret_problem}", "create it: docs/howto/kubernetes.md")
         return

@@ -22,9 +22,7 @@ NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="With --
 ContextOption = Annotated[str, typer.Option("--context", help="With --kubernetes: kubectl's context.")]
 UrlOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--url", help="Admin address of a service of a remote fleet; may be repeated. The service says which one it is."
-    ),
+    typer.Option("--url", help="Admin address of a remote service; may be repeated. The service says which one it is."),
 ]
 DeepOption = Annotated[bool, typer.Option("--deep", help="Import vLLM too, which takes up to a minute.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and failures.")]

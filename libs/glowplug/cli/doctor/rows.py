@@ -105,9 +105,7 @@ def _instances(facts: FleetFacts) -> Iterator[Finding]:
             num_bad += 1
             where = instance.node_id or "no node"
             says = f"{instance.instance_id} of {instance.model_key} is on {where}, which does not exist"
-            yield _F.fail(
-                "instances", says, "start that node's agent again, or wait until the placer counts it as gone"
-            )
+            yield _F.fail("instances", says, "start that node's agent again, or wait until it counts as gone")
         elif instance.model_key not in store.models and instance.state.value != "draining":
             num_bad += 1
             says = f"{instance.instance_id} serves {instance.model_key}, which is not deployed"

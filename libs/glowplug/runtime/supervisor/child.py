@@ -186,7 +186,8 @@ class Child:
             except Exception as error:
                 if not is_reported:
                     log.exception("the supervisor cannot check on %s", self.spec.name)
-                    self.output.notice(f"the supervisor cannot check on {self.spec.name} and lets it run: {error!r}")
+                    why = f"{type(error).__name__} {error}"
+                    self.output.notice(f"the supervisor cannot check on {self.spec.name} and lets it run: {why}")
                 is_reported = True
             await asyncio.sleep(self.live_poll_s)
 

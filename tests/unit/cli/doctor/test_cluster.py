@@ -124,7 +124,7 @@ OOM = {"restartCount": 2, "lastState": {"terminated": {"reason": "OOMKilled", "e
         (without_servers(GLOWPLUG_NATS_URL="nats://router:p@nats:4222"), "nats", FAIL, "is not deployed"),
         (without_servers(GLOWPLUG_NATS_URL="tls://router:p@bus.example:4222"), "nats", OK, "not part of this release"),
         (node(ready=1), "node", FAIL, "1 of 2 ready"),
-        (node(desiredNumberScheduled=0), "node", FAIL, "no node of the cluster matches"),
+        (node(desiredNumberScheduled=0), "node", FAIL, "no node matches"),
         (node(observedGeneration=1), "node", WARN, "not rolled out yet"),
         (having("pods", a_pod(phase="Pending", conditions=PENDING)), "router-7d9-x2", FAIL, "insufficient"),
         (having("pods", a_pod(container=PULL)), "router-7d9-x2", FAIL, "ImagePullBackOff"),
