@@ -48,3 +48,16 @@ def test_the_cordon_of_a_node_that_left_is_listed_and_can_be_lifted():
     assert controller.cordons(7.5) == {}
     controller.handle(an_event(NodeJoined(node=a_node(revision=9))), 8.0)
     assert [n.draining for n in controller.view(8.5)] == [False]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_policy_is_told_of_a_copy_that_is_to_sleep_and_of_a_start_that_a_request_waits_for(waits):
+    told = []
+
+    def policy(request, view):
+        told.append((request.is_to_sleep, request.is_awaited))
+        return place(request, view)
+
+    command = replace(asked(a_model()).data, waits=waits, is_awaited=not waits)
+    placer(a_node(), place=policy).handle(an_event(command, issuer="autoscaler-1", epoch=1), 1.0)
+    assert set(told) == {(waits, not waits)}

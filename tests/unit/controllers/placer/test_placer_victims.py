@@ -34,12 +34,6 @@ def balanced(load, *, arrived):
     return payloads(controller.handle(Tick(), 9.6), StopInstance)
 
 
-@pytest.mark.parametrize(("arrived", "goes"), [(0, True), (4, False)])
-def test_where_turns_are_balanced_a_burst_is_served_to_its_end_and_no_longer(arrived, goes):
-    busy = ModelLoad(num_in_flight=3, in_flight_by_instance={"i-1": 3})
-    assert bool(balanced(busy, arrived=arrived)) is goes
-
-
 def test_of_equal_priority_the_queue_that_has_waited_most_in_all_comes_first_where_turns_are_balanced():
     for turns, first in (("fair", "i-b"), ("balanced", "i-c")):
         controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]}, revision=5), turns)
@@ -65,38 +59,6 @@ def full_of(model_key):
     controller.handle(an_event(InstanceReady(instance=row)), 9.4)
     beat(controller, 9.5, a_node(gpus_mib=(200,), grants={0: [("i-1", mib)]}, revision=6))
     return controller
-
-
-def test_a_model_that_is_far_behind_another_that_waits_goes_before_a_longer_queue():
-    controller = full_of("a")
-    for key in "bc":
-        controller.handle(asked(a_model(key, mib=150), f"i-{key}", wanted_at=9.0), 9.6)
-    for at, num in ((9.7, 0), (9.9, 6)):
-        controller.handle(load_report(b=waits(num_waiting=1), c=waits(num, num_waiting=99)), at)
-        controller.handle(Tick(), at)
-    gone = an_instance("i-1", "a", InstanceState.STOPPED, mib=200, revision=9)
-    started = beat(controller, 10.0, a_node(gpus_mib=(200,), revision=7))
-    started += controller.handle(an_event(InstanceStopped(instance=gone)), 10.0)
-    assert [start.instance_id for start in payloads(started, StartInstance)] == ["i-b"]
-
-
-@pytest.mark.parametrize(("ahead", "num_b", "starts"), [(5, 5, True), (6, 5, False), (6, 0, True)])
-def test_bytes_that_come_free_are_left_by_who_is_far_ahead_of_another_that_waits(ahead, num_b, starts):
-    controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]}, revision=5), "balanced")
-    for instance_id, key in (("i-1", "a"), ("i-2", "c")):
-        row = an_instance(instance_id, key, mib=100, created_at=1.0, ready_at=9.4)
-        controller.handle(an_event(InstanceReady(instance=row)), 9.4)
-    controller.handle(asked(a_model("b", mib=150), "i-b", wanted_at=9.0), 9.6)
-    for at, num in ((9.7, 0), (9.9, ahead)):
-        beat(controller, at, a_node(gpus_mib=(200,), grants={0: [("i-1", 100), ("i-2", 100)]}, revision=int(at * 10)))
-        controller.handle(load_report(a=waits(1), b=waits(num_waiting=num_b), c=waits(num)), at)
-        assert payloads(controller.handle(Tick(), at), StopInstance) == []
-    gone = an_instance("i-2", "c", InstanceState.STOPPED, mib=100, revision=9)
-    controller.handle(an_event(InstanceStopped(instance=gone)), 10.0)
-    beat(controller, 10.0, a_node(gpus_mib=(200,), grants={0: [("i-1", 100)]}, revision=100))
-    again = asked(a_model("c", mib=100), "i-c", wanted_at=9.0)
-    found = [*controller.handle(again, 10.1), *controller.handle(Tick(), 10.2)]
-    assert bool(payloads(found, StartInstance)) is starts
 
 
 def serving(node, *instances, loads=None, **params) -> PlacerController:

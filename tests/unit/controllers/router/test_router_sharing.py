@@ -9,39 +9,13 @@ import pytest
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.router import messages as msg
 from glowplug.domain.access import Priority
-from glowplug.domain.instance import InstanceState
-from tests.router_steps import Run, dispatched, model, rejected, warm
+from tests.router_steps import Run, dispatched, model, warm
 
 
 def shared(slots: int = 8, **params: Any) -> Run:
     run = Run(model(max_concurrency=slots, max_queue=8, max_wait_s=60.0), **params)
     run.instance(max_concurrency=slots)
     return run
-
-
-def recalled(effects: list[Any]) -> list[int]:
-    return [effect.ticket for effect in effects if isinstance(effect, msg.Recall) and effect.gives_way]
-
-
-def test_an_instance_whose_request_gave_way_is_sent_others_at_once() -> None:
-    run = shared(2)
-    for _ in range(3):
-        run.arrive(tenant="flood")
-    assert recalled(run.arrive(tenant="light")) == [2]
-    assert dispatched(run.handle(msg.DispatchFailed(2, False, "it gives way"))) == [(4, "i-1")]
-    assert not run.controller.requests[2].num_dispatches and not run.controller.balances.quarantined
-
-
-def test_one_that_gave_way_has_its_time_to_wait_anew() -> None:
-    run = shared(2)
-    for _ in range(3):
-        run.arrive(tenant="flood")
-    run.handle(msg.RequestEnded(1, 1.0, 10), 50.0)
-    run.arrive(tenant="light")
-    run.handle(msg.DispatchFailed(3, False, "it gives way"))
-    assert not rejected(run.handle(Tick(), 30.0))
-    assert 3 in run.controller.queues["m"].waiting
-    assert [ticket for ticket, _, _ in rejected(run.handle(Tick(), 31.0))] == [3]
 
 
 def test_fifo_dispatches_in_order_of_arrival() -> None:
@@ -64,24 +38,6 @@ def test_a_flood_leaves_a_slot_free_for_a_tenant_that_came_of_late() -> None:
     run.handle(msg.RequestEnded(1, 1.0, 10))
     run.handle(msg.RequestEnded(12, 1.0, 10))
     assert dispatched(run.handle(Tick(), 61.0)), "and none a minute after the light one left"
-
-
-def test_a_stream_that_goes_on_is_before_the_light_tenant() -> None:
-    run = shared(2)
-    run.arrive(tenant="flood")
-    run.arrive(tenant="flood")
-    run.arrive(tenant="light")
-    run.handle(msg.StreamBroken(1, "the engine failed", 5))
-    assert dispatched(run.instance("i-2", max_concurrency=1, after_s=2.0))[0] == (1, "i-2")
-
-
-def test_a_stopped_models_queue_is_emptied_whoever_waits() -> None:
-    run = shared(2)
-    for tenant in ("a", "b", "a", "b"):
-        run.arrive(tenant=tenant)
-    run.handle(msg.RequestEnded(4))
-    effects = run.instance(state=InstanceState.FAILED, revision=2, code="no_capacity")
-    assert [ticket for ticket, _, _ in rejected(effects)] == [3]
 
 
 def _life(run: Run, seed: int, tenants: list[str], *, faults: bool = True) -> list[str]:
