@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.middleware import Middleware
 
+from glowplug.fleet.clocks import Clocks
 from glowplug.runtime.key_reader import KeyReader
 from glowplug.runtime.rest import make_app, opened_by
 from glowplug.services.console import (
@@ -69,7 +70,7 @@ class Console:
         clock: Callable[[], float] = time.time,
         keys: KeyReader | None = None,
     ) -> None:
-        self.settings, self.metrics, self.clock = settings, metrics, clock
+        self.settings, self.metrics, self.clock, self.clocks = settings, metrics, clock, Clocks()
         self.oidc = Oidc(settings, clock) if settings.oidc_issuer else None
         self.access = ConsoleAccess(
             settings.console_key or settings.api_key,

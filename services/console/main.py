@@ -13,6 +13,7 @@ from glowplug.events import Event
 from glowplug.events.envelope import PAYLOADS, MalformedEvent
 from glowplug.events.facts import RouterRequestsFinished, ServiceStarted
 from glowplug.events.subjects import COMMANDS_ALL, FACTS, USAGE, filters, is_telemetry
+from glowplug.fleet.clocks import laying
 from glowplug.runtime.identity import PROCESSES, ServiceHolder
 from glowplug.runtime.key_reader import KeyReader
 from glowplug.runtime.service import World, run, serve_rest
@@ -135,10 +136,13 @@ class Feed:
     def _readable(self, table: str, raw_rows: Mapping[str, bytes], cls: type[Any]) -> dict[str, Any]:
         rows, unreadable = {}, {}
         before, self._read[table] = self._read.get(table, {}), (now := {})
+        lay = laying(cls, self._console.clocks, self._console.clock)
         for key, raw in raw_rows.items():
             read, row = before.get(key, (b"", None))
             try:
-                row = row if read == raw and row is not None else read_row(table, key, raw, cls)
+                if read != raw or row is None:
+                    row = read_row(table, key, raw, cls)
+                    row = row if lay is None else lay(row)
             except MalformedEvent as error:
                 unreadable[key] = str(error)
             else:
@@ -174,6 +178,7 @@ class Feed:
 
 
 def take(console: Console, event: Event, now_s: float) -> None:
+    event = console.clocks.laid(event, now_s, dated=True)
     for one in as_listed(event):
         console.events.take(one)
     console.view.take(event, now_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 from glowplug.bus.port import Bus, BusUnavailable
 from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, UsageRecorded
-from glowplug.runtime.clock import now_s
+from glowplug.runtime.clock import CLOCK, now_s
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.settings import RouterSettings
 from glowplug.services.router.usage_journal import ROUTER_LOST, SUFFIX, Journal, has_ended, left_in
@@ -44,8 +44,8 @@ class UsageLog:
             key_id=fact.key_id,
             model_key=fact.model_key,
             path=path.decode("latin-1"),
-            arrived_at=fact.arrived_at,
-            finished_at=fact.finished_at,
+            arrived_at=fact.arrived_at + CLOCK.behind_s,
+            finished_at=fact.finished_at + CLOCK.behind_s,
             prompt_tokens=prompt,
             cached_tokens=min(max(cached_tokens, 0), prompt),
             response_tokens=response,

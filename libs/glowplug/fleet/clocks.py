@@ -44,18 +44,22 @@ class Clocks:
     def __init__(self) -> None:
         self._known: dict[str, _Clock] = {}
 
-    def laid(self, event: Event, now_s: float) -> Event:
-        """Return the event with the times of its payload by this process's clock."""
+    def laid(self, event: Event, now_s: float, *, dated: bool = False) -> Event:
+        """Return the event with the times of its payload by this process's clock. `dated`: with its own time, too, for
+        people to read."""
         data = event.data
         cls: Any = type(data)
-        if mover_of(cls) is None:
+        if mover_of(cls) is None and not dated:
             return event
         row = getattr(data, "instance", None) or getattr(data, "node", None)
         if row is not None:
             ahead_s = self._ahead_of_row(row, now_s)
         else:
             ahead_s = self._ahead(event.issuer, event.occurred_at, now_s, is_live=event.type in LIVE)
-        return replace(event, data=moved(data, -ahead_s)) if ahead_s else event
+        if not ahead_s:
+            return event
+        occurred_at = event.occurred_at - ahead_s if dated else event.occurred_at
+        return replace(event, data=moved(data, -ahead_s), occurred_at=occurred_at)
 
     def laid_row(self, row: T, now_s: float) -> T:
         """Likewise a row of a table, which its node's agent has written."""

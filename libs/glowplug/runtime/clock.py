@@ -18,9 +18,10 @@ SLEW: Final = 0.1
 
 class SteadyClock:
     """`monotonic` and `wall`: the machine's clocks. `max_gap_s`: a longer time between two readings is a pause of the
-    process. `offset_s`: epoch minus monotonic seconds, as of the last reading."""
+    process. As of the last reading: `offset_s`, epoch minus monotonic seconds; `behind_s`, the wall clock minus this
+    one, for times that people read."""
 
-    __slots__ = ("_monotonic", "_read_at", "_wall", "max_gap_s", "offset_s")
+    __slots__ = ("_monotonic", "_read_at", "_wall", "behind_s", "max_gap_s", "offset_s")
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class SteadyClock:
     ) -> None:
         self._monotonic, self._wall = monotonic, wall
         self._read_at, self.max_gap_s = monotonic(), max_gap_s
-        self.offset_s = wall() - self._read_at
+        self.offset_s, self.behind_s = wall() - self._read_at, 0.0
 
     def now_s(self) -> float:
         """Read the clock, in epoch seconds."""
@@ -38,9 +39,12 @@ class SteadyClock:
         passed_s, self._read_at = read_at - self._read_at, read_at
         if passed_s > self.max_gap_s:
             self.offset_s -= passed_s
+            self.behind_s += passed_s
             return read_at + self.offset_s
         most_s, behind_s = passed_s * SLEW, self._wall() - read_at - self.offset_s
-        self.offset_s += most_s if behind_s > most_s else -most_s if behind_s < -most_s else behind_s
+        by_s = most_s if behind_s > most_s else -most_s if behind_s < -most_s else behind_s
+        self.offset_s += by_s
+        self.behind_s = behind_s - by_s
         return read_at + self.offset_s
 
     async def keep(self) -> None:

@@ -53,6 +53,14 @@ def test_the_clock_of_a_router_is_known_from_its_reports(off_s: float) -> None:
     assert (fact.waiting_since, fact.deadline_at) == pytest.approx((100.01, 131.01))
 
 
+@pytest.mark.parametrize("off_s", [20.0, -HOUR_S])
+def test_people_see_an_event_by_the_clock_of_the_console(off_s: float) -> None:
+    clocks = Clocks()
+    shown = clocks.laid(report(100.0 + off_s), 100.0, dated=True)
+    assert (shown.occurred_at, last_active(shown)) == (100.0, 100.0)
+    assert clocks.laid(waiting(101.0 + off_s), 101.0, dated=True).occurred_at == 101.0
+
+
 def test_a_time_to_come_is_proof_at_once_and_a_time_long_ago_is_an_old_message() -> None:
     clocks = Clocks()
     ahead, old = waiting(100.0 + HOUR_S), waiting(100.0 - HOUR_S)

@@ -58,6 +58,7 @@ async def test_a_pause_of_the_process_is_no_time() -> None:
     machine.still(MAX_GAP_S + 60.0)
     assert machine.clock.now_s() == pytest.approx(1001.0)
     assert machine.run(2) == pytest.approx([1002.1, 1003.2]), "it goes on, and follows the wall clock slowly"
+    assert machine.clock.behind_s == pytest.approx(MAX_GAP_S + 60.0 - 0.2)
 
 
 def test_only_a_kept_clock_takes_a_gap_for_a_pause() -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from glowplug.controllers.effects import Save, Tick
 from glowplug.controllers.operator import Cordon
 from glowplug.events.commands import StartInstance
