@@ -9,8 +9,10 @@ from glowplug.controllers.agent.messages import AgentMemory
 from glowplug.domain.hardware import Devices
 from glowplug.domain.instance import EngineFigures
 from glowplug.engines.port import EngineHandle
+from glowplug.events.commands import StopInstance
 from glowplug.services.agent.state_file import NodeLock, NodeTaken, StateFile
-from tests.agent_steps import make, stop
+from tests.agent_steps import NODE, make
+from tests.fleet_builder import an_event
 
 HANDLE = EngineHandle(
     engine="emulated", instance_id="i-1", pid=7, pid_started_at=1.5, run_dir="/r", log_path="/l", data={"a": "b"}
@@ -120,7 +122,8 @@ def test_lock_names_its_owner_and_is_free_after(tmp_path: Path) -> None:
 
 def test_times_to_come_are_of_a_clock_that_was_set_back(tmp_path: Path) -> None:
     agent = make().ready()
-    agent.handle(stop(grace_s=10.0), 3600.0)
+    stop = StopInstance(target=NODE, instance_id="i-1", reason="idle", grace_s=10.0)
+    agent.handle(an_event(stop, issuer="autoscaler-1", epoch=1), 3600.0)
     StateFile(tmp_path / "agent.json", lambda: 3601.0).remember(agent.memory())
     (holding,) = StateFile(tmp_path / "agent.json", lambda: 101.0).memory.holdings
     assert holding.drain is not None and holding.drain.deadline_at == 110.0

@@ -178,5 +178,5 @@ def test_a_memory_with_a_drain_is_read_as_it_was_written() -> None:
 
 
 def test_an_unknown_way_to_reserve_is_refused() -> None:
-    with pytest.raises(Misread, match="reservation: 'guess' is none of '', paper, literal_code"):
+    with pytest.raises(Misread, match="reservation: 'guess' is not one of '', paper, literal_code"):
         laid_over(PARAMS, {"reservation": "guess"})

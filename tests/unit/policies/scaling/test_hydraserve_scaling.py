@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from glowplug.policies.scaling.hydraserve import Consolidation, HydraserveParams, consolidate, scale
+from glowplug.policies.scaling.hydraserve import ConsolidationKind, HydraserveParams, consolidate, scale
 from tests.fleet_builder import an_instance
 from tests.unit.policies.scaling.rig import Asked, load, ready, starting
 
@@ -98,5 +98,5 @@ def test_pipelines_are_decided_on_together_oldest_first(required, whole, expecte
     """Section 6.1: each becomes one instance (down), or one of each stage (up)."""
     pipelines = [an_instance(name, num_stages=4, max_concurrency=32, created_at=1.0) for name in ("x", "y")]
     made = consolidate(pipelines, whole, required)
-    wanted = [Consolidation.UP if letter == "U" else Consolidation.DOWN for letter in expected]
+    wanted = [ConsolidationKind.UP if letter == "U" else ConsolidationKind.DOWN for letter in expected]
     assert [d.becomes for d in made] == wanted and [d.instance_id for d in made] == ["x", "y"]
