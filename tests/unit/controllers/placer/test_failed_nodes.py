@@ -3,13 +3,11 @@
 from typing import Any
 
 from glowplug.controllers.effects import Record, Tick
-from glowplug.controllers.operator import Cordon
 from glowplug.controllers.placer.controller import PlacerController
 from glowplug.domain.instance import InstanceState
-from glowplug.domain.snapshot import ModelLoad
-from glowplug.events.commands import StartInstance, StopInstance
-from glowplug.events.facts import InstanceFailed, InstanceReady
-from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
+from glowplug.events.commands import StartInstance
+from glowplug.events.facts import InstanceFailed
+from tests.fleet_builder import a_model, a_node, an_event, an_instance
 from tests.unit.controllers.placer.rig import a_placer, asked, payloads
 
 MODEL = a_model(mib=100)
@@ -45,28 +43,6 @@ def test_tries_that_take_longer_than_a_node_is_avoided_come_to_an_end() -> None:
         fails(controller, f"i-{number}", node_id, 130.0 * number + 129.0, tries_left=tries_left)
         controller.handle(Tick(), 130.0 * number + 129.5)
     assert left == [2, 1, 0, 1], "the fourth is the first of another start, beside the node that has just failed"
-
-
-def test_nodes_that_could_not_run_it_are_no_others() -> None:
-    small, other = a_node("node-2", gpus_mib=(50,)), a_node("node-3", engines=("llamacpp",))
-    controller = a_placer(a_node("node-1"), small, other, a_node("node-4"), models=[MODEL], settle_s=0.0)
-    controller.handle(Cordon("node-4", True), 0.5)
-    assert started(controller, "i-1", 1.0)[:2] == ("node-1", 0)
-    fails(controller, "i-1", "node-1", 2.0)
-    assert started(controller, "i-2", 3.0)[:2] == ("node-1", 0), "it is all that there is"
-
-
-def test_others_leave_elsewhere_and_not_on_the_node_that_has_failed() -> None:
-    nodes = [a_node(f"node-{n}", gpus_mib=(150,), grants={0: [(f"b-{n}", 100)]}) for n in (1, 2)]
-    busy = a_model("b", mib=100)
-    controller = a_placer(*nodes, models=[MODEL, busy], settle_s=0.0)
-    for n in (1, 2):
-        row = an_instance(f"b-{n}", "b", gpu_id=f"node-{n}/0", mib=100, ready_at=-50.0 - n)
-        controller.handle(an_event(InstanceReady(instance=row)), 0.5)
-    controller.handle(load_report(m=ModelLoad(num_waiting=1), b=ModelLoad()), 3.9)
-    fails(controller, "i-1", "node-1", 3.9)
-    effects = [*controller.handle(asked(MODEL, "i-2", wanted_at=4.0), 4.0), *controller.handle(Tick(), 4.5)]
-    assert {stop.instance_id for stop in payloads(effects, StopInstance)} == {"b-2"}
 
 
 def test_tries_that_a_failed_start_left_are_forgotten_with_the_nodes_to_avoid() -> None:

@@ -6,10 +6,9 @@ import pytest
 
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.placer.controller import PlacerController
-from glowplug.domain.instance import InstanceState
 from glowplug.domain.snapshot import Forecast, ModelLoad
-from glowplug.events.commands import StartInstance, StopInstance
-from glowplug.events.facts import ForecastMade, InstanceReady, InstanceStopped, NodeBeat
+from glowplug.events.commands import StopInstance
+from glowplug.events.facts import ForecastMade, InstanceReady, NodeBeat
 from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_report
 from tests.unit.controllers.placer.rig import a_placer, asked, beat, payloads
 
@@ -18,34 +17,6 @@ def placer(node, turns) -> PlacerController:
     controller = a_placer(node, turns=turns)
     controller.handle(Tick(), 2.0)
     return controller
-
-
-def balanced(load, *, arrived):
-    """Who leaves when two requests of another model wait for the GPU of a busy engine (1 s to start)."""
-    controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=5), "balanced")
-    fact = InstanceReady(instance=an_instance("i-1", "a", mib=150, created_at=1.0, ready_at=2.0))
-    controller.handle(an_event(fact), 2.0)
-    for num, at in ((0, 4.5), (1, 6.5), (1, 8.5)):
-        beat(controller, at, a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]}, revision=6))
-        controller.handle(load_report(a=replace(load, num_arrived=num), b=ModelLoad(num_waiting=2)), at)
-        early = controller.handle(asked(a_model("b", mib=150)), at) + controller.handle(Tick(), at)
-        assert payloads(early, StopInstance) == [], "it has just come"
-    controller.handle(load_report(a=replace(load, num_arrived=1 + arrived), b=ModelLoad(num_waiting=2)), 9.4)
-    return payloads(controller.handle(Tick(), 9.6), StopInstance)
-
-
-def test_of_equal_priority_the_queue_that_has_waited_most_in_all_comes_first_where_turns_are_balanced():
-    for turns, first in (("fair", "i-b"), ("balanced", "i-c")):
-        controller = placer(a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]}, revision=5), turns)
-        controller.handle(an_event(InstanceReady(instance=an_instance("i-1", "a", mib=200, ready_at=9.4))), 9.4)
-        beat(controller, 9.5, a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]}, revision=6))
-        controller.handle(asked(a_model("b", mib=150), "i-b", wanted_at=9.0), 9.6)
-        controller.handle(asked(a_model("c", mib=150), "i-c", wanted_at=9.0), 9.7)
-        controller.handle(load_report(b=ModelLoad(num_waiting=1), c=ModelLoad(num_waiting=9)), 9.8)
-        started = beat(controller, 10.0, a_node(gpus_mib=(200,), revision=7))
-        gone = an_instance("i-1", "a", InstanceState.STOPPED, mib=200, revision=9)
-        started += controller.handle(an_event(InstanceStopped(instance=gone)), 10.0)
-        assert [start.instance_id for start in payloads(started, StartInstance)] == [first]
 
 
 def waits(num_dispatched=0, num_waiting=5):
@@ -73,26 +44,6 @@ def serving(node, *instances, loads=None, **params) -> PlacerController:
 
 def sent(effects, cls):
     return [payload.instance_id for payload in payloads(effects, cls)]
-
-
-def test_bytes_that_a_beat_shows_free_are_not_free_a_second_time_while_their_row_still_drains():
-    busy = an_instance("i-2", "b", mib=80, ready_at=1.0)
-    gone = an_instance("i-1", "a", InstanceState.DRAINING, mib=120)
-    node = a_node(gpus_mib=(200,), grants={0: [("i-2", 80)]})
-    controller = serving(node, busy, gone)
-    assert sent(controller.handle(asked(a_model("c", mib=150), "i-3"), 10.0), StopInstance) == ["i-2"], (
-        "120 MiB are all there is"
-    )
-
-
-def test_when_the_drain_it_waits_for_is_taken_back_room_is_asked_for_anew():
-    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 200)]})
-    controller = serving(node, an_instance("i-1", "a", InstanceState.DRAINING, mib=200, ready_at=1.0))
-    assert sent(controller.handle(asked(a_model("b", mib=150), "i-b"), 10.0), StopInstance) == [], "it leaves already"
-    assert sent(controller.handle(Tick(), 10.5), StopInstance) == []
-    resumed = an_instance("i-1", "a", mib=200, ready_at=1.0, revision=2)
-    assert sent(controller.handle(an_event(InstanceReady(instance=resumed)), 11.0), StopInstance) == ["i-1"]
-    assert sent(controller.handle(Tick(), 11.5), StopInstance) == [], "asked a moment ago"
 
 
 def test_section_3_5_of_two_gpus_the_one_whose_engine_has_the_shorter_queue_gives_way():
@@ -160,16 +111,6 @@ def test_for_a_policy_that_wants_gpus_for_itself_everybody_on_them_leaves():
         controller = serving(node, *rows, loads=busy, place="warmserve")
         stopped = sent(controller.handle(asked(a_model("b", mib=100), "i-b"), 10.0), StopInstance)
         assert sorted(stopped) == ([] if busy else ["i-1", "i-2"])
-
-
-def test_who_has_an_instance_of_its_own_there_does_not_answer_for_another_model_of_its_size():
-    node = a_node(gpus_mib=(200,), grants={0: [("i-1", 150)]})
-    controller = serving(node, an_instance("i-1", "a", mib=150, ready_at=9.5))
-    for name in ("a", "b"):
-        assert sent(controller.handle(asked(a_model(name, mib=150), f"i-{name}"), 10.0), StopInstance) == [], (
-            "it has just come"
-        )
-    assert sent(controller.handle(Tick(), 11.0), StopInstance) == ["i-1"], "not for its own model, but for the other"
 
 
 def test_a_copy_that_waits_for_free_memory_keeps_no_count_of_what_others_were_given():

@@ -9,6 +9,7 @@ import pytest
 from glowplug.controllers.effects import Tick
 from glowplug.controllers.router import messages as msg
 from glowplug.domain.access import Priority
+from glowplug.domain.instance import InstanceState
 from tests.router_steps import Run, dispatched, model, warm
 
 
@@ -99,3 +100,14 @@ def test_a_single_tenant_is_never_given_a_discipline() -> None:
     for _ in range(4):
         run.arrive(tenant="a")
     assert run.controller.queues["m"].discipline is None
+
+
+def test_nothing_is_kept_of_adapters_that_are_gone() -> None:
+    run = Run(model("m"), model("a", base="m"))
+    run.instance("i-1")
+    run.instance("i-a", model_key="a", host_id="i-1", url="http://i-1:1")
+    run.arrive("a")
+    assert run.controller.balances.hosts.riders
+    run.instance("i-a", InstanceState.STOPPED, model_key="a", host_id="i-1", revision=2)
+    run.handle(Tick())
+    assert run.controller.balances.hosts.riders == {}
