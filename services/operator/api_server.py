@@ -37,8 +37,8 @@ class Unreachable(Exception):
 
 
 class ApiServer:
-    """Every method raises ApiError, and Unreachable without an answer. `namespace`: of listed and watched resources, ""
-    for all."""
+    """Every method raises ApiServerError, and Unreachable without an answer. `namespace`: of listed and watched
+    resources, "" for all."""
 
     def __init__(self, url: str, account: Path, namespace: str = "") -> None:
         self._account, self._namespace = account, namespace

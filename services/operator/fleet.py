@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from glowplug.controllers.resources.messages import Answered, FleetRow, OperatorView, Resource, ResourceKind
+from glowplug.controllers.resources.messages import Answered, DeclaredRow, OperatorView, Resource, ResourceKind
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance
 from glowplug.domain.model import OnCold
@@ -100,8 +100,8 @@ class FleetRest:
         return "/v1/models" if kind is ResourceKind.MODEL else "/v1/tenants"
 
 
-def model_row(shown: dict[str, Any]) -> FleetRow:
-    return FleetRow(
+def model_row(shown: dict[str, Any]) -> DeclaredRow:
+    return DeclaredRow(
         key=shown["key"],
         source=shown["source"],
         state=shown["state"],
@@ -111,8 +111,8 @@ def model_row(shown: dict[str, Any]) -> FleetRow:
     )
 
 
-def tenant_row(shown: dict[str, Any]) -> FleetRow:
-    return FleetRow(key=shown["name"], source=shown["source"], num_keys=shown["num_keys"])
+def tenant_row(shown: dict[str, Any]) -> DeclaredRow:
+    return DeclaredRow(key=shown["name"], source=shown["source"], num_keys=shown["num_keys"])
 
 
 def _segment(text: str) -> str:

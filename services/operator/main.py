@@ -41,8 +41,8 @@ class KubernetesLease:
         self._seen: tuple[Any, float] = (None, 0.0)  # holder and renewal as last read; since when
 
     async def hold(self, now_s: float) -> bool:
-        """Take or renew the Lease; False while another process holds it. `now_s`: any steady clock. Raises ApiError and
-        Unreachable."""
+        """Take or renew the Lease; False while another process holds it. `now_s`: any steady clock. Raises
+        ApiServerError and Unreachable."""
         try:
             found = await self._api.call("GET", f"{self._path}/{NAME}")
         except ApiServerError as error:

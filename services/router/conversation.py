@@ -49,26 +49,26 @@ def open_lengths(setting: str) -> Lengths | None:
         return model
 
 
-class Unread(Protocol):
+class UnreadRequest(Protocol):
     """`unread`: the body's fields while its text is unread."""
 
     ticket: int
     unread: Any
 
 
-class Notified(Protocol):
+class StimulusSink(Protocol):
     def take(self, stimulus: Any) -> None: ...
 
 
 class TextReader:
-    def __init__(self, lengths: Lengths, table: Notified) -> None:
+    def __init__(self, lengths: Lengths, table: StimulusSink) -> None:
         self._lengths, self._table = lengths, table
         self._num_unread: Counter[str] = Counter()
 
     def before(self, asked: Any) -> int:
         return text_tokens(asked, self._lengths)
 
-    def later(self, request: Unread, asked: Any, model_key: str) -> None:
+    def later(self, request: UnreadRequest, asked: Any, model_key: str) -> None:
         """Read the text now to learn from it, or keep it for `late`."""
         num = self._num_unread[model_key] = self._num_unread[model_key] + 1
         if num > TEACH_FIRST and num % TEACH_EVERY:
@@ -76,13 +76,13 @@ class TextReader:
         else:
             self._tell(request, asked, teaches=True)
 
-    def late(self, running: Iterable[Unread]) -> None:
+    def late(self, running: Iterable[UnreadRequest]) -> None:
         """Read some running requests' unread texts, the oldest first."""
         for request in list(islice((one for one in running if one.unread is not None), LATE_AT_ONCE)):
             asked, request.unread = request.unread, None
             self._tell(request, asked, teaches=False)
 
-    def _tell(self, request: Unread, asked: Any, *, teaches: bool) -> None:
+    def _tell(self, request: UnreadRequest, asked: Any, *, teaches: bool) -> None:
         if tokens := text_tokens(asked, self._lengths):
             self._table.take(TextRead(request.ticket, tokens, teaches))
 

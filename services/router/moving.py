@@ -18,7 +18,7 @@ from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.resumption import LOG_BYTES, Resumption
 
 
-class Movable(EngineReader, Protocol):
+class MovedExchange(EngineReader, Protocol):
     """An exchange, as seen by its stream's move."""
 
     request: HttpRequest
@@ -35,7 +35,7 @@ class MovingAnswer:
     """One attempt to move a stream: the reader of the other engine while that is ASKED. It is ANSWERING once the stream
     has moved, and else ENDED."""
 
-    def __init__(self, stream: Movable, kept: Resumption, instance: Instance) -> None:
+    def __init__(self, stream: MovedExchange, kept: Resumption, instance: Instance) -> None:
         self.state = ExchangeState.ASKED
         self.engine: EngineSource | None = None
         self._stream, self._kept, self._instance = stream, kept, instance

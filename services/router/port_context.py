@@ -11,7 +11,7 @@ from glowplug.services.router.batch_paths import not_configured
 from glowplug.services.router.ends import EngineReader
 from glowplug.services.router.http_request import Access, HttpRequest
 from glowplug.services.router.metrics import RouterMetrics
-from glowplug.services.router.request_table import RequestTable, Routed
+from glowplug.services.router.request_table import RequestExecutor, RequestTable
 from glowplug.services.router.settings import Limits
 from glowplug.services.router.upload import Upload
 from glowplug.services.router.usage_journal import Journal
@@ -21,7 +21,7 @@ def _no_files(request: HttpRequest, length: int | None) -> Upload:
     raise not_configured()
 
 
-E = TypeVar("E", bound=Routed)
+E = TypeVar("E", bound=RequestExecutor)
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ class PortStage(IntEnum):
     REFUSING = 3  # new requests get 503
 
 
-EXECUTORS = {  # by type of effect: Routed's method
+EXECUTORS = {  # by type of effect: RequestExecutor's method
     Dispatch: "dispatch",
     Hold: "hold",
     Recall: "recall",
@@ -43,7 +43,7 @@ EXECUTORS = {  # by type of effect: Routed's method
 }
 
 
-class Routed(Protocol):
+class RequestExecutor(Protocol):
     def dispatch(self, effect: Dispatch) -> None: ...
     def hold(self, effect: Hold) -> None: ...
     def recall(self, effect: Recall) -> None: ...
@@ -51,7 +51,7 @@ class Routed(Protocol):
     def reject(self, effect: Reject) -> None: ...
 
 
-R = TypeVar("R", bound=Routed)
+R = TypeVar("R", bound=RequestExecutor)
 
 
 class RequestTable(Generic[R]):

@@ -43,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Told).decode
 
 
-class Journaled(Protocol):
+class JournaledExchange(Protocol):
     """An exchange, for the journal. `slot`: the index of its event count in `Journal.words`."""
 
     slot: int
@@ -74,11 +74,11 @@ class Journal:
         self._tickets = self._memory.cast("Q")
         self._free = list(range(len(self._memory) // SLOT_BYTES - 1, 0, -1))  # the lowest last: few pages are written
 
-    def held(self, exchange: Journaled) -> None:
+    def held(self, exchange: JournaledExchange) -> None:
         if exchange.slot == NO_SLOT:
             self.sent(exchange)
 
-    def sent(self, exchange: Journaled) -> None:
+    def sent(self, exchange: JournaledExchange) -> None:
         """Write the request in a new slot, then empty its old one."""
         if not self._free:
             return
@@ -117,7 +117,7 @@ class Journal:
             words[first + _EXACT_PROMPT], words[first + _EXACT_CACHED] = prompt, cached
             words[first + _EXACT_RESPONSE], words[first + _COUNTED] = response, 1
 
-    def clear(self, exchange: Journaled) -> None:
+    def clear(self, exchange: JournaledExchange) -> None:
         if exchange.slot != NO_SLOT:
             self._empty(exchange.slot)
             exchange.slot = NO_SLOT

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from glowplug.controllers.resources.messages import Answered, FleetRow, OperatorView, Resource, ResourceKind
+from glowplug.controllers.resources.messages import Answered, DeclaredRow, OperatorView, Resource, ResourceKind
 from glowplug.runtime.tasks import end
 from glowplug.services.operator.api_server import ApiServer
 from glowplug.services.operator.main import KubernetesLease, Operator
@@ -22,7 +22,7 @@ from tests.waiting import until
 
 class FakeFleet:
     def __init__(self) -> None:
-        self.rows: dict[ResourceKind, dict[str, FleetRow]] = {kind: {} for kind in ResourceKind}
+        self.rows: dict[ResourceKind, dict[str, DeclaredRow]] = {kind: {} for kind in ResourceKind}
         self.bodies: list[dict[str, Any]] = []
         self.down, self.num_looks = False, 0
 
@@ -36,7 +36,7 @@ class FakeFleet:
         if self.down:
             return Answered(uid=resource.uid, generation=resource.generation, status=0, message="no route")
         self.bodies.append(resource.body)
-        self.rows[resource.kind][resource.key] = FleetRow(key=resource.key, source=resource.source, state="cold")
+        self.rows[resource.kind][resource.key] = DeclaredRow(key=resource.key, source=resource.source, state="cold")
         return Answered(uid=resource.uid, generation=resource.generation)
 
     async def withdraw(self, resource: Resource, key: str) -> Answered:

@@ -239,7 +239,7 @@ def _decoded(path: Path, manifest: _Manifest, members: Mapping[str, bytes]) -> B
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RestorePlan:
     """The steps of a restore. `conflicts` differ from the backup: without --replace nothing is done."""
 
     files: Mapping[str, str]
@@ -279,7 +279,7 @@ def plan(
     files: Mapping[str, str] | None,
     draining: frozenset[str],
     access: AccessShown | None = None,
-) -> Plan:
+) -> RestorePlan:
     """Plan a restore.
 
     `models`: rows of the autoscaler by key; `files`: of its folder (None: not on this machine); `draining`: nodes."""
@@ -301,7 +301,7 @@ def plan(
         if same and not found:
             unchanged.append(model.name)
     tenants, keys, differing, lacking = _access(backup, access or AccessShown())
-    return Plan(
+    return RestorePlan(
         files=write,
         deploy=tuple(sorted(deploy, key=lambda one: "adapter" in one)),  # after their bases
         verbs=tuple(verbs),
@@ -470,7 +470,7 @@ def _counted(kept: Backup) -> str:
     return f"{len(kept.models)} model(s), {len(kept.files)} model file(s), {len(kept.cordons)} drained node(s){access}"
 
 
-def _steps(todo: Plan) -> list[str]:
+def _steps(todo: RestorePlan) -> list[str]:
     lines = [f"tenant {name}" for name in todo.tenants]
     lines += [f"key {prefix_of(key_id)} of tenant {body['tenant']}" for key_id, body in todo.keys.items()]
     lines += [f"file {name}" for name in todo.files]
@@ -483,7 +483,7 @@ def _steps(todo: Plan) -> list[str]:
     return lines if not todo.is_nothing else [*lines, "nothing to do"]
 
 
-def _carry_out(fleet: FleetClient, todo: Plan, kept: Backup, nodes: frozenset[str]) -> None:
+def _carry_out(fleet: FleetClient, todo: RestorePlan, kept: Backup, nodes: frozenset[str]) -> None:
     """Carry out the plan; every step can be repeated.
 
     Tenants and keys first, so that no model opens to more people than before; then files, models, operators' verbs,

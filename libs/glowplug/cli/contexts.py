@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from glowplug.cli.terminal import WRONG_USAGE, CliError
-from glowplug.runtime.errors import FleetError
+from glowplug.runtime.errors import CannotStart
 from glowplug.runtime.supervisor.statedir import OTHERS, write_private
 
 DEFAULT_STATE_DIR = Path(".glowplug")
@@ -120,7 +120,7 @@ def write(contexts: Contexts) -> None:
     try:
         path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path(), {"current": contexts.current, "contexts": stored})
-    except (OSError, FleetError) as error:
+    except (OSError, CannotStart) as error:
         why = getattr(error.__cause__ or error, "strerror", "")
         raise CliError(f"cannot write {path()}: {why}; XDG_CONFIG_HOME chooses another place") from error
 

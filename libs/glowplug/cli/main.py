@@ -18,7 +18,7 @@ from glowplug.cli.terminal import WRONG_USAGE, CliError, say
 from glowplug.domain import extensions
 from glowplug.domain.errors import BadRequest
 from glowplug.runtime.entry import importing
-from glowplug.runtime.errors import FleetError
+from glowplug.runtime.errors import CannotStart
 
 _VERBS: dict[str, str] = {
     "up.up": "Start the local fleet.",
@@ -184,7 +184,7 @@ def main() -> None:
                 if not verb and sys.argv[1:] and not sys.argv[1].startswith("-") and (hint := extensions.hint()):
                     raise CliError(f"there is no command {sys.argv[1]!r}{hint}", WRONG_USAGE)
         app(prog_name="glowplug")
-    except (CliError, FleetError) as error:
+    except (CliError, CannotStart) as error:
         say(f"glowplug: {error}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of our output is gone: `glowplug tap | head`

@@ -32,7 +32,7 @@ Owner = tuple[str, str, Mapping[str, str]]  # service, verb there, its fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class VerbAsked:
     """One command as typed. `done`: printed once the owner has accepted; `rung` "": none."""
 
     model: str
@@ -58,7 +58,7 @@ def load(
 ) -> None:
     """Start an instance now, also of a drained model; or bring the model closer: asleep, prewarmed, or its weights in
     host memory."""
-    asked = Asked(
+    asked = VerbAsked(
         model=model, verb="load", done="load requested", rung=to.value, node=node, dry_run=dry_run, wait=wait,
         timeout_s=timeout, as_json=as_json,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def unload(
     """Drain the instances of a model. The next request starts one again."""
     if node and rung is not Rung.HOST:
         raise CliError("--node needs --from host: instances are unloaded on every node")
-    asked = Asked(
+    asked = VerbAsked(
         model=model, verb="unload", done="unload requested", rung=rung.value if rung else "", node=node,
         dry_run=dry_run, wait=wait, timeout_s=timeout, as_json=as_json,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def pin(
 ) -> None:
     """Keep a model for good: an instance that is never evicted and never sleeps, one that may sleep, or the weights in
     host memory."""
-    asked = Asked(
+    asked = VerbAsked(
         model=model, verb="pin", done="pinned" if at is Rung.READY else f"pinned at {at.value}", rung=at.value,
         dry_run=dry_run, wait=wait, timeout_s=timeout, as_json=as_json,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def _plain(name: str, done: str, text: str, reached: Reached) -> Callable[..., N
         state_dir: StateDirOption = None,
         as_json: JsonOption = False,
     ) -> None:
-        asked = Asked(
+        asked = VerbAsked(
             model=model, verb=name, done=done, dry_run=dry_run, wait=wait, timeout_s=timeout, as_json=as_json
         )  # fmt: skip
         _carry_out(connect(state_dir), asked, ("autoscaler", name, {}), reached)
@@ -148,7 +148,9 @@ def _plain(name: str, done: str, text: str, reached: Reached) -> Callable[..., N
     return command
 
 
-def _carry_out(fleet: FleetClient, asked: Asked, owner: Owner, reached: Reached, then: tuple[Owner, ...] = ()) -> None:
+def _carry_out(
+    fleet: FleetClient, asked: VerbAsked, owner: Owner, reached: Reached, then: tuple[Owner, ...] = ()
+) -> None:
     """Print the cost, ask the owner (and those of `then`, unless it refuses), and wait if asked to."""
     cost = _cost(fleet, asked)
     if asked.dry_run:
@@ -177,7 +179,7 @@ def _carry_out(fleet: FleetClient, asked: Asked, owner: Owner, reached: Reached,
         say(f"  done in {actual_s:.2f} s{predicted}")
 
 
-def _cost(fleet: FleetClient, asked: Asked) -> Row:
+def _cost(fleet: FleetClient, asked: VerbAsked) -> Row:
     """Return the placer's cost, or {"error": why}, so that the verb is carried out all the same."""
     path = f"/v1/models/{segment(asked.model)}/cost"
     try:
@@ -187,7 +189,7 @@ def _cost(fleet: FleetClient, asked: Asked) -> Row:
     return found
 
 
-def _waited(fleet: FleetClient, asked: Asked, before: float, reached: Reached) -> float:
+def _waited(fleet: FleetClient, asked: VerbAsked, before: float, reached: Reached) -> float:
     """Return seconds until it was done. Raises CliError after the timeout."""
     while True:
         row = fleet.get("autoscaler", f"/v1/models/{segment(asked.model)}")

@@ -22,7 +22,7 @@ LEVELS: Final[Mapping[str, int]] = {"debug": 10, "info": 20, "warning": 30, "err
 
 
 @dataclass(frozen=True, slots=True)
-class LogLine:
+class RingLine:
     """`at`: epoch seconds; `fields`: ids and other extras."""
 
     number: int
@@ -45,7 +45,7 @@ class LogFilter:
     words: Collection[str] = ()
     ids: Collection[str] = ()
 
-    def fits(self, line: LogLine) -> bool:
+    def fits(self, line: RingLine) -> bool:
         if LEVELS.get(line.level, 0) < LEVELS.get(self.level, 0):
             return False
         if self.ids and not any(one in line.fields.values() or one in line.text for one in self.ids):
@@ -60,7 +60,7 @@ class LogFilter:
 class Page:
     """Lines, oldest first; the next cursor; lines dropped unread since the last."""
 
-    lines: tuple[LogLine, ...]
+    lines: tuple[RingLine, ...]
     cursor: str
     num_lost: int = 0
 
@@ -74,7 +74,7 @@ class LogRing:
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     num_bytes: int = 0
     _last: int = 0
-    _lines: deque[LogLine] = field(default_factory=deque)
+    _lines: deque[RingLine] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class LogRing:
         kept = {name: str(value)[:MAX_LINE_CHARS] for name, value in fields.items() if value not in (None, "")}
         with self._lock:
             self._last += 1
-            line = LogLine(self._last, at, level, text[:MAX_LINE_CHARS], kept)
+            line = RingLine(self._last, at, level, text[:MAX_LINE_CHARS], kept)
             self._lines.append(line)
             self.num_bytes += line.num_bytes
             while len(self._lines) > self.max_lines or (self.num_bytes > self.max_bytes and len(self._lines) > 1):
@@ -102,7 +102,7 @@ class LogRing:
             newest = list(islice((line for line in reversed(lines) if wanted.fits(line)), limit))
             return Page(tuple(reversed(newest)), self._cursor(last))
         since = self._number(after, last)
-        found: list[LogLine] = []
+        found: list[RingLine] = []
         for line in islice(lines, max(0, since + 1 - first), None):
             if wanted.fits(line):
                 found.append(line)

@@ -46,7 +46,7 @@ class Part:
         return max(0, self.last - self.position)
 
 
-class Parts:
+class PartQueue:
     """`ranges`: [first, last) in the wanted order, of whole pieces and disjoint."""
 
     def __init__(self, layout: Layout, ranges: Sequence[tuple[int, int]], part_bytes: int) -> None:
@@ -261,7 +261,7 @@ class Transfer:
         assert layout is not None
         done = Intervals([*self._writer.landed.as_list(), *((one.first, one.last) for one in self.wrong)])
         wanted = [gap for first, last in ranges for gap in done.gaps(*layout.rounded(first, last))]
-        parts = Parts(layout, distinct(wanted), self._part_bytes)
+        parts = PartQueue(layout, distinct(wanted), self._part_bytes)
         if parts.is_done:
             return
         run = _Run(parts)
@@ -395,7 +395,7 @@ class Transfer:
         finally:
             self._link.end(asked - part.num_bytes)
 
-    async def _stream(self, parts: Parts, holder: Holder, part: Part) -> None:
+    async def _stream(self, parts: PartQueue, holder: Holder, part: Part) -> None:
         """Read by whole pieces where the holder has checksums, until another holder takes over."""
         position, end = self._bounds(holder, part)
         chunks = holder.peer.read(position, end) if holder.peer else self._read_source(holder, position, end)
@@ -450,7 +450,7 @@ class Transfer:
 
 
 class _Run:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PartQueue) -> None:
         self.parts = parts
         self.group: asyncio.TaskGroup | None = None
         self.tasks: list[asyncio.Task[None]] = []

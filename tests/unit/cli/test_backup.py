@@ -23,7 +23,7 @@ from glowplug.cli.backup import (
     AccessShown,
     Backup,
     BadArchive,
-    Plan,
+    RestorePlan,
     body,
     pack,
     plan,
@@ -263,7 +263,7 @@ def access(tenant: Tenant, key: ApiKey) -> AccessShown:
     return AccessShown(tenants={tenant.name: tenant_row}, keys={key.key_id: row | {"state": "active"}})
 
 
-def access_plan(shown: AccessShown, kept: Backup = KEPT) -> Plan:
+def access_plan(shown: AccessShown, kept: Backup = KEPT) -> RestorePlan:
     return plan(replace(kept, models={}, cordons=(), files={}), {}, {}, frozenset(), shown)
 
 

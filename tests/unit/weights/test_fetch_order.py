@@ -21,7 +21,7 @@ from glowplug.weights.pieces import Layout, piece_digest
 from glowplug.weights.region import Region, RegionState, region_digest
 from glowplug.weights.source import SourceOptions
 from glowplug.weights.sources import open_source
-from glowplug.weights.transfer import Parts
+from glowplug.weights.transfer import PartQueue
 from tests.arriving_region import has_landed
 from tests.weight_servers import WeightServer
 
@@ -151,7 +151,7 @@ async def test_a_source_with_checksums_brings_all_but_what_is_damaged(tmp_path: 
 
 def test_parts_go_out_in_order_and_as_long_as_the_holders_rate_says() -> None:
     layout = Layout(piece_bytes=10, num_bytes=1000, files=())
-    parts = Parts(layout, [(500, 600), (0, 100)], part_bytes=50)
+    parts = PartQueue(layout, [(500, 600), (0, 100)], part_bytes=50)
     first = parts.take("a", 20.0, None, 0.0)
     fast = parts.take("b", 1e9, None, 0.0)
     slow = parts.take("c", 0.1, None, 0.0)
@@ -165,7 +165,7 @@ def test_parts_go_out_in_order_and_as_long_as_the_holders_rate_says() -> None:
 
 def test_a_holder_is_asked_for_what_it_has() -> None:
     layout = Layout(piece_bytes=10, num_bytes=100, files=())
-    parts = Parts(layout, [(0, 100)], part_bytes=50)
+    parts = PartQueue(layout, [(0, 100)], part_bytes=50)
     has = bytes([0, 0, 1, 1, 0, 1, 0, 0, 0, 0])
     taken = [parts.take("a", 1e9, has, 0.0) for _ in range(3)]
     assert [(p.first, p.last) for p in taken if p] == [(20, 40), (50, 60)]
@@ -175,7 +175,7 @@ def test_a_holder_is_asked_for_what_it_has() -> None:
 
 def test_the_end_of_a_slow_part_is_taken_over_and_all_of_a_stalled_one() -> None:
     layout = Layout(piece_bytes=10, num_bytes=1000, files=())
-    parts = Parts(layout, [(0, 200)], part_bytes=200)
+    parts = PartQueue(layout, [(0, 200)], part_bytes=200)
     slow = parts.take("slow", 1e9, None, 0.0)
     assert slow and parts.take_over("fast", 100.0, None, 0.5) is None  # only just begun
     parts.moved(slow, 20, 1.0)

@@ -284,8 +284,8 @@ class DiskTier:
             kind="evict",
             policy=self._params.caching,
             service="prefetcher",
-            reason=f"{listed(leaving)} {'leaves' if len(leaving) == 1 else 'leave'} the disk of {self.node_id} for {name}, which lacks {lacking}: "
-            f"{decision.reason}",
+            reason=f"{listed(leaving)} {'leaves' if len(leaving) == 1 else 'leave'} the disk of {self.node_id} for "
+            f"{name}, which lacks {lacking}: {decision.reason}",
             made_at=now_s,
             node_id=self.node_id,
             chosen=", ".join(decision.victims),

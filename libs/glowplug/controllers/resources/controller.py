@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from glowplug.controllers import backoff
 from glowplug.controllers.resources import messages as msg
-from glowplug.controllers.resources.messages import FleetRow, Notice, OperatorView, Resource, ResourceKind
+from glowplug.controllers.resources.messages import DeclaredRow, Notice, OperatorView, Resource, ResourceKind
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.phrasing import MOST_NAMED
@@ -97,7 +97,7 @@ class Verdict:
     message: str
 
 
-def model_ready(row: FleetRow, state: str) -> Verdict:
+def model_ready(row: DeclaredRow, state: str) -> Verdict:
     if state == "suspended":
         return Verdict(False, "Suspended", "an operator has drained it: glowplug load starts it again")
     if state == HOT:
@@ -144,7 +144,7 @@ def status_of(
 
 
 def model_fields(
-    resource: Resource, row: FleetRow | None, instances: Iterable[Instance], eta_s: float | None
+    resource: Resource, row: DeclaredRow | None, instances: Iterable[Instance], eta_s: float | None
 ) -> dict[str, Any]:
     living = [one for one in instances if not one.state.is_gone]
     made: dict[str, Any] = {
@@ -173,12 +173,12 @@ def _eta(eta_s: float, before: Mapping[str, Any], state: str) -> str:
     return f"{eta_s:.0f}s" if eta_s >= 10 else f"{eta_s:.1f}s"
 
 
-def tenant_fields(row: FleetRow | None) -> dict[str, Any]:
+def tenant_fields(row: DeclaredRow | None) -> dict[str, Any]:
     return {} if row is None else {"keys": row.num_keys}
 
 
 def fields_of(
-    resource: Resource, row: FleetRow | None, instances: Iterable[Instance], eta_s: float | None
+    resource: Resource, row: DeclaredRow | None, instances: Iterable[Instance], eta_s: float | None
 ) -> dict[str, Any]:
     if resource.kind is ResourceKind.TENANT:
         return tenant_fields(row)
@@ -351,7 +351,7 @@ class ResourcesController:
         ]
 
     def _described(
-        self, resource: Resource, progress: Progress, row: FleetRow | None, view: OperatorView, now_s: float
+        self, resource: Resource, progress: Progress, row: DeclaredRow | None, view: OperatorView, now_s: float
     ) -> list[Effect]:
         if progress.refusal is not None:
             accepted: Verdict | None = progress.refusal
@@ -394,7 +394,7 @@ class ResourcesController:
         accepted: Verdict | None,
         ready: Verdict,
         now_s: float,
-        row: FleetRow | None,
+        row: DeclaredRow | None,
     ) -> list[Effect]:
         view = self.view
         instances = view.instances.get(resource.key, ()) if view and (row or resource.is_leaving) else ()
@@ -402,7 +402,7 @@ class ResourcesController:
         status = status_of(resource, generation, accepted, ready, now_s, own)
         return [msg.WriteStatus(resource, status)] if status != resource.status else []
 
-    def _announced(self, resource: Resource, row: FleetRow | None, now_s: float) -> list[Effect]:
+    def _announced(self, resource: Resource, row: DeclaredRow | None, now_s: float) -> list[Effect]:
         if row is None or resource.kind is not ResourceKind.MODEL:
             return []
         progress, fresh = self._progress[resource.uid], self._news.get(resource.key, ())

@@ -79,7 +79,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetRow:
+class DeclaredRow:
     """A model or tenant of the fleet. From `state` on, a model's fields; `refuses_cold`: requests do not wait for a
     start; `keeps_one`: an instance should always run."""
 
@@ -98,7 +98,7 @@ class OperatorView:
     request that arrives now is served, by key, of models known to the router asked."""
 
     taken_at: float
-    rows: Mapping[ResourceKind, Mapping[str, FleetRow]]
+    rows: Mapping[ResourceKind, Mapping[str, DeclaredRow]]
     instances: Mapping[str, tuple[Instance, ...]] = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()
     etas: Mapping[str, float] = field(default_factory=dict)

@@ -413,7 +413,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class WeightRule:
     """`memory`: of losses, per window. `eta`: sharpness of the weights' fall with the loss. `prior_windows`: the
     prior's weight, one window ahead."""
 
@@ -424,12 +424,12 @@ class Rule:
 
 
 RULES: Final = (
-    Rule(memory=0.9, eta=12.0, prior_windows=5.0),
-    Rule(memory=0.97, eta=16.0, prior_windows=5.0),
-    Rule(memory=0.99, eta=25.0, prior_windows=5.0),
+    WeightRule(memory=0.9, eta=12.0, prior_windows=5.0),
+    WeightRule(memory=0.97, eta=16.0, prior_windows=5.0),
+    WeightRule(memory=0.99, eta=25.0, prior_windows=5.0),
 )
-ACROSS: Final = Rule(memory=0.99, eta=20.0, prior_windows=5.0)
-LIKENED: Final = Rule(memory=0.99, eta=40.0, prior_windows=5.0)
+ACROSS: Final = WeightRule(memory=0.99, eta=20.0, prior_windows=5.0)
+LIKENED: Final = WeightRule(memory=0.99, eta=40.0, prior_windows=5.0)
 PRIOR: Final = {
     "last": (1.00, 1.37),
     "mean 0.5": (1.16, 1.41),
@@ -477,7 +477,7 @@ calls tuned (`python -m bench.forecast priors`).
 
 
 class Weights:
-    def __init__(self, rules: Sequence[Rule], num_kinds: int, prior: Array) -> None:
+    def __init__(self, rules: Sequence[WeightRule], num_kinds: int, prior: Array) -> None:
         num_ahead, num = prior.shape
         self._memory, self._eta, windows, self._share = (
             np.array(of, np.float32)[:, None, None, None]

@@ -13,7 +13,7 @@ import numpy as np
 
 from glowplug.policies.prediction import length_text
 from glowplug.policies.prediction.length_model import Length, LengthModel
-from glowplug.policies.prediction.length_text import BUCKET, NUM_KINDS, NUM_NUMBERS, Counted, Read, Signs, Turn
+from glowplug.policies.prediction.length_text import BUCKET, NUM_KINDS, NUM_NUMBERS, Read, Signs, Turn, WordCounts
 
 LIBRARY: Final = Path(__file__).with_name("_length_native.so")
 _SET_SIZE: Final = 8192
@@ -84,7 +84,7 @@ class NativeLengths:
         for seed, part in around:
             self._around(self._at, part.encode(), len(part), seed)
         scanned = self._scanned
-        counted = Counted(scanned.num_words, scanned.num_unique, scanned.spelled, scanned.kinds[:NUM_KINDS])
+        counted = WordCounts(scanned.num_words, scanned.num_unique, scanned.spelled, scanned.kinds[:NUM_KINDS])
         self._numbers[:] = read.numbers(counted, self._signs_of(turns[-1].text))
         return self._model.length(self._log(self._at, self._numbers), has_answers)
 

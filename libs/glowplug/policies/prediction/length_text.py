@@ -102,7 +102,7 @@ class Described:
     has_answers: bool
 
 
-class Counted(NamedTuple):
+class WordCounts(NamedTuple):
     """Word counts of the text to be answered. `kinds`: stems of each kind in the two ends."""
 
     num: int
@@ -157,7 +157,7 @@ class Read:
             found += [(_ANSWER, self.answers[-1][:EDGE_CHARS]), (_ANSWERED, self.answers[-1][-EDGE_CHARS:])]
         return [(seed, text.lower()) for seed, text in found]
 
-    def numbers(self, counted: Counted, signs: Signs) -> list[float]:
+    def numbers(self, counted: WordCounts, signs: Signs) -> list[float]:
         turns, text = self.turns, self.turns[-1].text
         numbers = [
             *_of_text(text, self.read, counted, signs),
@@ -197,7 +197,7 @@ def _log_tokens(num_chars: float) -> float:
     return math.log1p(num_chars / CHARS_PER_TOKEN)
 
 
-def _of_text(text: str, read: str, counted: Counted, signs: Signs) -> list[float]:
+def _of_text(text: str, read: str, counted: WordCounts, signs: Signs) -> list[float]:
     end = text[-3:].rstrip()
     return [
         _log_tokens(len(text)),
@@ -287,7 +287,7 @@ def _of_amounts(read: str) -> list[float]:
     return [tokens, math.log1p(items + 1)]
 
 
-def _count(mine: Sequence[bytes]) -> Counted:
+def _count(mine: Sequence[bytes]) -> WordCounts:
     edges = mine if len(mine) <= 2 * EDGE_WORDS else [*mine[:EDGE_WORDS], *mine[-EDGE_WORDS:]]
     spelled = max((SPELLED[word] for word in SPELLED.keys() & set(edges)), default=0)
     stems = {word[:STEM] for word in edges}
@@ -295,7 +295,7 @@ def _count(mine: Sequence[bytes]) -> Counted:
     for stem in KINDS_OF.keys() & stems:
         for kind in KINDS_OF[stem]:
             kinds[kind] += 1.0
-    return Counted(len(mine), len(set(mine)), spelled, kinds)
+    return WordCounts(len(mine), len(set(mine)), spelled, kinds)
 
 
 def _words(read: str, mine: Sequence[bytes], is_first: bool) -> set[int]:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from glowplug import __version__
-from glowplug.runtime.errors import FleetError
+from glowplug.runtime.errors import CannotStart
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.runtime.supervisor import embedded, plan, probe
 from glowplug.runtime.supervisor.child import Child, ChildSpec, ChildState
@@ -58,7 +58,7 @@ class LocalFleet:
         self.models_dir = settings.models_dir or state.path / "models" / settings.engine
 
     async def start(self) -> None:
-        """Raises FleetError if anything cannot start; still call `stop`."""
+        """Raises CannotStart if anything cannot start; still call `stop`."""
         check_services()
         probe.check_ports(self.settings.host, self.plan.ports())
         if self.settings.models_dir is None:
@@ -90,7 +90,7 @@ class LocalFleet:
         return specs
 
     async def _start_tier(self, specs: list[ChildSpec]) -> None:
-        """Start all, await all. Raises FleetError with the last lines of a failed one."""
+        """Start all, await all. Raises CannotStart with the last lines of a failed one."""
         started = [
             Child(
                 spec,
@@ -109,10 +109,10 @@ class LocalFleet:
         while waiting := [child for child in waiting if not child.ready.is_set()]:
             looping = next((child for child in waiting if child.crash_looping.is_set()), None)
             if looping is not None:
-                raise FleetError(f"{looping.spec.name} does not start ({looping.exit_reason}){_tail(looping)}")
+                raise CannotStart(f"{looping.spec.name} does not start ({looping.exit_reason}){_tail(looping)}")
             if time.monotonic() > deadline:
                 late = waiting[0]
-                raise FleetError(
+                raise CannotStart(
                     f"not ready after {self.settings.ready_timeout_s:g} s: "
                     f"{', '.join(child.spec.name for child in waiting)}{_tail(late)}"
                 )
@@ -174,7 +174,7 @@ class LocalFleet:
         """Write fleet.json. False on a disk error, which is reported once and ends no running fleet."""
         try:
             self.state.write_fleet(self.document())
-        except FleetError as error:
+        except CannotStart as error:
             if not self._unsaved:
                 self.output.notice(str(error))
             self._unsaved = True
@@ -234,7 +234,7 @@ async def run_fleet(
 ) -> int:
     """Run a fleet in `state` (locked by the caller) and return the exit code. When all is ready `on_ready` is called: a
     number ends the fleet with that code, None keeps it until SIGINT or SIGTERM. A second signal kills without grace.
-    Raises FleetError if the start fails."""
+    Raises CannotStart if the start fails."""
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     left = await asyncio.to_thread(sweep, state.path)
     if left:
@@ -268,7 +268,7 @@ async def _until_stopped(
         await asyncio.wait({start, signalled}, return_when=asyncio.FIRST_COMPLETED)
         progress.cancel()
         if not start.done():
-            raise FleetError("stopped before it was ready")
+            raise CannotStart("stopped before it was ready")
         await start
         ready = asyncio.ensure_future(on_ready(fleet))
         await asyncio.wait({ready, signalled}, return_when=asyncio.FIRST_COMPLETED)

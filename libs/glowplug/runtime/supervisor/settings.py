@@ -1,7 +1,7 @@
 """The settings of the local fleet, and the settings of every service, checked before the first process starts.
 
 Precedence: command line, then environment `GLOWPLUG_*`, then default. Any obstacle to the start of a fleet is a
-FleetError: one line that names what to change."""
+CannotStart: one line that names what to change."""
 
 import importlib
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from glowplug.runtime.errors import AlreadyRunning, FleetError
+from glowplug.runtime.errors import AlreadyRunning, CannotStart
 
 FLEET_FILE, LOCK_FILE, SECRETS_FILE = "fleet.json", "lock", "secrets.json"
 _TOKEN_BYTES = 24
@@ -42,19 +42,19 @@ class StateDir:
         self._lock_fd = -1
 
     def lock(self, min_free_bytes: int = 0) -> None:
-        """Raises AlreadyRunning naming the holder, FleetError if unusable."""
+        """Raises AlreadyRunning naming the holder, CannotStart if unusable."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_private()
             fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise FleetError(f"cannot use state directory {self.path}: {error.strerror}") from error
+            raise CannotStart(f"cannot use state directory {self.path}: {error.strerror}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise FleetError(f"cannot lock {self.path}: {error.strerror}") from error
+                raise CannotStart(f"cannot lock {self.path}: {error.strerror}") from error
             raise AlreadyRunning(self._holder()) from error
         self._lock_fd = fd
         self._check_room(min_free_bytes)
@@ -63,15 +63,15 @@ class StateDir:
             os.pwrite(fd, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
 
     def _make_private(self) -> None:
-        """Restrict directory and secrets to the owner. Raises FleetError if it is another user's or holds other
+        """Restrict directory and secrets to the owner. Raises CannotStart if it is another user's or holds other
         things."""
         found = self.path.stat()
         if found.st_uid != os.geteuid():
-            raise FleetError(f"{self.path} belongs to another user: choose another place with --state-dir")
+            raise CannotStart(f"{self.path} belongs to another user: choose another place with --state-dir")
         if stat.S_IMODE(found.st_mode) & OTHERS:
             names = {entry.name for entry in os.scandir(self.path)}
             if names and LOCK_FILE not in names:
-                raise FleetError(
+                raise CannotStart(
                     f"{self.path} can be read by others and holds files that are not a fleet's: "
                     f"chmod 700 {self.path}, or choose another place with --state-dir (GLOWPLUG_STATE_DIR)"
                 )
@@ -89,7 +89,7 @@ class StateDir:
     def _check_room(self, min_free_bytes: int) -> None:
         free = shutil.disk_usage(self.path).free
         if free < min_free_bytes:
-            raise FleetError(
+            raise CannotStart(
                 f"{self.path} has {free >> 20} MiB free and the fleet needs {min_free_bytes >> 20} MiB: "
                 "make room or choose another place with --state-dir (GLOWPLUG_STATE_DIR)"
             )
@@ -168,6 +168,6 @@ def disk_errors(path: Path) -> Any:
         yield
     except OSError as error:
         hint = ": the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f": {error.strerror}"
-        raise FleetError(
+        raise CannotStart(
             f"cannot write {path}{hint}; --state-dir (GLOWPLUG_STATE_DIR) chooses another place"
         ) from error

@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.controllers.resources import messages as msg
 from glowplug.controllers.resources.controller import LOST_S, MOST_S, REFUSED_S, ResourcesController
-from glowplug.controllers.resources.messages import FleetRow, OperatorView, Resource, ResourceKind
+from glowplug.controllers.resources.messages import DeclaredRow, OperatorView, Resource, ResourceKind
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.instance import Instance, InstanceState, Worker
 
@@ -20,8 +20,8 @@ def resource(name: str = "writer", kind: ResourceKind = ResourceKind.MODEL, **mo
     return Resource(kind=kind, name=name, **(given | more))
 
 
-def row(key: str = "writer", source: str = "kubernetes:team/writer", **more: Any) -> FleetRow:
-    return FleetRow(key=key, source=source, **({"state": "cold"} | more))
+def row(key: str = "writer", source: str = "kubernetes:team/writer", **more: Any) -> DeclaredRow:
+    return DeclaredRow(key=key, source=source, **({"state": "cold"} | more))
 
 
 def instance(state: InstanceState = InstanceState.READY, **more: Any) -> Instance:
@@ -30,8 +30,8 @@ def instance(state: InstanceState = InstanceState.READY, **more: Any) -> Instanc
     return Instance(state=state, workers=(worker,), **(given | {"ready_at": NOW, "changed_at": NOW} | more))
 
 
-def view(*rows: FleetRow, at: float = NOW, kind: ResourceKind = ResourceKind.MODEL, **more: Any) -> OperatorView:
-    tables: dict[ResourceKind, dict[str, FleetRow]] = {one: {} for one in ResourceKind} | {
+def view(*rows: DeclaredRow, at: float = NOW, kind: ResourceKind = ResourceKind.MODEL, **more: Any) -> OperatorView:
+    tables: dict[ResourceKind, dict[str, DeclaredRow]] = {one: {} for one in ResourceKind} | {
         kind: {one.key: one for one in rows}
     }
     return OperatorView(taken_at=at, rows=tables, **more)
@@ -49,7 +49,7 @@ class Driven:
     def say(self, stimulus: Any) -> list[Any]:
         return self.controller.handle(stimulus, self.now_s)
 
-    def later(self, seconds: float, *rows: FleetRow, **more: Any) -> list[Any]:
+    def later(self, seconds: float, *rows: DeclaredRow, **more: Any) -> list[Any]:
         self.now_s += seconds
         return self.say(msg.Looked(view(*rows, at=self.now_s, **more)))
 
@@ -107,7 +107,7 @@ def test_status_says_where_a_hot_model_is_and_keeps_the_time_of_what_did_not_cha
         (row(state="warm"), "True Warm"),
     ],
 )
-def test_ready_means_that_a_request_is_answered(seen: FleetRow, ready: str) -> None:
+def test_ready_means_that_a_request_is_answered(seen: DeclaredRow, ready: str) -> None:
     driven = Driven(resource())
     driven.answer()
     assert reasons(driven.write(driven.later(1, seen)))["Ready"] == ready

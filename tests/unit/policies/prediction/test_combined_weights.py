@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from glowplug.policies.prediction.combined import ACROSS, NAMES, PRIOR, RULES, Rule, Weights, prior_of
+from glowplug.policies.prediction.combined import ACROSS, NAMES, PRIOR, RULES, WeightRule, Weights, prior_of
 
 KNOWN = np.array([True])
 
 
-def weights(*rules: Rule, num: int = 2, num_ahead: int = 1) -> Weights:
+def weights(*rules: WeightRule, num: int = 2, num_ahead: int = 1) -> Weights:
     return Weights(rules, 1, np.ones((num_ahead, num)))
 
 
@@ -18,7 +18,7 @@ def lost(of: Weights, *losses: float, times: int = 1, known=KNOWN) -> Weights:
     return of
 
 
-RULE = Rule(memory=0.9, eta=12.0, prior_windows=10.0)
+RULE = WeightRule(memory=0.9, eta=12.0, prior_windows=10.0)
 
 
 def test_weights_sum_up_and_who_lost_less_counts_more():
@@ -49,7 +49,10 @@ def test_a_window_that_is_not_known_counts_for_nothing():
 
 
 def test_a_rule_that_forgets_soon_follows_a_change_before_one_that_remembers():
-    soon, late = Rule(memory=0.8, eta=12.0, prior_windows=1.0), Rule(memory=0.99, eta=12.0, prior_windows=1.0)
+    soon, late = (
+        WeightRule(memory=0.8, eta=12.0, prior_windows=1.0),
+        WeightRule(memory=0.99, eta=12.0, prior_windows=1.0),
+    )
     of = lost(lost(weights(soon, late), 0.1, 0.2, times=100), 0.2, 0.1, times=10)
     by_rule = of.of(np.ones((1, 1, 2), bool))[:, 0, 0]
     assert by_rule[0, 1] > 0.9 > 0.1 > by_rule[1, 1]

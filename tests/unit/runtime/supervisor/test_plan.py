@@ -9,7 +9,7 @@ import pytest
 from glowplug.domain.units import parse_bytes
 from glowplug.engines import samples
 from glowplug.runtime import model_files
-from glowplug.runtime.errors import FleetError, PortInUse
+from glowplug.runtime.errors import CannotStart, PortInUse
 from glowplug.runtime.supervisor import plan
 from glowplug.runtime.supervisor.child import ChildSpec, backoff_s
 from glowplug.runtime.supervisor.plan import GPU_BUDGETS
@@ -196,5 +196,5 @@ def test_samples_are_copied_once_and_what_a_person_did_stays(tmp_path: Path) -> 
 
 
 def test_an_unknown_engine_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match=r"'cuda9'.*emulated.*llamacpp"):
+    with pytest.raises(CannotStart, match=r"'cuda9'.*emulated.*llamacpp"):
         place_samples(tmp_path / "models", "cuda9")

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from glowplug.runtime.errors import AlreadyRunning, FleetError
+from glowplug.runtime.errors import AlreadyRunning, CannotStart
 from glowplug.runtime.privileges import USERS
 from glowplug.runtime.supervisor.statedir import StateDir, disk_errors, read_fleet, write_private
 
@@ -23,14 +23,14 @@ def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
 
 
 def test_too_little_room_names_the_place_and_the_setting(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match=r"MiB free.*GLOWPLUG_STATE_DIR") as refused:
+    with pytest.raises(CannotStart, match=r"MiB free.*GLOWPLUG_STATE_DIR") as refused:
         StateDir(tmp_path).lock(min_free_bytes=1 << 60)
     assert str(tmp_path) in str(refused.value)
 
 
 def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FleetError, match="cannot use state directory"):
+    with pytest.raises(CannotStart, match="cannot use state directory"):
         StateDir(tmp_path / "file").lock()
 
 
@@ -77,7 +77,7 @@ def test_private_files_are_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match=r"disk is full.*--state-dir"), disk_errors(tmp_path):
+    with pytest.raises(CannotStart, match=r"disk is full.*--state-dir"), disk_errors(tmp_path):
         raise OSError(28, "No space left on device")
 
 
@@ -101,7 +101,7 @@ def test_a_directory_of_other_things_that_others_can_read_is_refused_and_left_al
     made = tmp_path / "home"
     made.mkdir(mode=0o755)
     (made / "letter.txt").write_text("")
-    with pytest.raises(FleetError, match="chmod 700"):
+    with pytest.raises(CannotStart, match="chmod 700"):
         StateDir(made).lock()
     assert stat.S_IMODE(made.stat().st_mode) == 0o755
     made.chmod(0o700)
