@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
@@ -166,7 +166,7 @@ def _page(app: FastAPI) -> None:
     for name, body in (assets | uplot).items():
         path = _PATHS.get(name, f"/page/{name}")
         answer = _static(body, _TYPES[PurePath(name).suffix])
-        app.add_api_route(path, answer, include_in_schema=False, methods=["GET", "HEAD"])
+        app.add_route(path, answer, methods=["GET", "HEAD"])
 
 
 def uplot_files() -> dict[str, bytes]:
@@ -178,10 +178,10 @@ def uplot_files() -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in found.items()} if len(found) == len(UPLOT) else {}
 
 
-def _static(body: bytes, kind: str) -> Callable[[Request], Response]:
+def _static(body: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
     headers = {**PAGE_HEADERS, "ETag": f'"{hashlib.sha256(body).hexdigest()[:16]}"'}
 
-    def asset(request: Request) -> Response:
+    async def asset(request: Request) -> Response:
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type=f"{kind}; charset=utf-8", headers=headers)
