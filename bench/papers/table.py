@@ -18,17 +18,14 @@ Five papers, {num} rows: {verdicts}. **Every figure is simulated** (or computed 
 policies), except row P4, which is measured. The paper's figure is from its own hardware, so bands are of ratios.
 
 - **inside**: the ratio is in the band. **outside**: it is not; the row says why, with the run that shows the cause.
-- **calibrated**: the compared figures were put in, or constants were fitted to them. The row shows that the fleet adds
-  nothing to them, and nothing about the paper.
+- **calibrated**: the compared figures were put in, or constants fitted to them: the row shows that the fleet adds
+  nothing.
 
 "1.23 (1.20 to 1.26)" is the mean over seeds and their range. "10 + 5" seeds: five were held out. W3s, H1, H3, H4, S1
-and S2 draw nothing; other rows with fewer than ten seeds have not been run for longer. A band has two ends, unless less
-cannot be, or is a price. A system has the same policies in all rows (`libs/glowplug/policies/systems.py`).
+and S2 draw nothing. A system has the same policies in all rows.
 
 `make bench-papers` writes this page from `bench/papers/results`, where each row's file has its whole set-up, every case
-and table, the machine and its load, and the readings on which a row inside its band depends
-(`deviation`). `python -m bench.papers --only ROW --seeds N` runs a row again; traces come from `GLOWPLUG_DATA`
-([configuration](../configuration.py)).
+and table, and the machine and its load. `python -m bench.papers --only ROW --seeds N` runs a row again.
 """
 CHANGED = ", older code"
 
