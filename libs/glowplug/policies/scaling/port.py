@@ -181,7 +181,8 @@ def settle(
     if wanted < view.num_running:
         alive_s = model.keep_alive_s if keep_alive_s is None else keep_alive_s
         drain, left = _drain(view, wanted, may_go, alive_s)
-        if wanted == 0 and not model.suspended and len(view.running) <= view.ceiling:
+        some_stay = bool(drain) and left > 0
+        if wanted == 0 and not model.suspended and len(view.running) <= view.ceiling and not some_stay:
             why = f"it has been idle for its keep-alive of {alive_s:g} s" if drain else "its keep-alive is not over"
         active_at = view.load.last_active_at
         figures["idle_s"] = round(max(0.0, view.now_s - active_at), 3) if active_at else -1
