@@ -28,6 +28,7 @@ from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import Instance, InstanceState, Worker
 from glowplug.domain.model import Model
+from glowplug.domain.phrasing import listed
 from glowplug.events.commands import StartInstance, StopInstance
 from glowplug.policies.placement.shape import weights_per_gpu
 
@@ -51,7 +52,7 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         lifecycle.fail(transaction, holding, error.code, error.message)
         return
     for unknown in {command.source, *command.drops} - {""} - transaction.holdings.keys():
-        transaction.overtaken[unknown] = (transaction.now_s, f"given to {command.instance_id} before it came")
+        transaction.overtaken[unknown] = (transaction.now_s, f"given to {command.instance_id} before it arrived")
     for drop in drops:
         transaction.step(drop, GivesWay(f"gives way to {command.instance_id}"))
     if source is not None:
@@ -125,7 +126,8 @@ def _refusal(transaction: Transaction, command: StartInstance, holding: Holding)
     mine = holding.workers_on(node_id)
     gpu_ids = {gpu.gpu_id for gpu in transaction.ledger.gpus}
     if not mine or any(w.gpu_id not in gpu_ids or w.num_bytes < 0 for w in mine):
-        return "bad_request", f"node {node_id} has the GPUs {sorted(gpu_ids)}, and {list(mine)} were asked for"
+        asked = listed([f"{w.num_bytes} bytes of {w.gpu_id}" for w in mine]) or "nothing"
+        return "bad_request", f"node {node_id} has {listed(sorted(gpu_ids))}, and the command asks for {asked}"
     kind = transaction.engines.get(engine)
     if kind is None or kind.unavailable:
         why = kind.unavailable if kind else "no driver has this name"
@@ -195,7 +197,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
 
 def on_taken_over(transaction: Transaction, holding: Holding, taker: TakenOver) -> None:
     ended = holding.enter(State.STOPPED, shares={}, snapshot_bytes=0)
-    transaction.publish(ended, reason=f"it goes on as {taker.instance_id}")
+    transaction.publish(ended, reason=f"it continues as {taker.instance_id}")
 
 
 def _engine_of(model: Model) -> tuple[object, ...]:
@@ -223,7 +225,7 @@ def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[st
         if not holding.shares and "shares" in RULES[holding.state].needs:
             holding = replace(holding, shares=holding.shares_on(transaction.node_id))
         if why := next(holding.faults(), ""):
-            doubts[instance.instance_id] = f"what its agent remembered of it contradicts itself: {why}"
+            doubts[instance.instance_id] = f"its agent's record of it contradicts itself: {why}"
             holding = Holding(
                 state=State.FAILED,
                 instance=replace(instance, state=InstanceState.FAILED),
@@ -264,7 +266,7 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
         holding = transaction.publish(holding.enter(State.RESTARTING), reason=why)
         lifecycle.stop(transaction, holding, 0.0, State.RESTARTING)
     elif not is_living and holding.instance.state.is_dormant:
-        lifecycle.drop(transaction, holding, "its engine went while its agent was down")
+        lifecycle.drop(transaction, holding, "its engine ended while its agent was down")
     elif not is_living:
         lifecycle.fail(transaction, holding, "engine_failed", "the engine died while its agent was down")
     else:

@@ -64,7 +64,7 @@ def test_section_4_a_hit_gives_the_whole_gpu_to_one_and_drops_the_others_in_one_
     assert of(msg.StopEngine, effects) == [msg.StopEngine("r-2", 0.0)]
     assert agent.owned() == {("i-1", "weights"): 60, ("i-1", "kv"): 180}
     assert facts(effects) == ["instance.stopped", "instance.loading", "instance.stopped"]
-    assert agent.instance("r-1").reason == "it goes on as i-1" and agent.instance().source == "r-1"
+    assert agent.instance("r-1").reason == "it continues as i-1" and agent.instance().source == "r-1"
     load = (Phase(name=PhaseName.LOAD, started_at=20.0, ended_at=20.5),)
     effects = agent.handle(msg.EngineReady("i-1", "http://e", load), 20.5)
     assert facts(effects) == ["instance.ready"] and len(of(msg.ReportStart, effects)) == 1

@@ -92,7 +92,7 @@ def test_what_a_sleeper_keeps_is_granted_and_gives_way_to_whatever_starts() -> N
     agent.serving("i-2", 30.0, model=a_model("wide", weights_bytes=70 * MIB, kv_bytes=200 * MIB))
     assert agent.state("i-1") == "swapped_out" and agent.used() == 270, "there is enough for both"
     effects = agent.stopped("i-2", 40.0) and agent.handle(start_of("i-3", model=all_of_it), 50.0)
-    assert agent.state("i-1") == "stopped" and "rest" in agent.instance().reason
+    assert agent.state("i-1") == "stopped" and "memory it keeps" in agent.instance().reason
     assert of(msg.StopEngine, effects) == [msg.StopEngine("i-1", 0.0)] and agent.used() == 290
 
 

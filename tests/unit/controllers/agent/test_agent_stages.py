@@ -352,7 +352,7 @@ def test_an_engine_that_does_not_answer_is_asked_to_give_up_again_and_never_to_b
         now_s += pause_s
         effects = agent.handle(consolidate(), now_s)
         assert of(msg.AbandonConsolidation, effects) and not of(msg.ConsolidateEngine, effects) and agent.used() == 200
-    assert "does not say what became of" in agent.instance().reason
+    assert "does not say how its last consolidation ended" in agent.instance().reason
     assert agent.instance().state is InstanceState.READY
 
 

@@ -327,7 +327,7 @@ def test_a_load_on_one_node_does_not_take_back_what_drains_on_another():
     effects = controller.handle(operator.Load("m", node_id="node-2"), 9.3)
     assert [p.node_id for p in published(effects, PlaceInstance)] == ["node-2"]
     assert published(effects, ResumeInstance) == []
-    with pytest.raises(Conflict, match="asked for already, on node-2"):
+    with pytest.raises(Conflict, match="already requested, on node-2"):
         controller.handle(operator.Load("m", node_id="node-1"), 9.4)
 
 

@@ -47,7 +47,7 @@ def test_the_next_start_goes_to_another_node_and_the_last_one_is_said_to_be_the_
     fails(controller, "i-1", "node-1", 2.0)
     node_id, tries_left, reason = started(controller, "i-2", 2.0)
     assert (node_id, tries_left) == ("node-2", 1)
-    assert "its weights could not be had on node-1 (no_space) in the last 120 s" in reason
+    assert "its weights could not be fetched on node-1 (no_space) in the last 120 s" in reason
     assert "1 more node may be tried" in reason
     fails(controller, "i-2", "node-2", 3.0, "weights_corrupt")
     node_id, tries_left, reason = started(controller, "i-3", 3.0)

@@ -99,7 +99,7 @@ def test_where_bytes_lack_the_idle_instance_leaves_and_the_newcomer_follows():
     assert start.instance_id == "i-new"
     phases = [(phase.name.value, phase.started_at, phase.ended_at) for phase in start.phases]
     assert phases == [("decide", 9.0, 10.1), ("room", 10.1, 11.1)], "the wait for bytes is not the decision's"
-    assert record.reason == "a (150 MiB, idle 7 s) leaves node-1 for b, which lacks 100 MiB: nobody else may leave"
+    assert record.reason == "a (150 MiB, idle 7 s) leaves node-1 for b, which lacks 100 MiB: no other may leave"
     assert (record.inputs["lacking_bytes"], record.inputs["freed_bytes"]) == (100 * MIB, 150 * MIB)
 
 

@@ -117,7 +117,7 @@ def test_disk_takes_what_leaves_host_memory_next_and_keeps_what_has_left(caching
     effects = prefetcher.handle(Tick(), 6.0)
     assert kinds(effects)[:1] == ["Record"] and only(effects, msg.DropCopy).evicted, "b is next"
     assert only(effects, msg.WriteCopy).digest == region_digest(B)
-    assert "leave the disk of node-1 for" in only(effects, Record).decision.reason
+    assert "leaves the disk of node-1 for" in only(effects, Record).decision.reason
 
 
 def test_mcache_keeps_the_more_important_on_disk() -> None:
