@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from glowplug.controllers.agent.messages import Remember
 from glowplug.controllers.agent.transaction import InvalidTransition
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
-from glowplug.controllers.port import Controller
 from glowplug.domain.errors import GlowplugError
 from glowplug.domain.hardware import Gpu
 from glowplug.domain.model import Model
@@ -40,10 +39,10 @@ class Effects(list[Any]):
 
 
 class Recorded:
-    """One controller with its clock. `lines`: what it has done, `store`: the tables as it and its tests wrote them.
+    """One controller with its clock. `lines`: its effects, `store`: the tables as the controller and a test wrote them.
     A refusal is recorded, and raised unless the recorder `keeps` it as a line alone."""
 
-    def __init__(self, controller: Controller, now_s: float = 0.0, *, keeps: bool = False) -> None:
+    def __init__(self, controller: Any, now_s: float = 0.0, *, keeps: bool = False) -> None:
         self.controller, self.now_s, self.keeps = controller, now_s, keeps
         self.lines: list[str] = []
         self.store: dict[str, dict[str, Any]] = {}
@@ -82,7 +81,7 @@ class Recorded:
         read = self.store.get(table, {}) if rows is None else rows
         return self.took(self.controller.restore(table, dict(read), self.now_s))
 
-    def replaced_by(self, controller: Controller) -> None:
+    def replaced_by(self, controller: Any) -> None:
         """Go on with another process, which has nothing of this one but its store."""
         self.controller = controller
 

@@ -7,15 +7,15 @@ The first block declares; values of fields are words without spaces, or in quote
     params FIELD=VALUE ...                    of the controller
     model NAME FIELD=VALUE ...                of Model; in the store too
 Commands of the blocks after it (times in seconds):
-    model NAME FIELD=VALUE ...                it changes, unsaid
-    after SECONDS                             time passes, and the controller is not told
+    model NAME FIELD=VALUE ...                it changes without a fact
+    after SECONDS                             time passes without a tick
     tick [SECONDS [COUNT]]                    time passes, and a tick follows; COUNT times
-    TYPE [VALUE ...] [FIELD=VALUE ...]        an event; its required fields in order, others by name;
+    TYPE [VALUE ...] [FIELD=VALUE ...]        an event: required fields in order, others by name;
                                               @epoch=N and @issuer=ID are of its envelope
     again TYPE/ID                             an event comes once more
-    instance.STATE ID [MODEL] [FIELD=VALUE]   an instance's row changes, and a fact says it
-    row ID MODEL STATE [FIELD=VALUE ...]      it changes unsaid; row TABLE KEY FIELD=VALUE edits another table
-    leader SERVICE EPOCH                      a leader's row changes, unsaid
+    instance.STATE ID [MODEL] [FIELD=VALUE]   an instance's row changes, with a fact
+    row ID MODEL STATE [FIELD=VALUE ...]      it changes without one; row TABLE KEY FIELD=VALUE ... edits any table
+    leader SERVICE EPOCH                      the row of a leader
     lose TABLE [KEY ...]                      rows leave the store; all of them
     table NAME                                the controller reads a table of the store
     MESSAGE [VALUE ...] [FIELD=VALUE ...]     one of the controller's own (messages.py)

@@ -114,6 +114,7 @@ def _drain(transaction: Transaction, holding: Holding, reason: str, grace_s: flo
             deadline_at=deadline_at,
             quiet_until=quiet_until,
             becomes=becomes,
+            reason=reason,
             traceparent=command.traceparent if command is not None else "",
             predicted_s=getattr(command.data, "predicted_s", 0.0) if command is not None else 0.0,
             began_at=transaction.now_s,
@@ -185,7 +186,7 @@ def _over(
         name=SpellName.DRAIN,
         started_at=drain.began_at,
         ended_at=drained_at,
-        reason=holding.instance.reason,
+        reason=drain.reason or holding.instance.reason,
         traceparent=drain.traceparent,
     )
     spells = [drained]

@@ -77,6 +77,7 @@ class Drain:
     quiet_until: float  # when routers know of the drain
     busy_until: float = 0.0  # the drain's own deadline, while asked to sleep if idle
     becomes: str = ""  # prewarmed | swapped_out | "" (stop)
+    reason: str = ""
     traceparent: str = ""
     predicted_s: float = 0.0  # from idle to asleep
     began_at: float = 0.0

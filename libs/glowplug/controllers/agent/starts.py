@@ -125,7 +125,9 @@ def _refusal(transaction: Transaction, command: StartInstance, holding: Holding)
     mine = holding.workers_on(node_id)
     gpu_ids = {gpu.gpu_id for gpu in transaction.ledger.gpus}
     if not mine or any(w.gpu_id not in gpu_ids or w.num_bytes < 0 for w in mine):
-        return "bad_request", f"node {node_id} has the GPUs {sorted(gpu_ids)}, and {list(mine)} were asked for"
+        asked = ", ".join(f"{w.num_bytes} B of {w.gpu_id}" if w.num_bytes < 0 else w.gpu_id for w in mine)
+        has = f"node {node_id} has the GPUs {', '.join(sorted(gpu_ids))}"
+        return "bad_request", f"{has}, and the start asks for {asked or 'none of them'}"
     kind = transaction.engines.get(engine)
     if kind is None or kind.unavailable:
         why = kind.unavailable if kind else "no driver has this name"

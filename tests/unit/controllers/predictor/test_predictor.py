@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from glowplug.controllers.effects import Publish, Tick
+from glowplug.controllers.effects import Tick
 from glowplug.controllers.predictor.controller import ModelForecasts, PredictorController, Window, served
 from glowplug.controllers.predictor.params import PredictorParams
 from glowplug.domain.model import Slo
@@ -14,6 +14,7 @@ from glowplug.fleet.throughput import CapacityParams
 from glowplug.policies.prediction.port import WindowTotals
 from glowplug_lab.policies.warmserve_csp import WarmserveCsp
 from glowplug_lab.policies.windows import LastWindow
+from tests.control import Effects
 from tests.fleet_builder import a_model, an_event, an_instance, load_report
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
@@ -39,7 +40,7 @@ def ended(**fields):
 
 
 def made(effects):
-    return [e.payload for e in effects if isinstance(e, Publish) and isinstance(e.payload, ForecastMade)]
+    return Effects(effects).of(ForecastMade)
 
 
 def busy(num=4):
