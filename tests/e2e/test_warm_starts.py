@@ -63,7 +63,7 @@ def test_what_idled_stays_as_a_replica_and_the_next_request_finds_it(fleet: Flee
     assert newest["source"] == replica["instance_id"] and newest["emulated"]
     assert {phase["name"] for phase in newest["phases"]} == {"decide", "load"}, "no process was launched"
     old = next(row for row in rows(fleet, "brief") if row["instance_id"] == replica["instance_id"])
-    assert (old["state"], old["reason"]) == ("stopped", f"it goes on as {newest['instance_id']}")
+    assert (old["state"], old["reason"]) == ("stopped", f"it continues as {newest['instance_id']}")
 
 
 def test_what_gave_way_sleeps_outside_its_gpu_and_wakes(fleet: Fleet) -> None:

@@ -181,7 +181,7 @@ AGENT_ALONE: Ends = {
 }
 AGENT_AND_ENGINES: Ends = {
     **dict.fromkeys(("falls", "settles"), (S.FAILED, "the engine died while its agent was down")),
-    **dict.fromkeys(DORMANT, (S.STOPPED, "its engine went while its agent was down")),
+    **dict.fromkeys(DORMANT, (S.STOPPED, "its engine ended while its agent was down")),
 }
 
 

@@ -82,5 +82,5 @@ def _groups(node: Node, num: int) -> list[Sequence[Gpu]]:
 def scale(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
     """Keep the model's minimum, and at least one instance."""
     least = max(1, view.floor)
-    why = f"its least number, {counted(least, 'instance')}, is kept from its deployment on"
+    why = f"its minimum, {counted(least, 'instance')}, is kept from its deployment on"
     return settle(view, least, why, keep_alive_s=-1), None

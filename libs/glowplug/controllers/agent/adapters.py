@@ -35,7 +35,7 @@ def refusal(transaction: Transaction, holding: Holding) -> tuple[str, str] | Non
         return None
     if host is None or host.state is not State.READY:
         state = "not there" if host is None else host.state.value
-        return "engine_unavailable", f"{host_id}, whose engine was to take the adapter, is {state}"
+        return "engine_unavailable", f"{host_id}, whose engine should load the adapter, is {state}"
     if host.model.key != model.base:
         return "bad_request", f"{host_id} serves {host.model.key}, and the adapter's base is {model.base}"
     if not transaction.can(host.model, ADAPTERS):

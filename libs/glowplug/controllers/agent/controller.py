@@ -162,7 +162,7 @@ class AgentController:
             for holding in sorted(asleep, key=_leaves_first):
                 if not next(gpu.lacking_bytes for gpu in self.ledger.gpus if gpu.gpu_id == gpu_id):
                     break
-                transaction.step(holding.instance.instance_id, msg.GivesWay("what starts needs the rest it keeps"))
+                transaction.step(holding.instance.instance_id, msg.GivesWay("a start needs the memory it keeps"))
 
     def _transaction(self, now_s: float) -> Transaction:
         return Transaction(

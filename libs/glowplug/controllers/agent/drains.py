@@ -299,7 +299,7 @@ def on_resume(transaction: Transaction, holding: Holding, command: ResumeInstanc
         try:
             holding = transaction.grant(replace(holding, shares={}), (instance.instance_id,))
         except OutOfMemory as error:
-            why = f"it cannot go on, since its KV cache has been given away: {error.message}"
+            why = f"it cannot serve on, since its KV cache was given away: {error.message}"
             if instance.reason != why:
                 transaction.publish(holding, reason=why)
             return

@@ -262,7 +262,7 @@ _RULES = (
     (S.READY, P.READY, "shares", "consolidation", "its engine serves"),
     (S.DRAINING, P.DRAINING, "drain shares", "consolidation snapshot_bytes", "its engine finishes what it has"),
     (S.FALLING_ASLEEP, P.DRAINING, "drain shares", "snapshot_bytes", "its engine leaves its GPUs, or all but weights"),
-    (S.PREWARMED, P.PREWARMED, "shares", "", "its weights lie on its GPUs, without a KV cache"),
+    (S.PREWARMED, P.PREWARMED, "shares", "", "its weights are on its GPUs, without a KV cache"),
     (S.SWAPPED_OUT, P.SWAPPED_OUT, "", "shares snapshot_bytes", "its engine sleeps in host memory"),
     (S.STOPPING, P.DRAINING, "stop shares", "snapshot_bytes engine_id", "it has drained, and its process ends"),
     (S.STOPPED, P.STOPPED, "", "stop snapshot_bytes engine_id", "it has stopped, and its bytes are free"),

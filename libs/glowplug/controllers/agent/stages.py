@@ -78,7 +78,7 @@ def on_consolidate(transaction: Transaction, holding: Holding, command: Consolid
     if transaction.now_s < pipeline.retry_at:
         return
     if under_way is not None:
-        _abandon(transaction, holding, "its engine does not say what became of the last time")
+        _abandon(transaction, holding, "its engine does not say how its last consolidation ended")
         return
     try:
         shares = replace(holding, instance=_whole(holding)).shares_on(transaction.node_id)
@@ -150,7 +150,7 @@ def on_stages_finished(transaction: Transaction, holding: Holding, report: msg.S
         return
     seconds = transaction.params.consolidate_deadline_s
     cut = f"they were ended with what still ran there after {seconds:g} s"
-    why = cut if report.cut else "its stages have ended what they began"
+    why = cut if report.cut else "its stages have finished their requests"
     transaction.publish(
         replace(holding, consolidation=None),
         stages_busy=False,

@@ -51,7 +51,7 @@ def on_start(transaction: Transaction, _: None, command: StartInstance) -> None:
         lifecycle.fail(transaction, holding, error.code, error.message)
         return
     for unknown in {command.source, *command.drops} - {""} - transaction.holdings.keys():
-        transaction.overtaken[unknown] = (transaction.now_s, f"given to {command.instance_id} before it came")
+        transaction.overtaken[unknown] = (transaction.now_s, f"given to {command.instance_id} before it arrived")
     for drop in drops:
         transaction.step(drop, GivesWay(f"gives way to {command.instance_id}"))
     if source is not None:
@@ -197,7 +197,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
 
 def on_taken_over(transaction: Transaction, holding: Holding, taker: TakenOver) -> None:
     ended = holding.enter(State.STOPPED, shares={}, snapshot_bytes=0)
-    transaction.publish(ended, reason=f"it goes on as {taker.instance_id}")
+    transaction.publish(ended, reason=f"it continues as {taker.instance_id}")
 
 
 def _engine_of(model: Model) -> tuple[object, ...]:
@@ -225,7 +225,7 @@ def remembered(transaction: Transaction, holdings: Iterable[Holding]) -> dict[st
         if not holding.shares and "shares" in RULES[holding.state].needs:
             holding = replace(holding, shares=holding.shares_on(transaction.node_id))
         if why := next(holding.faults(), ""):
-            doubts[instance.instance_id] = f"what its agent remembered of it contradicts itself: {why}"
+            doubts[instance.instance_id] = f"its agent's record of it contradicts itself: {why}"
             holding = Holding(
                 state=State.FAILED,
                 instance=replace(instance, state=InstanceState.FAILED),
@@ -266,7 +266,7 @@ def on_recalled(transaction: Transaction, holding: Holding, recalled: Recalled) 
         holding = transaction.publish(holding.enter(State.RESTARTING), reason=why)
         lifecycle.stop(transaction, holding, 0.0, State.RESTARTING)
     elif not is_living and holding.instance.state.is_dormant:
-        lifecycle.drop(transaction, holding, "its engine went while its agent was down")
+        lifecycle.drop(transaction, holding, "its engine ended while its agent was down")
     elif not is_living:
         lifecycle.fail(transaction, holding, "engine_failed", "the engine died while its agent was down")
     else:

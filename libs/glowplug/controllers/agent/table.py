@@ -213,7 +213,7 @@ _IGNORED: tuple[tuple[Iterable[type], _States, str], ...] = (
     ([StartInstance], State, "a start that is known already"),
     ([JoinStages, ConsolidateInstance, ResumeInstance], [NONE], "its start has not come, or it is forgotten"),
     ([StopInstance, msg.StopAsked, msg.NodeStopping], _ENDING, "it ends already"),
-    ([msg.EngineExited, msg.EngineOverLimit, msg.HealthSeen], {S.RESTARTING, *_ENDING}, "its process is to end"),
+    ([msg.EngineExited, msg.EngineOverLimit, msg.HealthSeen], {S.RESTARTING, *_ENDING}, "its process should end"),
     ([msg.InFlight], {*State} - COMING - {S.DRAINING}, "the drain is over or was taken back"),
     ([msg.EngineLaunched, msg.WeightsArriving], COMING - {S.STARTING}, "it comes twice"),
     ([msg.WeightsComplete], COMING - FETCHING, "it comes twice"),

@@ -21,7 +21,7 @@ def on_base(model: Model, models: Mapping[str, Model], nodes: Iterable[Node]) ->
         raise _refused("adapter", f"it is one for {model.engine}, and {base.name} runs on {base.engine}")
     having = [node for node in nodes if base.engine in node.engines]
     if having and not any(node.can(base.engine, "adapters") for node in having):
-        raise _refused("base", f"{base.engine} takes no adapters on the nodes of this fleet")
+        raise _refused("base", f"{base.engine} loads no adapters on the nodes of this fleet")
     return replace(
         model,
         base=base.key,

@@ -694,7 +694,7 @@ class AutoscalerController:
             elif row is None or record.is_leaving(instance_id, OrderKind.UNLOAD):
                 continue
             elif row.state is InstanceState.READY and self.loads.is_fresh(now_s):
-                why = f"{model.name} has been started, nothing is asked of it, and it is to be {to.value}"
+                why = f"{model.name} has been started, no request waits for it, and it should be {to.value}"
                 if not record.is_leaving(instance_id):
                     effects.append(self._without_policy(record, why, "sleep", now_s, KEPT, instance_id))
                 effects += self._stop(record, row, why, now_s, BECOMES[to])
@@ -726,7 +726,10 @@ class AutoscalerController:
                 effects.append(self._without_policy(record, why, "cancel", now_s, KEPT, instance_id))
                 effects.append(self._cancel(record, instance_id, why))
                 continue
-            start.cause, why = record.waiting, record.asked or "a request waits for what was started to sleep"
+            start.cause, why = (
+                record.waiting,
+                record.asked or "a request waits for the instance that was started to sleep",
+            )
             command = start.again(
                 model,
                 now_s,

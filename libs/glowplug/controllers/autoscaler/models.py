@@ -111,7 +111,7 @@ class ModelRecord:
         asked = [s.command for s in self.starts.values() if not (s.command.waits and to is Rung.READY)]
         elsewhere = [command for command in asked if command.node_id != node_id]
         if node_id and elsewhere:
-            raise Conflict(f"an instance is asked for already, on {elsewhere[0].node_id or 'any node'}", param="node")
+            raise Conflict(f"an instance is already requested, on {elsewhere[0].node_id or 'any node'}", param="node")
 
     def kept_as_asked(self, model: Model, rows: Mapping[str, Instance]) -> Model:
         """Apply a client's keep-alive, which ends once none of the `rows` serves."""

@@ -174,7 +174,7 @@ class AdapterPlacing:
         if is_late or host is None or not is_ready(host):
             node_id = placement.node_id
             why = "its agent did not answer" if is_late else f"{sent.host_id} no longer serves"
-            text = f"{why}, and another host is looked for"
+            text = f"{why}, and another host is chosen"
             decided = self.fleet.decided_on(placement, "place", text, now_s, "anew")
             placement.state = Waiting()
             gone = stop(node_id, placement.instance_id, why, 0.0)

@@ -85,7 +85,7 @@ class Nodes:
         lease_s = self.fleet.params.node_lease_s
         for node in self.fleet.nodes.expire(now_s):
             self.fleet.node_left(node.node_id)
-            reason = f"{node.node_id} has given no sign of life for {lease_s:g} s"
+            reason = f"{node.node_id} has been silent for {lease_s:g} s"
             here = self.fleet.on_node(node.node_id)
             inputs = {"lease_s": lease_s, "instances": len(here)}
             decided = self.fleet.decided(
@@ -505,7 +505,7 @@ class Prewarming:
             Rival(
                 name=row.instance_id,
                 score=self.fleet.scores.get(row.instance_id, 0.0),
-                why="it gives way" if row.instance_id in step.drop else f"a copy of {row.model_key} lies there too",
+                why="it gives way" if row.instance_id in step.drop else f"a copy of {row.model_key} is there too",
                 unit=SCORE_UNIT,
             )
             for row in self.fleet.capacity.dormant.get(step.node_id, ())

@@ -47,7 +47,7 @@ class Cost:
     seconds: float = 0.0
     kind: str = ""  # kind of the start: cold, disk, cached, wake, growth or join
     phases: dict[str, float] = field(default_factory=dict)
-    source: str = "nothing has to be done"
+    source: str = "nothing to do"
     scope: str = ""  # of the figures: model, size, engine, prior, or disk (the node's own)
     num_measured: int = 0  # starts, or drains, behind the median
     is_emulated: bool = False
@@ -153,7 +153,7 @@ class Costs:
     def _to_host(self, blank: Cost, model: Model, now_s: float, node_id: str) -> Cost:
         node = self._host.where(model, now_s, node_id)
         if self._host.holders(model, now_s, node.node_id):
-            return replace(blank, node_id=node.node_id, reason=f"its weights lie in host memory of {node.node_id}")
+            return replace(blank, node_id=node.node_id, reason=f"its weights are in the host memory of {node.node_id}")
         gpu_kind, times = gpu_kind_of(node), self.fleet.network.times
         kind = found_at(node, model)
         known, num = times.measured_by(model, kind, gpu_kind, stage="fetch_s")
@@ -185,17 +185,17 @@ class Costs:
         leaving = tuple(self._leaving(row, becomes) for row in rows)
         serving = [row for row in rows if not row.state.is_dormant]
         if not rows:
-            return replace(blank, reason=f"no instance of {model.name} is there for it to take")
+            return replace(blank, reason=f"{model.name} has no instance to act on")
         took = self.fleet.network.leave_s(model, becomes)
         seconds, num = (0.0, 0) if not serving else took or (LEAVE_S, 0)
         times = counted(num, "time").removeprefix("1 ")
         measured = f"measured: the last {times} that this model left so, with what it ran then"
-        default = "default: an engine that runs nothing, and whose like has not been seen to leave"
+        default = "default: an idle engine; none of its kind has left yet"
         why = f"{model.engine} cannot sleep on {', '.join(unable)}, and would be stopped" if unable else ""
         return replace(
             blank,
             seconds=round(seconds, 4),
-            source=measured if num else default if serving else "what does not serve leaves at once",
+            source=measured if num else default if serving else "an instance that does not serve leaves at once",
             scope="model" if num else "prior" if serving else "",
             num_measured=num,
             node_id=rows[0].node_id,

@@ -97,7 +97,7 @@ class FailedNodes:
             return ""
         names = [f"{node_id} ({one.code})" for node_id, one in sorted(failed.items())]
         more = f"; if they cannot here either, {counted(tries_left, 'more node')} may be tried"
-        return f"; its weights could not be had on {listed(names)} in the last {self.params.avoid_node_s:g} s{more}"
+        return f"; its weights could not be fetched on {listed(names)} in the last {self.params.avoid_node_s:g} s{more}"
 
 
 def others(model: Model, nodes: Iterable[Node], failed: Collection[str]) -> Iterator[Node]:

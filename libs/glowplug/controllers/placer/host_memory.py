@@ -54,7 +54,7 @@ class HostMemory:
         """Prefer the named node, else one with the weights in host memory, else one with a copy on disk, else the most
         free GPU memory. Raises BadRequest, NotFound and NoCapacity."""
         if not model.weights.uri:
-            raise BadRequest(f"{model.name} has no weights to bring: its engine needs none", param="to")
+            raise BadRequest(f"{model.name} has no weights to fetch: its engine needs none", param="to")
         nodes = [node for node in self.fleet.alive(now_s) if node_id in ("", node.node_id)]
         if node_id and not nodes:
             raise NotFound(f"no node {node_id!r}", param="node")
@@ -168,7 +168,7 @@ class HostMemory:
                 node = self.where(model, now_s)
             except NoCapacity:
                 continue  # the next tick tries again
-            why = f"{model.name} is pinned in host memory, and its weights lie on no node"
+            why = f"{model.name} is pinned in host memory, and its weights are on no node"
             effects += self._bring(model, node, why, "kept", now_s)
         return effects
 

@@ -562,7 +562,7 @@ class Placing:
             is_reported = placement.instance_id in self.fleet.instances.by_id
             facts = [] if is_reported else [Publish(InstanceFailed(instance=failed, code="no_answer"), placement.event)]
             return [decided, *stops, *facts]
-        decided = self.fleet.decided_on(placement, "place", f"{why}, and another place is looked for", now_s, "anew")
+        decided = self.fleet.decided_on(placement, "place", f"{why}, and the instance is placed again", now_s, "anew")
         self._release(placement)
         placement.start_over()
         insort(self._waiting, (placement.urgency, placement), key=lambda entry: entry[0])

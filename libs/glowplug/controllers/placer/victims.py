@@ -383,7 +383,7 @@ class Victims:
         if self.now_s - instance.ready_at < (least_s := self.fleet.params.min_residency_s):
             return f"it has been ready for less than {least_s:g} s"
         if self._priority(instance) > wanted.priority:
-            return f"its priority is {self._priority(instance)}, and that of who wants the memory {wanted.priority}"
+            return f"its priority is {self._priority(instance)}, and the requesting model's {wanted.priority}"
         num = load.in_flight_by_instance.get(instance.instance_id, 0)
         if not wanted.batch and self.is_batch_only(instance) and self.loads.is_fresh(self.now_s):
             return ""

@@ -113,7 +113,7 @@ class HostCache:
     def shrink(self, now_s: float) -> EvictDecision:
         excess = self.used_bytes - self.capacity_bytes
         if excess <= 0:
-            return EvictDecision(reason="nothing has to be freed")
+            return EvictDecision(reason="nothing needs to be freed")
         return ordering.evict(self._order, self._residents(now_s), excess, now_s)
 
     def free_up(self, num_bytes: int, now_s: float) -> EvictDecision:

@@ -278,14 +278,14 @@ class DiskTier:
             for d in decision.victims
         ]
         name = ", ".join(sorted(entry.model_keys)) or entry.digest[:12]
-        lacking = show_bytes(decision.need_bytes)
+        leave, lacking = "leaves" if len(leaving) == 1 else "leave", show_bytes(decision.need_bytes)
         return DecisionRecord(
             decision_id=f"d-disk-{self.node_id}-{entry.digest[:12]}-{round(now_s * 1000)}",
             kind="evict",
             policy=self._params.caching,
             service="prefetcher",
-            reason=f"{listed(leaving)} {'leaves' if len(leaving) == 1 else 'leave'} the disk of {self.node_id} for "
-            f"{name}, which lacks {lacking}: {decision.reason}",
+            reason=f"{listed(leaving)} {leave} the disk of {self.node_id} for {name}, which lacks {lacking}: "
+            f"{decision.reason}",
             made_at=now_s,
             node_id=self.node_id,
             chosen=", ".join(decision.victims),

@@ -193,8 +193,7 @@ class Moves:
             first, other = self._fleet.instances.get(request.instance_id), self._balances.choose(request, now_s)
             if first is not None and other is not None:
                 request.leaves = first
-                left_s = max(0.0, late[request.instance_id] - now_s)
-                why = f"{request.instance_id} drains and ends in {left_s:.1f} s"
+                why = f"{request.instance_id} drains and ends in {max(0.0, late[request.instance_id] - now_s):.1f} s"
                 self._put(request, other, now_s)
                 effects.append(MoveStream(request.ticket, other, why))
         return effects

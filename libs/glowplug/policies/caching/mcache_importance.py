@@ -64,7 +64,7 @@ class Importance:
     """mCache's order. `penalty_s`: (name, bytes) -> seconds of a miss."""
 
     name = "least important"
-    rule = "who costs least to bring back, by how often it is asked for, leaves first"
+    rule = "the cheapest to bring back, weighted by use, leaves first"
     unit = "rank"
 
     def __init__(self, penalty_s: Callable[[str, int], float], params: ImportanceParams = ImportanceParams()) -> None:

@@ -12,7 +12,7 @@ from glowplug.domain.decision import Rival
 from glowplug.domain.units import show_bytes
 from glowplug.policies.decisions import EvictDecision
 
-ONLY_ONE = "nobody else may leave"
+ONLY_ONE = "no other may leave"
 STAYS = "it stays: enough is free without it"
 NOT_ENOUGH = "it might leave, and that would not be enough"
 
@@ -57,13 +57,13 @@ def evict(ordering: Ordering, residents: Iterable[Resident], need_bytes: int, no
     made needless by a later, larger one are spared, the last chosen first (erratum E26)."""
     everybody = list(residents)
     if need_bytes <= 0:
-        return EvictDecision(reason="nothing has to be freed")
+        return EvictDecision(reason="nothing needs to be freed")
     ordered = sorted(ordering.order(everybody, now_s), key=lambda entry: entry[1].priority)
     may_go = [resident for _, resident in ordered if not resident.held and resident.num_bytes > 0]
     could_free = sum(resident.num_bytes for resident in may_go)
     if could_free < need_bytes:
-        some = f"only {show_bytes(could_free)} may be freed" if could_free else "nobody may leave"
-        reason = f"{show_bytes(need_bytes)} are lacking, and {some}"
+        some = f"only {show_bytes(could_free)} may be freed" if could_free else "none may leave"
+        reason = f"{show_bytes(need_bytes)} are missing, and {some}"
         return EvictDecision(reason=reason, rivals=_rivals(ordering, ordered, frozenset()))
     victims = without_needless(first_enough(may_go, need_bytes), need_bytes)
     freed = sum(resident.num_bytes for resident in victims)

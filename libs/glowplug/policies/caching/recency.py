@@ -9,7 +9,7 @@ class Lru:
     """Evict the least recently used first. Stateless: residents carry their `last_used_at`."""
 
     name = "least recently used"
-    rule = "who was used longest ago leaves first"
+    rule = "the one used longest ago leaves first"
     unit = "at last use"
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
@@ -26,7 +26,7 @@ class Lfu:
     """Evict the least often used first, then the least recently used. A count ends when its resident leaves."""
 
     name = "least frequently used"
-    rule = "who was used least often leaves first"
+    rule = "the one used least often leaves first"
     unit = "uses"
 
     def __init__(self) -> None:

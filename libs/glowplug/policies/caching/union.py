@@ -20,7 +20,7 @@ from glowplug.policies.worth import Asking, InMemory, asked, away_s
 
 class ByWorth(Importance):
     name = "least worth"
-    rule = "what is expected to save the fewest seconds a byte leaves first"
+    rule = "the one expected to save the fewest seconds per byte leaves first"
     unit = "s saved per byte"
 
     def holding(self, resident: Resident, now_s: float) -> InMemory:

@@ -20,7 +20,7 @@ class ShortestQueue(Lru):
     """Evict the shortest queue first. Stateless: residents carry their queue and last use."""
 
     name = "shortest queue"
-    rule = "who has the shortest queue leaves first, and of equals who was used longest ago"
+    rule = "the one with the shortest queue leaves first, and of equals the one used longest ago"
     unit = "requests wait"
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
@@ -35,7 +35,7 @@ def evict(residents: Iterable[Resident], need_bytes: int) -> EvictDecision:
 
 def evict_by(order: Lru, residents: Iterable[Resident], need_bytes: int) -> EvictDecision:
     """Choose among the lowest priority, then with the next, and so on; the paper has no priorities."""
-    residents, decision = list(residents), EvictDecision(reason="nothing has to be freed")
+    residents, decision = list(residents), EvictDecision(reason="nothing needs to be freed")
     for priority in sorted({resident.priority for resident in residents}):
         alike = [replace(r, priority=0) if r.priority else r for r in residents if r.priority <= priority]
         decision = ordering.evict(order, alike, need_bytes, 0.0)

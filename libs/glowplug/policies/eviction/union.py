@@ -17,8 +17,8 @@ class LeastWorth(Lru):
     """Evict the engine worth least per byte first. Stateless: residents carry their cost."""
 
     name = "least worth"
-    rule = "what is expected to save the fewest seconds a byte leaves first, and of equals who was used longest ago"
-    unit = "s of waiting that its going is expected to cost"
+    rule = "the one expected to save the fewest seconds per byte leaves first, and of equals the one used longest ago"
+    unit = "s of waiting expected if it leaves"
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
         ordered = sorted(present, key=lambda r: (r.saves_s / max(1, r.num_bytes), r.last_used_at, r.name))

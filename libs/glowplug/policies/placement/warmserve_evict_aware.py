@@ -503,7 +503,7 @@ def _take(
     load = "average" if wish.kind is ReplicaClass.BASIC else "highest"
     saves = f"it is expected to save {wish.score:.3g} s of loading"
     if fit.lost:
-        over = "more than each copy that lies there" if fit.beaten else "no more than those that lie there"
+        over = "more than each copy there" if fit.beaten else "no more than those there"
         saves = f"{saves}: {over} (together {fit.lost:.3g} s)"
     reason = f"the {load} load that is expected needs it, and {saves}"
     return PrewarmStep(

@@ -57,7 +57,7 @@ class LengthModel:
         self._next = np.stack([parts["left"], parts["right"]], axis=1).astype(np.intp).ravel()
         self._value, self._roots = parts["value"], parts["roots"].astype(np.intp)
         if int(self._feature.max(initial=0)) >= NUM_NUMBERS + len(self._bias):
-            raise BadRequest("a tree asks for a number that there is not", param="length_model")
+            raise BadRequest("a tree reads a feature that does not exist", param="length_model")
         self._depth = int(parts["depth"])
         self._edges, self._low, self._high = parts["edges"].tolist(), parts["low"].tolist(), parts["high"].tolist()
 

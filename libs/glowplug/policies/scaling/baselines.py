@@ -48,7 +48,7 @@ def reactive(
 
 def why_now(view: ScalingView) -> str:
     if not view.demand:
-        return "nobody asks for it"
+        return "no request asks for it"
     waiting, num = doing(view.load.num_waiting, "request", "waits"), view.load.num_in_flight
     running = f"{num or 'none'} {'are' if num > 1 else 'is'} in flight"
     return f"{waiting}, {running}, and one instance runs {view.per_instance} at once"
@@ -56,4 +56,4 @@ def why_now(view: ScalingView) -> str:
 
 def static(view: ScalingView, state: None = None) -> tuple[ScaleDecision, None]:
     least = view.floor or (1 if view.demand else 0)
-    return settle(view, least, f"its least number, {counted(view.floor, 'instance')}, is kept at all times"), None
+    return settle(view, least, f"its minimum, {counted(view.floor, 'instance')}, is kept at all times"), None

@@ -188,6 +188,9 @@ def test_the_first_token_of_who_waited_is_counted_from_ready():
         row = an_instance(f"i-{n % 3}", ready_at=ready_at)
         net.served(finished(cold=True, ttft_s=ttft_s, arrived_at=0.0), row)
     assert net.first_token_s == {"m": pytest.approx(0.3)}, "medians of 0.3, 0.9 and 0.1: one each"
+    for name in ("i-4", "i-5"):
+        net.served(finished(cold=True, ttft_s=5.0, arrived_at=0.0), an_instance(name, ready_at=4.0))
+    assert net.first_token_s == {"m": pytest.approx(1.0)}, "of the last three instances"
 
 
 def test_a_fetch_ends_with_what_its_own_node_says():

@@ -175,6 +175,7 @@ def test_instances_stay_where_weights_leave_the_host_memory_of_one_node():
     cost = controller.costs.of("m", "unload", 1.1, rung=Rung.HOST, node_id="node-1")
     assert (cost.leaving, cost.freed_gpu_bytes, cost.freed_host_bytes) == ((), 0, HERE.num_bytes)
     assert len(controller.costs.of("m", "unload", 1.1, rung=Rung.HOST).leaving) == 1
+    assert controller.costs.of("m", "unload", 1.1, rung=Rung.READY).freed_host_bytes == 0
 
 
 @pytest.mark.parametrize(("node_id", "num_dropped"), [("", 1), ("node-1", 1), ("node-2", 0)])

@@ -60,11 +60,11 @@ def test_who_leaves(policy, residents, need_bytes, victims):
 
 def test_a_decision_says_why_each_leaves_or_stays():
     lru, swapserve = choose("eviction", "lru"), choose("eviction", "swapserve")
-    assert lru(AGED, 0).reason == "nothing has to be freed"
+    assert lru(AGED, 0).reason == "nothing needs to be freed"
     one_pinned = [resident("a", used=1, held="pinned"), resident("b", used=2)]
     assert [r.why for r in lru(one_pinned, 10).rivals] == ["pinned", "it leaves"]
     refused = lru(one_pinned, 11)
-    assert "11 B are lacking, and only 10 B may be freed" in refused.reason
+    assert "11 B are missing, and only 10 B may be freed" in refused.reason
     assert {r.why for r in refused.rivals} == {"pinned", "it might leave, and that would not be enough"}
     refused = swapserve(ONE_WORKS, 20)
     assert refused.victims == ()

@@ -53,7 +53,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     for broken, why in (
         (parts(version=np.int32(99)), "is of version 99"),
         ({k: v for k, v in parts().items() if k != "roots"}, "lacks roots"),
-        (parts(feature=np.array([200, 0, 0], np.uint8)), "asks for a number that there is not"),
+        (parts(feature=np.array([200, 0, 0], np.uint8)), "reads a feature that does not exist"),
         (parts(weights=np.zeros((5, 1), np.int8)), "have the shape"),
     ):
         with pytest.raises(BadRequest, match=why):

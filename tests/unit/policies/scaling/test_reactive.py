@@ -64,6 +64,13 @@ def test_the_end_of_a_keep_alive_is_the_reason():
     assert "keep-alive" in Asked(reactive)(100.0, load(last_active_at=69.0), ready(1)).reason
 
 
+def test_a_spare_instance_goes_for_the_rules_reason_while_another_stays_for_its_keep_alive():
+    model, idle = a_model(max_instances=4, keep_alive_s=30.0), load(last_active_at=80.0)
+    view = ScalingView(now_s=100.0, model=model, instances=tuple(ready(2)), load=idle)
+    decision = settle(view, 0, "no request waits")
+    assert (len(decision.drain), decision.reason) == (1, "no request waits")
+
+
 def test_spare_instances_of_a_busy_model_drain_after_a_while_least_loaded_first():
     asked = Asked(reactive)
     assert asked(80.0, load(i1=3), ready(2)).drain == ()
