@@ -66,8 +66,8 @@ class Feed:
         if console.disk is not None:
             loops.append(console.disk.run)
         self._tasks = [asyncio.create_task(loop()) for loop in loops]
-        if stopping is not None:
-            for task in self._tasks:
+        for task in self._tasks:
+            if stopping is not None:
                 essential(task, stopping)
 
     async def stop(self) -> None:
@@ -136,13 +136,12 @@ class Feed:
     def _readable(self, table: str, raw_rows: Mapping[str, bytes], cls: type[Any]) -> dict[str, Any]:
         rows, unreadable = {}, {}
         before, self._read[table] = self._read.get(table, {}), (now := {})
-        lay = laying(cls, self._console.clocks, self._console.clock)
+        lay = laying(cls, self._console.clocks, self._console.clock) or (lambda row: row)
         for key, raw in raw_rows.items():
             read, row = before.get(key, (b"", None))
             try:
                 if read != raw or row is None:
-                    row = read_row(table, key, raw, cls)
-                    row = row if lay is None else lay(row)
+                    row = lay(read_row(table, key, raw, cls))
             except MalformedEvent as error:
                 unreadable[key] = str(error)
             else:
