@@ -1,4 +1,4 @@
-"""The console process."""
+"""The console process. Bus and store feed the view, the view feeds the open pages; neither is needed to run."""
 
 import asyncio
 import logging
@@ -27,7 +27,6 @@ from glowplug.state.port import NotATable, Store, StoreUnavailable
 from glowplug.state.rows import read_row
 from glowplug.telemetry.metrics import ShellMetrics
 
-# Bus and store feed the view, the view feeds the open pages; neither is needed to run.
 
 log = logging.getLogger(__name__)
 
