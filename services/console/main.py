@@ -27,7 +27,6 @@ from glowplug.state.port import NotATable, Store, StoreUnavailable
 from glowplug.state.rows import read_row
 from glowplug.telemetry.metrics import ShellMetrics
 
-
 log = logging.getLogger(__name__)
 
 DECISIONS_LOG: Final = "decisions"
