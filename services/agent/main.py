@@ -15,6 +15,7 @@ from glowplug.domain.errors import NoCapacity, NotFound
 from glowplug.domain.instance import Instance
 from glowplug.memory.discovery import HardwareUnavailable
 from glowplug.runtime import log_rest
+from glowplug.runtime.clock import published
 from glowplug.runtime.rest import admin, make_app
 from glowplug.runtime.service import World, run, serve_rest
 from glowplug.services.agent.service import AgentService
@@ -56,12 +57,12 @@ def _instances(app: FastAPI, service: AgentService) -> None:
         """Instances of this node, newest first; `gone=true` shows those that ended lately too."""
         rows = [i for i in controller.instances if (gone or not i.state.is_gone) and model in ("", i.model_key)]
         rows.sort(key=lambda i: -i.created_at)
-        return {"object": "list", "data": msgspec.to_builtins(rows)}
+        return {"object": "list", "data": msgspec.to_builtins([published(row) for row in rows])}
 
     @app.get("/v1/instances/{instance_id}", tags=["instances"])
     async def instance(instance_id: str) -> Any:
         """One instance with the phases of its start."""
-        return msgspec.to_builtins(_known(controller, instance_id))
+        return msgspec.to_builtins(published(_known(controller, instance_id)))
 
     @app.get(
         "/v1/instances/{instance_id}/logs",
@@ -87,7 +88,7 @@ def _instances(app: FastAPI, service: AgentService) -> None:
         if service.not_ready():
             raise NoCapacity(f"the agent is not ready: {service.not_ready()}", retry_after_s=1)
         await service.shell.ask(StopAsked(instance_id, "an operator asked the agent", grace_s))
-        return msgspec.to_builtins(_known(controller, instance_id))
+        return msgspec.to_builtins(published(_known(controller, instance_id)))
 
 
 def _hardware(app: FastAPI, controller: AgentController, service: AgentService) -> None:

@@ -25,7 +25,7 @@ from glowplug.domain.model import Rung
 from glowplug.events.facts import NodeLeft
 from glowplug.fleet.tables import find_model
 from glowplug.policies.registry import choose
-from glowplug.runtime.clock import CLOCK
+from glowplug.runtime.clock import CLOCK, published
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.decision_search import DecisionSearch
 from glowplug.runtime.key_reader import KeyReader
@@ -113,7 +113,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
     async def nodes() -> dict[str, Any]:
         """Live nodes, with GPUs, grants, links and cached weights."""
         view = service.controller(PlacerController).view(CLOCK.now_s())
-        return {"object": "list", "data": msgspec.to_builtins(view)}
+        return {"object": "list", "data": msgspec.to_builtins([published(node) for node in view])}
 
     @app.get("/v1/gpus/{gpu_id:path}/worth", tags=["nodes"])
     async def worth(gpu_id: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
         every = service.controller(PlacerController).fleet.instances.by_id.values()
         rows = [i for i in every if (gone or not i.state.is_gone) and (not model or i.model_key == model)]
         rows.sort(key=lambda i: -i.created_at)
-        return {"object": "list", "data": msgspec.to_builtins(rows)}
+        return {"object": "list", "data": msgspec.to_builtins([published(row) for row in rows])}
 
     @app.get("/v1/instances/{instance_id}", tags=["instances"])
     async def instance(instance_id: str) -> Any:
@@ -143,7 +143,7 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
         found = service.controller(PlacerController).fleet.instances.by_id.get(instance_id)
         if found is None:
             raise NotFound(f"no instance {instance_id!r}")
-        return msgspec.to_builtins(found)
+        return msgspec.to_builtins(published(found))
 
     @app.get("/v1/placements", tags=["instances"])
     async def placements() -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _decisions(app: FastAPI, service: ControlService) -> None:
         """Decisions of all services, newest first; filters are exact, `q` looks anywhere, `instance` finds victims
         too."""
         found = islice(filter(wanted.wants, await newest()), limit)
-        return {"object": "list", "data": [msgspec.to_builtins(record) for record in found]}
+        return {"object": "list", "data": msgspec.to_builtins(list(found))}
 
     @app.get("/v1/decisions/{decision_id}", tags=["decisions"])
     async def decision(decision_id: str) -> dict[str, Any]:

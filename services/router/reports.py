@@ -23,7 +23,7 @@ from glowplug.events import Event
 from glowplug.events.facts import RequestFinished, RequestRejected, RouterRequestsFinished, RouterRequestsReported
 from glowplug.events.subjects import is_telemetry
 from glowplug.fleet.demand import LoadReporter
-from glowplug.runtime.clock import now_s
+from glowplug.runtime.clock import CLOCK, now_s, published
 from glowplug.services.router.conversation import TextReader
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.exchange_states import HELD
@@ -177,9 +177,9 @@ class Outbox:
                     event = Event(
                         event_id=event_id(),
                         type=payload.TYPE,
-                        occurred_at=now_s(),
+                        occurred_at=now_s() + CLOCK.behind_s,
                         issuer=self._router_id,
-                        data=payload,
+                        data=published(payload),
                         cause_id=cause_id,
                         traceparent=traceparent,
                     )

@@ -162,7 +162,7 @@ class UsageSender:
             event = Event(  # the same id when sent again: the bus stores it once
                 event_id=f"usage-{segment.stem}-{offset}",
                 type=data.TYPE,
-                occurred_at=now_s(),
+                occurred_at=now_s() + CLOCK.behind_s,
                 issuer=self._router_id,
                 data=data,
             )

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from glowplug.domain.moment import Moment
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
@@ -24,7 +26,7 @@ class DecisionRecord:
     policy: str  # "first_fit"
     service: str
     reason: str  # one readable sentence
-    made_at: float
+    made_at: Moment
     model_key: str = ""
     instance_id: str = ""
     node_id: str = ""

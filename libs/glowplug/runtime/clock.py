@@ -2,24 +2,29 @@
 
 It never steps: it runs with the monotonic clock, and follows the wall clock by at most a tenth of the time that passes.
 It stands still while the process does (stopped, or on a suspended machine), so that no wait runs out meanwhile and
-nobody counts as silent. Dates that people set (the end of a key or batch) go by the wall clock.
+no node counts as silent. Times leave the process by the wall clock (`published`), and dates that people set, as the
+end of a key, go by it.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
+
+from glowplug.domain.moment import moved
 
 READ_EVERY_S: Final = 1.0
 MAX_GAP_S: Final = 3.0  # of a clock that is kept
 SLEW: Final = 0.1
+APART_S: Final = 0.2  # clocks that differ by less are alike
+T = TypeVar("T")
 
 
 class SteadyClock:
     """`monotonic` and `wall`: the machine's clocks. `max_gap_s`: a longer time between two readings is a pause of the
     process. As of the last reading: `offset_s`, epoch minus monotonic seconds; `behind_s`, the wall clock minus this
-    one, for times that people read."""
+    one, and 0 for less than APART_S."""
 
     __slots__ = ("_monotonic", "_read_at", "_wall", "behind_s", "max_gap_s", "offset_s")
 
@@ -44,7 +49,8 @@ class SteadyClock:
         most_s, behind_s = passed_s * SLEW, self._wall() - read_at - self.offset_s
         by_s = most_s if behind_s > most_s else -most_s if behind_s < -most_s else behind_s
         self.offset_s += by_s
-        self.behind_s = behind_s - by_s
+        behind_s -= by_s
+        self.behind_s = 0.0 if -APART_S < behind_s < APART_S else behind_s
         return read_at + self.offset_s
 
     async def keep(self) -> None:
@@ -58,3 +64,8 @@ class SteadyClock:
 
 CLOCK: Final = SteadyClock()
 now_s: Final = CLOCK.now_s
+
+
+def published(value: T) -> T:
+    """Return a dataclass with its times by the wall clock, as others read them."""
+    return moved(value, CLOCK.behind_s) if CLOCK.behind_s else value

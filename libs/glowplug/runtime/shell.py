@@ -18,7 +18,7 @@ from glowplug.events import Event
 from glowplug.events.envelope import COMMANDS, to_json
 from glowplug.events.facts import DecisionMade
 from glowplug.fleet.clocks import Clocks, laying
-from glowplug.runtime.clock import now_s
+from glowplug.runtime.clock import CLOCK, now_s, published
 from glowplug.runtime.tasks import end
 from glowplug.runtime.unreadable import Unreadable
 from glowplug.state.port import NotATable, Store, StoreUnavailable
@@ -164,14 +164,14 @@ class Shell:
             decision = effect.decision
             self.metrics.decisions.labels(decision.kind, decision.policy).inc()
             _say(decision, effect.cause or event)
-            await self.store.append(DECISIONS_LOG, to_json(decision), keep=DECISIONS_KEPT)
+            await self.store.append(DECISIONS_LOG, to_json(published(decision)), keep=DECISIONS_KEPT)
             effect = Publish(DecisionMade(decision=decision), effect.cause)
         if isinstance(effect, Publish):
             made = self.event(effect.payload, effect.cause or event)
             await self.bus.publish(made)
             self.metrics.published.labels(self.service, made.type).inc()
         elif isinstance(effect, Save):
-            await self.store.put(effect.table, effect.key, to_json(effect.value))
+            await self.store.put(effect.table, effect.key, to_json(published(effect.value)))
         elif isinstance(effect, Remove):
             await self.store.delete(effect.table, effect.key)
         else:
@@ -182,9 +182,9 @@ class Shell:
         return Event(
             event_id=uuid.uuid4().hex,
             type=payload.TYPE,
-            occurred_at=self._clock(),
+            occurred_at=self._clock() + CLOCK.behind_s,
             issuer=self.service_id,
-            data=payload,
+            data=published(payload),
             cause_id=cause.event_id if cause else "",
             traceparent=cause.traceparent if cause else "",
             epoch=self.epoch if payload.TYPE in COMMANDS else 0,

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from glowplug.runtime.clock import MAX_GAP_S, SteadyClock
+from glowplug.runtime.clock import CLOCK, MAX_GAP_S, SteadyClock, published
+from tests.fleet_builder import an_instance
 
 
 class Machine:
@@ -59,6 +60,13 @@ async def test_a_pause_of_the_process_is_no_time() -> None:
     assert machine.clock.now_s() == pytest.approx(1001.0)
     assert machine.run(2) == pytest.approx([1002.1, 1003.2]), "it goes on, and follows the wall clock slowly"
     assert machine.clock.behind_s == pytest.approx(MAX_GAP_S + 60.0 - 0.2)
+
+
+def test_times_leave_a_process_that_was_paused_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = an_instance(changed_at=100.0)
+    assert published(row) is row
+    monkeypatch.setattr(CLOCK, "behind_s", 60.0)
+    assert (published(row).changed_at, published(row).drain_ends_at) == (160.0, 0.0)
 
 
 def test_only_a_kept_clock_takes_a_gap_for_a_pause() -> None:
