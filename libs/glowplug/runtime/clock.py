@@ -57,15 +57,20 @@ class SteadyClock:
         """Read the clock all the time, so that a long gap between two readings is a pause of the process."""
         self.now_s()
         self.max_gap_s = MAX_GAP_S
-        while True:
-            await asyncio.sleep(READ_EVERY_S)
-            self.now_s()
+        try:
+            while True:
+                await asyncio.sleep(READ_EVERY_S)
+                self.now_s()
+        finally:
+            self.max_gap_s = math.inf
 
 
 CLOCK: Final = SteadyClock()
 now_s: Final = CLOCK.now_s
 
 
-def published(value: T) -> T:
-    """Return a dataclass with its times by the wall clock, as others read them."""
-    return moved(value, CLOCK.behind_s) if CLOCK.behind_s else value
+def published(value: T, behind_s: float | None = None) -> T:
+    """Return a dataclass with its times by the wall clock, as others read them. `behind_s`: of the clock, as read once
+    for several."""
+    by_s = CLOCK.behind_s if behind_s is None else behind_s
+    return moved(value, by_s) if by_s else value

@@ -73,7 +73,7 @@ class Shell:
         self._inbox: asyncio.Queue[tuple[Any, asyncio.Future[None] | None]] = asyncio.Queue(INBOX_LIMIT)
         self._tasks: list[asyncio.Task[None]] = []
         self._transaction = asyncio.Lock()  # effects of one stimulus (or table) end before the next is handled
-        self._handle_s = metrics.handle_s.labels(service)
+        self._handle_s, self._behind_s = metrics.handle_s.labels(service), 0.0
         self._unreadable = Unreadable(metrics.unreadable_rows)
         self.restored = False
 
@@ -146,6 +146,7 @@ class Shell:
 
     async def execute(self, effects: list[Effect], event: Event | None = None) -> None:
         """Perform effects in order. Refusals are counted; the next tick decides again."""
+        self._behind_s = CLOCK.behind_s  # a row and its fact say the same times
         for effect in effects:
             if not self.may_act():
                 return
@@ -164,14 +165,14 @@ class Shell:
             decision = effect.decision
             self.metrics.decisions.labels(decision.kind, decision.policy).inc()
             _say(decision, effect.cause or event)
-            await self.store.append(DECISIONS_LOG, to_json(published(decision)), keep=DECISIONS_KEPT)
+            await self.store.append(DECISIONS_LOG, to_json(published(decision, self._behind_s)), keep=DECISIONS_KEPT)
             effect = Publish(DecisionMade(decision=decision), effect.cause)
         if isinstance(effect, Publish):
             made = self.event(effect.payload, effect.cause or event)
             await self.bus.publish(made)
             self.metrics.published.labels(self.service, made.type).inc()
         elif isinstance(effect, Save):
-            await self.store.put(effect.table, effect.key, to_json(published(effect.value)))
+            await self.store.put(effect.table, effect.key, to_json(published(effect.value, self._behind_s)))
         elif isinstance(effect, Remove):
             await self.store.delete(effect.table, effect.key)
         else:
@@ -182,9 +183,9 @@ class Shell:
         return Event(
             event_id=uuid.uuid4().hex,
             type=payload.TYPE,
-            occurred_at=self._clock() + CLOCK.behind_s,
+            occurred_at=self._clock() + self._behind_s,
             issuer=self.service_id,
-            data=published(payload),
+            data=published(payload, self._behind_s),
             cause_id=cause.event_id if cause else "",
             traceparent=cause.traceparent if cause else "",
             epoch=self.epoch if payload.TYPE in COMMANDS else 0,

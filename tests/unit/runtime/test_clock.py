@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -17,10 +18,11 @@ class Machine:
         self.monotonic_s, self.wall_s = 50.0, 1000.0
         self.clock = SteadyClock(lambda: self.monotonic_s, lambda: self.wall_s)
 
-    async def keep(self) -> None:
-        """From now on the clock is kept."""
+    @contextlib.asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
         keeping = asyncio.create_task(self.clock.keep())
         await asyncio.sleep(0)
+        yield
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping
@@ -35,8 +37,8 @@ class Machine:
 
 async def test_it_is_the_wall_clock_while_nothing_happens() -> None:
     machine = Machine()
-    await machine.keep()
-    assert machine.run(3) == [1001.0, 1002.0, 1003.0]
+    async with machine.kept():
+        assert machine.run(3) == [1001.0, 1002.0, 1003.0]
     assert machine.clock.offset_s == 950.0
 
 
@@ -54,12 +56,12 @@ async def test_a_wall_clock_that_is_set_is_followed_by_a_tenth(set_by_s: float, 
 
 async def test_a_pause_of_the_process_is_no_time() -> None:
     machine = Machine()
-    await machine.keep()
-    machine.run(1)
-    machine.still(MAX_GAP_S + 60.0)
-    assert machine.clock.now_s() == pytest.approx(1001.0)
-    assert machine.run(2) == pytest.approx([1002.1, 1003.2]), "it goes on, and follows the wall clock slowly"
-    assert machine.clock.behind_s == pytest.approx(MAX_GAP_S + 60.0 - 0.2)
+    async with machine.kept():
+        machine.run(1)
+        machine.still(MAX_GAP_S + 60.0)
+        assert machine.clock.now_s() == pytest.approx(1001.0)
+        assert machine.run(2) == pytest.approx([1002.1, 1003.2]), "it goes on, and follows the wall clock slowly"
+        assert machine.clock.behind_s == pytest.approx(MAX_GAP_S + 60.0 - 0.2)
 
 
 def test_times_leave_a_process_that_was_paused_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +71,9 @@ def test_times_leave_a_process_that_was_paused_by_the_wall_clock(monkeypatch: py
     assert (published(row).changed_at, published(row).drain_ends_at) == (160.0, 0.0)
 
 
-def test_only_a_kept_clock_takes_a_gap_for_a_pause() -> None:
+async def test_only_a_kept_clock_takes_a_gap_for_a_pause() -> None:
     machine = Machine()
+    async with machine.kept():
+        pass
     machine.still(600.0)
     assert machine.clock.now_s() == 1600.0
