@@ -52,7 +52,7 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
 
 
 def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
-    """Choose the dormant copy to grow from, dropping others if needed: prewarmed, else being prewarmed, else asleep;
+    """Choose the dormant copy to grow from, dropping others if needed: prewarmed, else asleep, else being prewarmed;
     then least cost."""
     copies = copies_of(request, view)
     if not copies:
@@ -176,6 +176,6 @@ def giving_way(num_lost: int) -> str:
 
 _RUNGS = {  # state of a copy -> its rung, and words for it
     InstanceState.PREWARMED: (0, "prewarmed", "a copy of its weights is prewarmed there"),
-    InstanceState.SWAPPED_OUT: (2, "asleep", "its engine sleeps there and is woken"),
+    InstanceState.SWAPPED_OUT: (1, "asleep", "its engine sleeps there and is woken"),
 }
-_COMING = (1, "being prewarmed", "a copy of its weights is on its way there")
+_COMING = (2, "being prewarmed", "a copy of its weights is on its way there")

@@ -125,12 +125,12 @@ def test_an_instance_grows_from_its_copy_and_the_worth_least_beside_it_gives_way
     assert decision.num_bytes == 220 * MIB
 
 
-def test_a_ready_copy_goes_before_one_on_its_way_and_one_asleep():
+def test_a_ready_copy_goes_before_one_asleep_and_one_on_its_way():
     node = a_node(gpus_mib=(300, 300, 300), grants={0: [("r-1", 100)], 2: [("r-3", 100)]})
     asleep = an_instance("i-2", "m", InstanceState.SWAPPED_OUT, gpu_id="node-1/1")
-    copies = [asleep, replica("r-1", "m", state=InstanceState.LOADING), replica("r-3", "m", gpu=2)]
+    copies = [replica("r-1", "m", state=InstanceState.LOADING), asleep, replica("r-3", "m", gpu=2)]
     sources = [placed(grow, a_model("m", mib=150), seen(node, copies=copies[:num])).source for num in (3, 2, 1)]
-    assert sources == ["r-3", "r-1", "i-2"]
+    assert sources == ["r-3", "i-2", "r-1"]
 
 
 def test_a_copy_of_an_older_revision_or_on_a_full_gpu_is_none():
