@@ -16,6 +16,7 @@ from glowplug.controllers.predictor.reads import READS
 from glowplug.domain.snapshot import Forecast, Quantile
 from glowplug.policies.prediction.port import make_with
 from glowplug.policies.registry import choose
+from glowplug.runtime.clock import published
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.rest import make_app
 from glowplug.runtime.service import World, run
@@ -51,7 +52,7 @@ class ForecastCollector(Collector):
             tokens.add_metric([model, "prompt"], first.prompt_tokens / first.window_s)
             tokens.add_metric([model, "response"], first.response_tokens / first.window_s)
             error.add_metric([model], first.error_ratio)
-            made.add_metric([model], first.made_at)
+            made.add_metric([model], published(first).made_at)
         yield from (load, tokens, error, made)
 
 

@@ -253,7 +253,7 @@ class Shell:
 
     def _synced(self) -> bool:
         self.metrics.store_connected.set(1)
-        self.metrics.synced_at.set(self._clock())
+        self.metrics.synced_at.set(self._clock() + CLOCK.behind_s)
         self.restored = True
         return True
 
