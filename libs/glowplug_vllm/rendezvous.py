@@ -6,7 +6,6 @@
                                  capacities: "num_slots", "kv_tokens", "lacks", "step_s"
     loaded-N.json  worker N of a pipeline's stage -> driver  {"phases"}: its weights are loaded; renewed while it lives
     failed.json  host -> driver  {"message", "code" where another start would not help}
-    exit.json    zygote -> driver  {"pid", "code", "at"} of a forked server
 
 Files, not pipes: either side may be killed and come back, and repeating a message is harmless. Times are epoch seconds.
 Standard library only: glowplug/engines links to this file.
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 API_KEY = "ENGINE_API_KEY"  # an environment variable: more can read a file or an argument
-SPEC, GO, READY, FAILED, EXIT = "spec.json", "go.json", "ready.json", "failed.json", "exit.json"
+SPEC, GO, READY, FAILED = "spec.json", "go.json", "ready.json", "failed.json"
 
 
 def loaded(local_rank: int) -> str:

@@ -48,6 +48,13 @@ def test_a_skip_the_second_time_proves_nothing(tmp_path: Path) -> None:
     assert verdict(tmp_path, lane, [row("b", "skipped")], [row("b", "skipped")])[0] == 1
 
 
+def test_a_skip_proves_that_a_skipped_test_ends_well(tmp_path: Path) -> None:
+    ending = {**row("b", "failed", "OSError"), "when": "teardown"}
+    lane = [{"collected": ["a", "b"]}, row("a", "passed"), row("b", "skipped"), ending]
+    code, said = verdict(tmp_path, lane, [row("b", "skipped")])
+    assert code == 0 and "UNSTEADY, again: skipped, -: b\n[teardown] OSError" in said
+
+
 def test_more_unsteady_tests_than_may_be_are_a_failure(tmp_path: Path) -> None:
     lane = [{"collected": ["a", "b"]}, row("a", "failed"), row("b", "failed")]
     code, said = verdict(tmp_path, lane, [row("a", "passed"), row("b", "passed")])

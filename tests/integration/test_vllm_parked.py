@@ -170,15 +170,6 @@ async def test_weights_that_are_broken_are_named_as_the_cause(lane: Lane) -> Non
     assert not lane.driver.adopt(handle)
 
 
-async def test_the_exit_status_is_left_in_the_run_directory(lane: Lane) -> None:
-    command, place = lane.request(no_such_flag=1)
-    with pytest.raises(EngineFailed):
-        await lane.driver.load(await lane.driver.launch(command, place), lane.weights)
-    exit_file = place.run_dir / "exit.json"
-    await until(exit_file.exists, "the zygote reports the end")
-    assert json.loads(exit_file.read_text())["code"] != 0
-
-
 async def test_a_dead_engine_core_is_noticed(lane: Lane) -> None:
     handle = (await lane.start()).handle
     core_of(handle).kill()

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from glowplug_vllm import __version__, process, rendezvous
+from glowplug_vllm import __version__, process
 from glowplug_vllm.parked import protocol
 from glowplug_vllm.parked.protocol import BadQuestion, Question
 
@@ -63,7 +63,7 @@ class Zygote:
         self._selector = selectors.DefaultSelector()
         self._buffers: dict[socket.socket, bytes] = {}
         self._leases: set[socket.socket] = set()
-        self._servers: dict[int, Path] = {}
+        self._servers: set[int] = set()
         self._ends_at = float("inf")
         self._running = True
 
@@ -161,7 +161,7 @@ class Zygote:
             os.close(tell)
             os.read(own_session, 1)
             os.close(own_session)
-            self._servers[pid] = Path(question.run_dir)
+            self._servers.add(pid)
             self._say(started=pid, run_dir=question.run_dir)
             return pid
         try:
@@ -196,12 +196,8 @@ class Zygote:
                 return
             if not pid:
                 return
-            code = os.waitstatus_to_exitcode(status)
-            run_dir = self._servers.pop(pid, None)
-            self._say(exited=pid, code=code)
-            if run_dir is not None:
-                with suppress(OSError):  # the directory may be gone with its instance
-                    rendezvous.write(run_dir, rendezvous.EXIT, {"pid": pid, "code": code, "at": time.time()})
+            self._servers.discard(pid)
+            self._say(exited=pid, code=os.waitstatus_to_exitcode(status))
 
     def _close(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Parked:
         )
         assert self.process.stdout is not None
         self.out = self.process.stdout
+        self.exits: dict[int, int] = {}
         assert "parked" in json.loads(self.out.readline())
 
     def ask(self, **question: Any) -> dict[str, Any]:
@@ -66,17 +68,18 @@ class Parked:
         return int(self.ask(op="start", run_dir=str(run_dir), log=str(run_dir / "log"), env=env)["pid"])
 
     def received(self, name: str) -> dict[str, Any]:
-        return dict(self._file(name, "told.json"))
-
-    def exit_of(self, name: str) -> int:
-        return int(self._file(name, "exit.json")["code"])
-
-    def _file(self, name: str, file: str) -> Any:
-        path = self.folder / name / file
+        path = self.folder / name / "told.json"
         while not path.exists():
             assert self.process.poll() is None, "the zygote has ended"
             select.select([], [], [], 0.01)
-        return json.loads(path.read_text())
+        return dict(json.loads(path.read_text()))
+
+    def exit_of(self, pid: int) -> int:
+        while pid not in self.exits:
+            said = json.loads(self.out.readline())
+            if "exited" in said:
+                self.exits[said["exited"]] = said["code"]
+        return self.exits[pid]
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -91,9 +94,9 @@ def parked(tmp_path: Path) -> Iterator[Parked]:
     yield zygote_process
     for received in tmp_path.glob("*/told.json"):
         pid = json.loads(received.read_text())["pgid"]
-        if (received.parent / "exit.json").exists():
-            continue
-        os.kill(pid, signal.SIGKILL)
+        if pid not in zygote_process.exits:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     zygote_process.end()
 
 
@@ -114,19 +117,25 @@ def test_a_server_holds_neither_the_socket_nor_the_lock_of_the_zygote(parked: Pa
 
 
 def test_the_exit_status_is_reported_and_the_zygote_lives_on(parked: Parked) -> None:
-    parked.start("a", STATUS="7")
-    assert parked.exit_of("a") == 7
+    assert parked.exit_of(parked.start("a", STATUS="7")) == 7
     killed = parked.start("b")
     parked.received("b")
     os.kill(killed, signal.SIGKILL)
-    assert parked.exit_of("b") == -signal.SIGKILL
+    assert parked.exit_of(killed) == -signal.SIGKILL
     assert parked.ask(op="hello")["num_servers"] == 0
 
 
 def test_a_signal_sent_as_soon_as_the_pid_is_known_is_not_lost(parked: Parked) -> None:
     pid = parked.start("a")
     os.kill(pid, signal.SIGTERM)
-    assert parked.exit_of("a") == -signal.SIGTERM
+    assert parked.exit_of(pid) == -signal.SIGTERM
+
+
+def test_of_a_server_that_has_ended_it_writes_nothing_where_it_ran(parked: Parked) -> None:
+    """Its driver takes it for stopped, and its directory may be gone, before the zygote knows."""
+    pid = parked.start("a", STATUS="0")
+    parked.exit_of(pid)
+    assert {path.name for path in (parked.folder / "a").iterdir()} == {"log", "told.json"}
 
 
 def test_only_the_owner_may_open_the_socket(parked: Parked) -> None:
@@ -157,7 +166,6 @@ def test_servers_live_on_when_the_zygote_is_stopped(parked: Parked) -> None:
     assert not parked.path.exists()
     os.kill(pid, 0)
     os.kill(pid, signal.SIGKILL)
-    (parked.folder / "a" / "exit.json").write_text("{}")
 
 
 def lease(path: Path) -> socket.socket:
