@@ -31,7 +31,7 @@ PACKAGES = (
     "libs/glowplug/policies",
     "libs/glowplug/fleet",
     "libs/glowplug/memory",
-    "libs/glowplug/runtime/privileges",
+    "libs/glowplug/runtime/privileges.py",
     "libs/glowplug/domain/gguf.py",
     "libs/glowplug/engines/gguf.py",
     "services/router",
@@ -225,6 +225,8 @@ def sample(packages: Sequence[str], num: int, seed: int) -> list[Mutant]:
 
 
 def _python_files(place: Path) -> Iterator[Path]:
+    """Raises FileNotFoundError, so that a package that has moved is not left out."""
+    place.stat()
     yield from [place] if place.is_file() else sorted(place.rglob("*.py"))
 
 

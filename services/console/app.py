@@ -94,7 +94,8 @@ class Console:
         self.requests = RequestLog(settings.requests_shown)
         self.history = HistoryKeeper(self.view, clock)
         self.events = EventLog(max_events=settings.events_kept, watch_limit=settings.events_per_beat)
-        addresses = {name: getattr(settings, f"{name}_url") for name in ("router", "autoscaler", "placer", "predictor")}
+        addresses = {name: getattr(settings, f"{name}_url") for name in ("autoscaler", "placer", "predictor")}
+        addresses["router"] = settings.data_url
         self.log_sources = LogSources()
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 

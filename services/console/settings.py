@@ -34,7 +34,7 @@ class ConsoleSettings(ServiceSettings):
     stream_beat_s: Annotated[Positive, CONSTANT] = 0.05
     stream_queue: Annotated[int, Bounds(least=2), CONSTANT] = 64
     stream_max_clients: Annotated[Count, CONSTANT] = 64
-    router_url: str = ""  # of the playground; empty, here and below: learned from the service's announcement
+    data_url: str = ""  # of the playground; empty, here and below: learned from the service's announcement
     autoscaler_url: str = ""  # of actions on models
     placer_url: str = ""  # of actions on nodes
     predictor_url: str = ""  # of forecasts

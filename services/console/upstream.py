@@ -59,7 +59,8 @@ class Addresses:
         """Raises NoAddress with the missing setting."""
         if found := self.find(service):
             return found
-        raise NoAddress(f"no {service} address known: set GLOWPLUG_{service.upper()}_URL for the console")
+        port = "data" if service == "router" else service
+        raise NoAddress(f"no {service} address known: set GLOWPLUG_{port.upper()}_URL for the console")
 
 
 class Upstream:

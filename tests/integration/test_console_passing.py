@@ -122,7 +122,7 @@ async def test_errors_come_back_as_they_are(owner: FakeOwner) -> None:
 
 
 async def test_a_router_that_is_not_there_or_not_known(owner: FakeOwner) -> None:
-    async with between(owner, router_url="http://127.0.0.1:1", placer_url="") as (_, client):
+    async with between(owner, data_url="http://127.0.0.1:1", placer_url="") as (_, client):
         gone = await client.post(CHAT, content=b"{}", headers=JSON)
         unknown = await client.post("/api/v1/nodes/node-1/drain")
     assert (gone.status_code, gone.json()["error"]["code"]) == (502, "upstream_unreachable")
@@ -155,7 +155,7 @@ async def test_an_owner_that_is_silent_is_distinguished_from_one_that_is_not_the
 
 
 async def test_addresses_are_learned_from_services_that_start_and_settings_stand_above_them(owner: FakeOwner) -> None:
-    async with between(owner, autoscaler_url="", router_url="http://127.0.0.1:9") as (at, client):
+    async with between(owner, autoscaler_url="", data_url="http://127.0.0.1:9") as (at, client):
         assert (await client.post("/api/v1/models/m/load")).json()["error"]["code"] == "no_address"
         for name, data_url in (("autoscaler", ""), ("router", owner.url), ("prefetcher", "")):
             await at.tell(

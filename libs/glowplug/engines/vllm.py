@@ -109,14 +109,23 @@ class StagedVllm(HostedDriver, Stager):
             raise EngineFailed(f"{self.name} {handle.instance_id} is not the first stage of a pipeline")
         return self._report(handle, await self._wait_ready(handle, Path(handle.run_dir), None))
 
+    @cached_property
+    def _renewals(self) -> dict[str, tuple[int, float]]:
+        """By instance: the file's time, in ns, and our monotonic clock when it was first seen."""
+        return {}
+
     def health_of_later(self, handle: EngineHandle, hung_after_s: float) -> Health:
         """Health of a stage without a server: its worker renews a file at least every `hung_after_s`."""
         try:
-            renewed_at = (Path(handle.run_dir) / rendezvous.loaded(0)).stat().st_mtime
+            renewed = (Path(handle.run_dir) / rendezvous.loaded(0)).stat().st_mtime_ns
         except OSError:
             return Health(ok=False, reason="not loaded yet")
-        silent_s = time.time() - renewed_at
-        if silent_s > hung_after_s:
+        now_s = time.monotonic()
+        last, since_s = self._renewals.get(handle.instance_id, (0, now_s))
+        if renewed != last:  # compared with the last look: a file's time is of a clock that steps
+            since_s = now_s
+        self._renewals[handle.instance_id] = renewed, since_s
+        if (silent_s := now_s - since_s) > hung_after_s:
             return Health(ok=False, reason=f"the stage has been silent for {silent_s:.0f} s")
         return Health(ok=True)
 
@@ -262,6 +271,7 @@ class StagedVllm(HostedDriver, Stager):
     async def stop(self, handle: EngineHandle, grace_s: float) -> None:
         """Give the whole group the grace: its last member frees the shared memory."""
         await process.stop_group(handle.pid, handle.pid_started_at, grace_s, waits_for_group=True)
+        self._renewals.pop(handle.instance_id, None)
         if is_stage(handle):
             await self._end_beside(handle)
         elif stage_of(handle) is not None:

@@ -187,6 +187,7 @@ class ModelUndeployed:
 
     TYPE: ClassVar[str] = "model.undeployed"
     model_key: str
+    revision: int = 0  # of the removed row; a younger one stays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +213,7 @@ class KeyRemoved:
 
     TYPE: ClassVar[str] = "key.removed"
     key_id: str
+    revision: int = 0  # of the removed row; a younger one stays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +235,7 @@ class TenantRemoved:
 
     TYPE: ClassVar[str] = "tenant.removed"
     tenant_name: str
+    revision: int = 0  # of the removed row; a younger one stays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,7 +175,7 @@ async def test_no_router_address_is_said_at_once(page: Page) -> None:
     async with serving() as at:
         await at.publish(*story.fleet_events(at.clock.stop()))
         await page.goto(f"{at.url}/#/playground")
-        await expect(page.get_by_text("no router address known: set GLOWPLUG_ROUTER_URL")).to_be_visible()
+        await expect(page.get_by_text("no router address known: set GLOWPLUG_DATA_URL")).to_be_visible()
         await page.goto("about:blank")  # else it complains of the lost console
 
 

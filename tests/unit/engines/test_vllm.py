@@ -334,3 +334,16 @@ def test_a_process_beside_an_engine_is_one_of_it_while_it_lives(tmp_path: Path) 
     other = replace(stage, pid_started_at=stage.pid_started_at - 60.0)
     (tmp_path / vllm.WHOLE / vllm.HANDLE).write_bytes(other.to_json())
     assert driver.processes(stage) == (), "its pid is another's by now"
+
+
+def test_a_later_stage_is_silent_once_its_file_stays_as_it_was_seen(tmp_path: Path) -> None:
+    """However far the clock of its files is off."""
+    driver, handle = VllmDriver(), of_stage(tmp_path)
+    assert driver.health_of_later(handle, 0.0).reason == "not loaded yet"
+    sign = tmp_path / "loaded-0.json"
+    sign.touch()
+    for modified_at in (10**6, 10**12):
+        os.utime(sign, ns=(modified_at, modified_at))
+        assert driver.health_of_later(handle, 0.0).ok
+        assert driver.health_of_later(handle, 60.0).ok
+        assert "silent for" in driver.health_of_later(handle, 0.0).reason

@@ -94,7 +94,7 @@ class AccessRows:
             return []
         self._looks_at = now_s + LOOK_EVERY_S
         over = [key for key in self.keys.values() if not key.source and 0 < key.ends_at <= now_s - FORGET_S]
-        return [effect for key in over for effect in self._remove(KEYS, key.key_id, KeyRemoved(key_id=key.key_id))]
+        return [effect for key in over for effect in self._remove(KeyRemoved(key_id=key.key_id, revision=key.revision))]
 
     # requests
 
@@ -116,7 +116,7 @@ class AccessRows:
         effects: list[Effect] = []
         for key in living:
             effects += self._end(key, now_s, now_s)
-        return [*effects, *self._remove(TENANTS, tenant.name, TenantRemoved(tenant_name=tenant.name))]
+        return [*effects, *self._remove(TenantRemoved(tenant_name=tenant.name, revision=tenant.revision))]
 
     def _put_key(self, request: PutKey, now_s: float) -> list[Effect]:
         given = request.api_key
@@ -150,8 +150,10 @@ class AccessRows:
         self._removed.pop((table, name), None)
         return [_save(table, name, row), Publish(fact)]
 
-    def _remove(self, table: str, name: str, fact: KeyRemoved | TenantRemoved) -> list[Effect]:
-        self._removed[table, name] = self._rows[table].pop(name).revision
+    def _remove(self, fact: KeyRemoved | TenantRemoved) -> list[Effect]:
+        table, name = _place(fact)
+        del self._rows[table][name]
+        self._removed[table, name] = fact.revision
         self._absent.pop((table, name), None)
         return [_removal(table, name), Publish(fact)]
 
@@ -164,10 +166,9 @@ class AccessRows:
 
     def _was_removed(self, event: Event, now_s: float) -> list[Effect]:
         """Forget a row removed by another leader; a younger one stays."""
-        fact = event.data
-        table, name = (KEYS, fact.key_id) if isinstance(fact, KeyRemoved) else (TENANTS, fact.tenant_name)
+        table, name = _place(event.data)
         row = self._rows[table].get(name)
-        if row is not None and row.revision <= event.occurred_at * 1000:
+        if row is not None and row.revision <= event.data.revision:
             del self._rows[table][name]
         return []
 
@@ -203,6 +204,10 @@ class AccessRows:
                     self._rows[table][name] = row
                     if since is not None:
                         self._absent[table, name] = since
+
+
+def _place(fact: KeyRemoved | TenantRemoved) -> tuple[str, str]:
+    return (KEYS, fact.key_id) if isinstance(fact, KeyRemoved) else (TENANTS, fact.tenant_name)
 
 
 def _save(table: str, name: str, row: Any) -> Save:

@@ -397,7 +397,7 @@ class AutoscalerController:
 
     def _on_undeployed(self, event: Event, now_s: float) -> list[Effect]:
         model = self._models.find(event.data.model_key)
-        if model is not None and model.revision <= event.occurred_at * 1000:  # undeployed by another leader
+        if model is not None and model.revision <= event.data.revision:  # undeployed by another leader
             self._forget(model.key)
         return []
 
@@ -464,7 +464,8 @@ class AutoscalerController:
         check_no_adapters(model, self._models)
         record = self._forget(model.key)
         stops = self._stop_all(record, "an operator has undeployed it", "undeploy", now_s)
-        return [*stops, Remove("models", model.key), Publish(facts.ModelUndeployed(model_key=model.key))]
+        fact = facts.ModelUndeployed(model_key=model.key, revision=model.revision)
+        return [*stops, Remove("models", model.key), Publish(fact)]
 
     def _load(self, request: operator.Load, now_s: float) -> list[Effect]:
         record, model = self._deployed(request.model_key)

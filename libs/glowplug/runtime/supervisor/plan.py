@@ -147,7 +147,7 @@ def services(
         spec("autoscaler", "autoscaler-1", AUTOSCALER),
         spec("placer", "placer-1", PLACER),
         spec("predictor", "predictor-1", PREDICTOR),
-        spec("console", "console-1", CONSOLE, GLOWPLUG_ROUTER_URL=plan.url(DATA)),
+        spec("console", "console-1", CONSOLE, GLOWPLUG_DATA_URL=plan.url(DATA)),
     ]
     for k, node in enumerate(plan.nodes(), start=1):
         own = {f"GLOWPLUG_{key.upper()}": value for key, value in node.items()}

@@ -8,8 +8,8 @@ from glowplug.controllers.autoscaler.access import FORGET_S, AccessRows, PutKey,
 from glowplug.controllers.effects import Publish, Remove, Save
 from glowplug.domain.access import KEYS, TENANTS, ApiKey, Tenant
 from glowplug.domain.errors import Conflict, NotFound
-from glowplug.events import Event
 from glowplug.events.facts import KeyChanged, KeyRemoved, TenantChanged, TenantRemoved
+from tests.fleet_builder import an_event
 
 NOW = 1_000_000.0
 DAY_S = 86_400.0
@@ -90,10 +90,11 @@ def test_a_key_that_has_been_over_for_long_is_removed_and_one_of_a_file_is_not(r
     done(rows, PutTenant(Tenant(name="filed", source="/f.yaml")))
     done(rows, PutKey(a_key("bbbbbbbb", "filed", source="/f.yaml", expires_at=NOW)))
     done(rows, RevokeKey("aaaaaaaa"))
+    revision = rows.keys["aaaaaaaa"].revision
     assert rows.tick(NOW + FORGET_S - 1) == []
     removed, told = rows.tick(NOW + FORGET_S + 600)
     assert removed == Remove(KEYS, "aaaaaaaa")
-    assert isinstance(told, Publish) and told.payload == KeyRemoved(key_id="aaaaaaaa")
+    assert isinstance(told, Publish) and told.payload == KeyRemoved(key_id="aaaaaaaa", revision=revision)
     assert set(rows.keys) == {"bbbbbbbb"}
 
 
@@ -116,12 +117,11 @@ def test_an_older_row_replaces_nothing(rows: AccessRows) -> None:
 
 
 def test_what_another_leader_removed_is_forgotten_unless_it_is_younger(rows: AccessRows) -> None:
-    fact = TenantRemoved(tenant_name="acme")
-    event = Event(event_id="e", type=fact.TYPE, occurred_at=NOW - 1, issuer="a", data=fact)
-    rows.handlers[TenantRemoved](event, NOW)
-    assert "acme" in rows.tenants
-    rows.handlers[TenantRemoved](replace(event, occurred_at=NOW + 1), NOW)
-    assert "acme" not in rows.tenants
+    known = rows.tenants["acme"].revision
+    for revision, expected in ((known - 1, {"acme"}), (known, set())):
+        fact = TenantRemoved(tenant_name="acme", revision=revision)
+        rows.handlers[TenantRemoved](an_event(fact), NOW)
+        assert set(rows.tenants) == expected
 
 
 def test_a_successor_takes_what_is_known_but_not_what_the_store_has_lacked_for_long(rows: AccessRows) -> None:

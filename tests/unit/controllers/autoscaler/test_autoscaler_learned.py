@@ -89,7 +89,7 @@ def test_what_was_learned_at_a_time_to_come_counts_from_now() -> None:
 
 def test_the_standby_that_leads_next_removes_what_the_leader_did_not() -> None:
     standby, _ = started_with(ROW)
-    standby.handle(an_event(ModelUndeployed(model_key="m"), occurred_at=102.0), 102.0)
+    standby.handle(an_event(ModelUndeployed(model_key="m", revision=10**6)), 102.0)
     leader = AutoscalerController(Learner().policy(), "union", 9)
     leader.inherit(standby, 103.0)
     assert leader.restore(SCALING_LEARNED, {"m": ROW}, 103.0) == [Remove(SCALING_LEARNED, "m")]
