@@ -255,4 +255,4 @@ async def owning() -> AsyncIterator[FakeOwner]:
 
 
 def addresses(owner: FakeOwner) -> dict[str, str]:
-    return {f"{name}_url": owner.url for name in ("router", "autoscaler", "placer")}
+    return {f"{name}_url": owner.url for name in ("data", "autoscaler", "placer")}

@@ -40,7 +40,7 @@ from glowplug.services.console.settings import ConsoleSettings
 from glowplug.services.console.span_export import SpanExport, to_endpoint
 from glowplug.services.console.stories import Stories, StoryDisk
 from glowplug.services.console.stream import Hub
-from glowplug.services.console.upstream import Addresses, Upstream
+from glowplug.services.console.upstream import SETTINGS, Addresses, Upstream
 from glowplug.services.console.usage_api import UsageReader
 from glowplug.services.console.usage_ledger import UsageLedger
 from glowplug.services.console.usage_prices import PriceFile
@@ -94,8 +94,7 @@ class Console:
         self.requests = RequestLog(settings.requests_shown)
         self.history = HistoryKeeper(self.view, clock)
         self.events = EventLog(max_events=settings.events_kept, watch_limit=settings.events_per_beat)
-        addresses = {name: getattr(settings, f"{name}_url") for name in ("autoscaler", "placer", "predictor")}
-        addresses["router"] = settings.data_url
+        addresses = {service: getattr(settings, name) for service, name in SETTINGS.items()}
         self.log_sources = LogSources()
         self.upstream = Upstream(Addresses(addresses), max_connections=2 * settings.chat_max_streams)
 

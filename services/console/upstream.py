@@ -13,6 +13,7 @@ from glowplug.domain.errors import GlowplugError, NoCapacity, TooLarge
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 8 << 20
+SETTINGS: Final = {"router": "data_url", **{name: f"{name}_url" for name in ("autoscaler", "placer", "predictor")}}
 KEEP_IDLE_S: Final = 4.0  # servers close idle connections after 5 s
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class ClientGone(Exception):
 
 
 class Addresses:
-    """Base URLs by service: `router` (the port of the OpenAI API), `autoscaler`, `placer`, `predictor`."""
+    """Base URLs by service of SETTINGS; a router's is that of its OpenAI API."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {service: url.rstrip("/") for service, url in given.items() if url}
@@ -59,8 +60,7 @@ class Addresses:
         """Raises NoAddress with the missing setting."""
         if found := self.find(service):
             return found
-        port = "data" if service == "router" else service
-        raise NoAddress(f"no {service} address known: set GLOWPLUG_{port.upper()}_URL for the console")
+        raise NoAddress(f"no {service} address known: set GLOWPLUG_{SETTINGS[service].upper()} for the console")
 
 
 class Upstream:

@@ -187,7 +187,7 @@ class ModelUndeployed:
 
     TYPE: ClassVar[str] = "model.undeployed"
     model_key: str
-    revision: int = 0  # of the removed row; a younger one stays
+    revision: int = 0  # of the removed row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class KeyRemoved:
 
     TYPE: ClassVar[str] = "key.removed"
     key_id: str
-    revision: int = 0  # of the removed row; a younger one stays
+    revision: int = 0  # of the removed row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ class TenantRemoved:
 
     TYPE: ClassVar[str] = "tenant.removed"
     tenant_name: str
-    revision: int = 0  # of the removed row; a younger one stays
+    revision: int = 0  # of the removed row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
