@@ -94,8 +94,8 @@ def test_what_sleeps_is_woken(fleet: Fleet, system: System) -> None:
 
 def streamed(fleet: Fleet, kill_at: int = 0) -> tuple[str, list[Any]]:
     """(text, events) of one greedy stream, whose engine gets kill -9 after that many."""
-    body = {"model": "lasting", "stream": True, "temperature": 0, "max_tokens": 40}
-    body |= {"messages": [{"role": "user", "content": "Write a list of ten animals, one per line."}]}
+    body = {"model": "lasting", "stream": True, "temperature": 0, "max_tokens": 400, "ignore_eos": True}
+    body |= {"messages": [{"role": "user", "content": "Count from one to a hundred."}]}
     url, events = fleet.url("data") + "/v1/chat/completions", list[Any]()
     (one,) = [i for i in fleet.instances("lasting") if i["state"] == "ready"]
     (memory,) = fleet.state_dir.rglob("agent.json")
@@ -114,6 +114,7 @@ def streamed(fleet: Fleet, kill_at: int = 0) -> tuple[str, list[Any]]:
 def test_a_stream_outlives_its_engine(fleet: Fleet) -> None:
     assert fleet.chat("lasting").status_code == 200
     whole, events = streamed(fleet)
+    assert len(events) > 300, "long enough for a client that reads late"
     text, after = streamed(fleet, kill_at=6)
     assert after[-1] == "[DONE]" and text == whole
     assert len(after) == len(events) and len({one["id"] for one in after[:-1]}) == 1
