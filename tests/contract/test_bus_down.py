@@ -223,3 +223,33 @@ async def test_what_cannot_be_stored_is_refused_at_once_until_it_can(
     await everything.until(lambda: "i-3" in [e.data.instance_id for e in everything.received])
     assert len(everything.received) >= num_stored + 2
     assert bus.counts.num_malformed == 0, "what only asks is no event"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"PUB " + b"x" * 5000 + b" 0\r\n\r\n", id="a control line longer than it takes"),
+        pytest.param(b"PUB x %d\r\n" % (64 << 20), id="a payload larger than it takes"),
+        pytest.param(b"HELLO\r\n", id="no operation that it knows"),
+        pytest.param(b"SUB a..b 99\r\n", id="a subject that is none"),
+        pytest.param(b"PUB\r\n", id="no arguments"),
+    ],
+)
+async def test_whatever_error_the_server_names_the_client_is_back_on_the_bus(infra: Infra, raw: bytes) -> None:
+    """The library closes its connection for good."""
+    rig, node, router = Rig(infra.nats.url), name(), name()
+    bus, other = await rig.client(), await rig.client()
+    assert isinstance(bus, NatsBus)
+    kept, heard = await rig.listener(evictions_of(node), bus), Listener()
+    await bus.subscribe([facts_of("router.load_reported").rpartition(".")[0] + f".{router}"], heard)
+    first = bus._nc
+    assert first._transport is not None
+    first._transport.writelines([raw])
+    await until(lambda: bus.connected and bus._nc is not first, "another client has taken its place")
+    for sender in (other, bus):
+        await retried(lambda: sender.publish(evicted(node)), BusUnavailable)  # noqa: B023
+    await kept.listen(2)
+    for sender in (other, bus):
+        await retried(lambda: sender.publish(load(router)), BusUnavailable)  # noqa: B023
+    await heard.listen(2)
+    await rig.close()

@@ -130,7 +130,8 @@ class _Reader:
 
 
 class NatsBus:
-    """Reconnects for ever; subscriptions survive restarts of the server, even an emptied one.
+    """Reconnects for ever, with a new client once the library has closed its own for good, as it does at most errors
+    that a server names; subscriptions survive that and restarts of the server, even an emptied one.
 
     After a reconnect it restores missing streams and rebinds every durable reader, as old pulls would wait in vain.
     Without `makes_streams` it waits for another client's. `inbox`: prefix of reply subjects. A stream that stores
@@ -156,6 +157,8 @@ class NatsBus:
         self._in_flight: set[asyncio.Timeout] = set()
         self._back = asyncio.Event()  # the server is back, or lost a stream
         self._readers: dict[str, _Reader] = {}
+        self._core: list[tuple[str, Callable[[Msg], Awaitable[None]]]] = []  # subscriptions, by subject
+        self._dialling = asyncio.Lock()
         self._pings: set[asyncio.Task[None]] = set()
         self._storing = Storing(
             self._store_check, self._answers, REFUSED, (names.COMMANDS_STREAM,) if asks_first else ()
@@ -172,6 +175,12 @@ class NatsBus:
 
     async def connect(self) -> None:
         """Connect and make the streams. Retries until cancelled."""
+        await self._dial()
+        await self._ensure_streams()
+        watching = self._storing.watch(lambda: self.connected)
+        self._tasks += [asyncio.create_task(self._repair()), asyncio.create_task(watching)]
+
+    async def _dial(self) -> None:
         while True:
             try:
                 self._nc = await nats.connect(
@@ -193,9 +202,16 @@ class NatsBus:
                 log.warning("this service cannot connect to NATS and tries again: %s", error)
                 await asyncio.sleep(RETRY_S)
         self._js = self._nc.jetstream(timeout=PUBLISH_TIMEOUT_S)
-        await self._ensure_streams()
-        watching = self._storing.watch(lambda: self.connected)
-        self._tasks += [asyncio.create_task(self._repair()), asyncio.create_task(watching)]
+
+    async def _dial_if_closed(self) -> None:
+        async with self._dialling:
+            while self._nc.is_closed:
+                log.error("the connection to NATS has been closed for good: this service opens another")
+                await self._dial()
+                with contextlib.suppress(*REFUSED):
+                    for subject, callback in self._core:
+                        await self._nc.subscribe(subject, cb=callback)
+                    await self._on_back()
 
     async def _on_lost(self) -> None:
         """Fail the lost connection's publishes now, not at their timeout."""
@@ -210,7 +226,12 @@ class NatsBus:
 
     async def _repair(self) -> None:
         while True:
-            await self._back.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_EVERY_S):
+                    await self._back.wait()
+            await self._dial_if_closed()
+            if not self._back.is_set():
+                continue
             self._back.clear()
             log.info("NATS answers again: this service sets up its streams and readers anew")
             await self._ensure_streams()
@@ -221,6 +242,7 @@ class NatsBus:
         """Wait for the streams; one with unchangeable settings is used as it is."""
         for config in stream_configs(self._replicas):
             while True:
+                await self._dial_if_closed()
                 try:
                     if self._makes_streams:
                         await self._js.add_stream(config)
@@ -303,6 +325,7 @@ class NatsBus:
         if not durable:
             callback = self._core_callback(handler)
             for subject in filters:
+                self._core.append((subject, callback))
                 await self._nc.subscribe(subject, cb=callback)
             if not await self._answered(arrive(self._nc), ARRIVE_S):
                 log.warning("NATS has not confirmed the subscription to %s", ", ".join(filters))
@@ -382,7 +405,7 @@ class NatsBus:
             while not rebind.is_set():
                 pull = asyncio.create_task(reader.fetch(1, timeout=FETCH_WAIT_S))
                 await asyncio.wait({pull, waiter}, return_when=asyncio.FIRST_COMPLETED)
-                if not pull.done():
+                if not pull.done() or pull.cancelled():  # by the library, which has closed the connection
                     return
                 with contextlib.suppress(TimeoutError):
                     for msg in pull.result():

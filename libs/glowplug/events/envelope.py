@@ -13,21 +13,23 @@ import msgspec
 
 from glowplug.events import commands, facts
 
-# Check decoded values for numbers and nesting that no writer of Glowplug sends.
+# Check decoded values for numbers, ids and nesting that no writer of Glowplug sends.
 #
-# JSON allows integers of thousands of digits, "nan" and "inf" as text where a number is expected, and unbounded
-# nesting of lists. Such a value has the right type but breaks code that computes with it or writes it again, so
-# it is refused at decoding. The checks of a type are built once.
+# JSON allows integers of thousands of digits, "nan" and "inf" as text where a number is expected, names of any length,
+# and unbounded nesting of lists. Such a value has the right type but breaks code that computes with it or writes it
+# again, so it is refused at decoding. The checks of a type are built once.
 
 # 64 bits: what the wire contract (proto/) holds. Epoch seconds and bytes stay far below it.
 MAX_NUMBER: Final = 2**63 - 1
 # Engine arguments are the only free JSON in the contract; two levels are in use.
 MAX_DEPTH: Final = 32
+MAX_ID_CHARS: Final = 1024
+IDS: Final = frozenset({"key", "model_key", "digest", "name", "issuer", "target", "tenant", "tenant_name"})  # and *_id
 Check = Callable[[Any], None]
 
 
 class Unsound(ValueError):
-    """A decoded value holds a number or a nesting that no writer sends."""
+    """A decoded value holds a number, an id or a nesting that no writer sends."""
 
 
 def check_of(hint: Any) -> Check | None:
@@ -70,21 +72,27 @@ def _each(check: Check | None, *, is_mapping: bool) -> Check | None:
 
 
 def _fields_of(cls: type[Any]) -> Check | None:
-    """Build the check of a class. All its numbers are read at once, since most events have nothing else to check."""
+    """Build the check of a class. All its numbers are read at once, and all its ids, since most events have nothing
+    else to check."""
     hints = typing.get_type_hints(cls)
     names = [n for n in hints if typing.get_origin(hints[n]) is not typing.ClassVar and not n.startswith("__")]
     numbers = [name for name in names if hints[name] in (int, float)]
+    ids = [name for name in names if hints[name] is str and (name in IDS or name.endswith("_id"))]
     inner = [(attrgetter(name), check) for name in names if name not in numbers and (check := check_of(hints[name]))]
-    if not numbers and not inner:
+    if not numbers and not ids and not inner:
         return None
     read = attrgetter(*numbers) if len(numbers) > 1 else None
     only = attrgetter(numbers[0]) if len(numbers) == 1 else None
+    read_ids = attrgetter(*ids, *ids[:1]) if ids else None  # one twice, so that it returns a tuple
 
     def fields(value: Any) -> None:
         given = read(value) if read else (only(value),) if only else ()
         for name, number in zip(numbers, given, strict=True):
             if not -MAX_NUMBER <= number <= MAX_NUMBER:
                 raise Unsound(f"{cls.__name__}.{name} is out of range: {str(number)[:40]}")
+        if read_ids and max(map(len, read_ids(value))) > MAX_ID_CHARS:
+            name = max(ids, key=lambda name: len(getattr(value, name)))
+            raise Unsound(f"{cls.__name__}.{name} is longer than {MAX_ID_CHARS} characters")
         for of, check in inner:
             check(of(value))
 

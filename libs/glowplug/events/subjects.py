@@ -6,6 +6,7 @@ glowplug.v1.tel.<entity>.<fact>.<model_key|_>.<id>     telemetry (core)
 glowplug.v1.cmd.<service>.<verb>.<target>              commands (JetStream)
 """
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,12 +19,16 @@ ROOT = "glowplug.v1"
 FACTS_STREAM, COMMANDS_STREAM, USAGE_STREAM = "GLOWPLUG_FACTS", "GLOWPLUG_COMMANDS", "GLOWPLUG_USAGE"
 FACTS, USAGE, TELEMETRY, COMMANDS_ALL = f"{ROOT}.evt.>", f"{ROOT}.use.>", f"{ROOT}.tel.>", f"{ROOT}.cmd.>"
 EVERYTHING = {"evt": (FACTS, USAGE), "tel": (TELEMETRY,), "cmd": (COMMANDS_ALL,)}  # by plane
+MAX_TOKEN_CHARS = 256
 _NONE = "_"
 _PLAIN = re.compile(r"[A-Za-z0-9_:+=@-]+")
 
 
 def _token(text: str) -> str:
-    """`text` as one NATS token: dots, slashes, wildcards and unprintable characters become dashes."""
+    """`text` as one NATS token: dots, slashes, wildcards and unprintable characters become dashes. A long one ends in
+    its digest: a server closes the connection of a client whose subject is longer than it takes."""
+    if len(text) > MAX_TOKEN_CHARS:
+        text = f"{text[: MAX_TOKEN_CHARS - 33]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:32]}"
     if _PLAIN.fullmatch(text):
         return text
     return "".join("-" if c in ".*>/ " or not c.isprintable() else c for c in text) or _NONE

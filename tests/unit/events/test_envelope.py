@@ -85,12 +85,19 @@ def test_integers_written_as_text_are_read() -> None:
         {"data": []},
         {"data": {}},
         {"epoch": 1.5},
+        {"issuer": "i" * 1025},
+        {"data": {"node_id": "n" * 1025, "reason": ""}},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:40],
 )
 def test_a_wrong_field_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(MalformedEvent):
         decode(raw(an_event() | change))
+
+
+def test_ids_are_read_up_to_their_bound_and_texts_beyond() -> None:
+    longest = {"node_id": "n" * 1024, "reason": "r" * 2000}
+    assert decode(raw(an_event() | {"data": longest})).data == NodeLeft(**longest)
 
 
 @pytest.mark.parametrize("name", ["event_id", "type", "occurred_at", "issuer", "data"])

@@ -11,7 +11,14 @@ from glowplug.events import subjects
 from glowplug.events.commands import StopInstance
 from glowplug.events.document import example
 from glowplug.events.envelope import COMMANDS, PAYLOADS
-from glowplug.events.facts import InstanceReady, ModelUndeployed, NodeLeft, ServiceStarted, UsageRecorded
+from glowplug.events.facts import (
+    InstanceReady,
+    ModelUndeployed,
+    NodeLeft,
+    ServiceStarted,
+    UsageRecorded,
+    WeightsEvicted,
+)
 from tests.strategies import values
 
 some = settings(max_examples=6)
@@ -65,6 +72,17 @@ def test_subjects_read_as_promised() -> None:
         assert subjects.parse(name).plane == "evt" and subjects.is_subject_of(name, usage)
     started = ServiceStarted(service="router", service_id="router-1", url="", version="")
     assert subjects.subject(started) == "glowplug.v1.evt.service.started._.router-1"
+
+
+def test_a_subject_is_never_longer_than_a_server_takes_and_long_ids_stay_apart() -> None:
+    """NATS ends connections at 4,096 bytes of its line."""
+    names = {
+        subjects.subject(WeightsEvicted(node_id="n", digest=1023 * "ü" + end, num_bytes=0, reason="")) for end in "ab"
+    }
+    assert len(names) == 2 and all(len(name.encode()) < 1024 for name in names)
+    assert len(subjects.subject(StopInstance(target=1024 * "ü", instance_id="", reason="")).encode()) < 1024
+    plain = subjects.subject(NodeLeft(node_id="n" * subjects.MAX_TOKEN_CHARS, reason=""))
+    assert plain.endswith("n" * subjects.MAX_TOKEN_CHARS)
 
 
 def test_a_subject_without_model_or_id_parses_to_nothing_there() -> None:
