@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
 from glowplug import __version__
@@ -24,6 +23,7 @@ from glowplug.runtime.errors import WrongSetting
 from glowplug.runtime.identity import ServiceIdTaken
 from glowplug.runtime.privileges import inbox_of, makes_streams
 from glowplug.runtime.rest import Guarded, admin
+from glowplug.runtime.rest_server import RestServer
 from glowplug.runtime.settings import ServiceSettings
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import StopSignal, end, essential
@@ -124,23 +124,11 @@ async def serve_rest(app: FastAPI, settings: ServiceSettings) -> tuple[asyncio.T
     sock = listen(settings.host, settings.port)
     port = sock.getsockname()[1]
     guarded = Guarded(app, settings.web_rules())
-    config = uvicorn.Config(guarded, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
-    server = _Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(_run_server(server, sock))
+    task = asyncio.create_task(_run_server(RestServer.of(guarded), sock))
     return task, http_url(settings.advertise_host or reachable(settings.host), port)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn that wakes once a second, for its date header, instead of ten times. Nothing sets `should_exit`: services
-    cancel it."""
-
-    async def main_loop(self) -> None:
-        while not await self.on_tick(0):
-            await asyncio.sleep(1.0)
-
-
-async def _run_server(server: uvicorn.Server, sock: socket.socket) -> None:
+async def _run_server(server: RestServer, sock: socket.socket) -> None:
     """Serve until cancelled, then finish open answers within the graceful time."""
     try:
         await server._serve([sock])
