@@ -282,6 +282,20 @@ async def test_a_drop_cancels_a_fetch_on_its_way(prefetcher: Prefetcher) -> None
         assert not prefetcher.region(ref).blob.exists()
 
 
+async def test_two_slow_sources_hold_up_no_start_and_are_read_on_after_it(prefetcher: Prefetcher) -> None:
+    await prefetcher.start()
+    with WeightServer(DATA * 8, step_s=1.0) as slow, WeightServer(DATA) as quick:
+        slow_ones = [WeightsRef(uri=f"{slow.url}?{number}") for number in range(2)]
+        for ref in slow_ones:
+            await prefetcher.fetch(ref)
+            await prefetcher.until_state(ref, RegionState.FETCHING)
+        await prefetcher.fetched(WeightsRef(uri=quick.url), "i-1")
+        assert RegionState.COMPLETE not in {prefetcher.state(ref).state for ref in slow_ones}
+        slow.step_s = 0.0
+        for ref in slow_ones:
+            await prefetcher.until_complete(ref)
+
+
 async def test_it_knows_the_rate_of_the_link_once_ready_and_stops_clean_on_sigterm(prefetcher: Prefetcher) -> None:
     await prefetcher.start(link_bytes_per_s=1e7)
     (link,) = read_links(prefetcher.shm_dir, prefetcher.node_id)

@@ -9,8 +9,8 @@ What it is notified of (reads.py, messages.py) and asks (messages.py: EFFECTS)
   - A record of each eviction, beside facts and effects.
 
 What it promises
-  - One fetch per digest for all requests, at most `max_fetches` at once, the most urgent first; those that an instance
-    waits for go before all others.
+  - One fetch per digest for all requests, at most `max_fetches` at once of files of this machine, and as many of other
+    sources, the most urgent first; one that an instance waits for takes the place of one that nothing waits for.
   - A fetch reads the node's own copy on disk, else the source. The disk tier never takes more than `disk_bytes`; a
     missing or failing one changes nothing else.
   - Granted bytes never exceed `capacity_bytes`. They are granted only when they fit, after evicting (policy kind
@@ -25,7 +25,7 @@ What it never does
   - Fetch for a model by its own forecast: the placer commands that.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -298,6 +298,7 @@ class PlacedWeights:
 
 
 DISK = Tier.DISK.value  # source of a fetch from the node's own copy
+LOCAL = "file:"
 EVENTS_REMEMBERED = 4096
 
 
@@ -538,15 +539,36 @@ class PrefetcherController:
         effects: list[Effect] = []
         while True:
             queued = [j for j in self.jobs.values() if j.stage is FetchStage.QUEUED]
-            if not queued or len(self.jobs) - len(queued) >= self.params.max_fetches:
-                return effects
-            job = min(queued, key=lambda j: (-j.urgency, j.order))
+            running = Counter(self._is_local(j) for j in self.jobs.values() if j.stage is not FetchStage.QUEUED)
+            may_start = [j for j in queued if running[self._is_local(j)] < self.params.max_fetches]
+            if not may_start:
+                return [*effects, *self._displace(queued)]
+            job = min(may_start, key=lambda j: (-j.urgency, j.order))
             first = max(job.wants, key=lambda w: w.urgency)
             job.stage, job.started_at, job.part = FetchStage.SIZING, now_s, first.command
             job.from_disk = self.disk.has(job.digest)
             peers = tuple(dict.fromkeys(url for want in job.wants for url in want.command.peers))
             want = replace(first, command=replace(first.command, peers=peers))
             effects.append(msg.StartFetch(digest=job.digest, want=want, from_disk=job.from_disk))
+
+    def _is_local(self, job: FetchJob) -> bool:
+        """Return whether it takes no place of the link to the sources."""
+        return job.from_disk or job.part.weights.uri.startswith(LOCAL) or self.disk.has(job.digest)
+
+    def _displace(self, queued: Sequence[FetchJob]) -> list[Effect]:
+        """Stop a fetch that nothing waits for, the latest of the least urgent first, for each of `queued` that an
+        instance waits for; it goes on later where it stopped."""
+        jobs = [job for job in self.jobs.values() if job.stage is not FetchStage.QUEUED]
+        lacking = Counter(self._is_local(job) for job in queued if job.urgency >= msg.WAITED_FOR)
+        lacking -= Counter(self._is_local(job) for job in jobs if job.stage is FetchStage.STOPPING)
+        idle = [job for job in jobs if job.stage is not FetchStage.STOPPING and job.urgency < msg.WAITED_FOR]
+        effects: list[Effect] = []
+        for job in sorted(idle, key=lambda j: (j.urgency, -j.order)):
+            if lacking[self._is_local(job)] > 0:
+                lacking[self._is_local(job)] -= 1
+                job.stage = FetchStage.STOPPING
+                effects.append(msg.StopFetch(job.digest))
+        return effects
 
     # host memory
 
