@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from glowplug.domain.errors import BadRequest
-from glowplug.services.router import api_errors, forced_tools, wire
+from glowplug.services.router import api_errors, forced_tools, schemas, wire
 from glowplug.services.router.continuation import DONE, decode, events
 from glowplug.services.router.forced_tools import ForcedCall
-from glowplug.services.router.request_shapes import SCHEMA_BYTES
 from glowplug.services.router.wire import encode_json
 
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
@@ -61,9 +60,7 @@ def _format(fields: dict[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
         raise BadRequest(f'{param}: {{"type": "json_schema", "schema": {{...}}}} is expected.', param=param)
-    if (num_bytes := len(encode_json(form["schema"]))) > SCHEMA_BYTES:
-        param = f"{param}.schema"
-        raise BadRequest(f"{param}: {num_bytes} bytes are more than {SCHEMA_BYTES}.", param=param)
+    schemas.check_schema(f"{param}.schema", encode_json(form["schema"]))
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"]}}
 
 

@@ -15,12 +15,12 @@ from glowplug.domain.model import Model
 from glowplug.engines import apis
 from glowplug.engines.apis import EngineApi
 from glowplug.services.router import request_shapes as shapes
+from glowplug.services.router import schemas
 from glowplug.services.router.request_shapes import (
     CHARS_PER_TOKEN_MAX,
     NULL,
     NUM_CHOICES,
     NUM_INPUTS,
-    SCHEMA_BYTES,
     TOOLS_BYTES,
     UNKNOWN_BYTES,
 )
@@ -151,6 +151,7 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "reasoning_text", 
 _TEXT_PARTS |= {"thinking", "redacted_thinking", "tool_use", "tool_result"}
 _FUNCTIONS = frozenset({"function", "custom"})  # tools that the client runs
 _SCHEMAS = ("json_schema", "guided_json", "guided_choice", "structured_outputs")
+_GRAMMARS = ("grammar", "guided_grammar", "guided_regex")
 _WITH_TEXT = frozenset({"text", "input_text", "output_text"})
 _FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n--')
 _NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
@@ -464,14 +465,14 @@ def _check_one_bound(asked: shapes.Generating) -> None:
 
 def _check_anthropic(asked: shapes.CountAsked) -> None:
     check_turns(asked)
-    num_bytes = 0
+    num_bytes = num_repetitions = 0
     for i, tool in enumerate(asked.tools or ()):
         if tool.type not in (None, "custom"):
             text = f"tools[{i}].type: `{tool.type}` is run by its maker's own servers, and not here."
             raise BadRequest(text, param=f"tools[{i}].type")
-        _check_schema(f"tools[{i}].input_schema", tool.input_schema)
+        num_repetitions += _check_schema(f"tools[{i}].input_schema", tool.input_schema)
         num_bytes += memoryview(tool.input_schema).nbytes + len(tool.description or "")
-    _check_tools_bytes(num_bytes)
+    _check_tools_size(num_bytes, num_repetitions)
     choice = asked.tool_choice
     if choice is not None and choice.type in ("any", "tool"):
         _check_forced([tool.name for tool in asked.tools or ()], choice.name if choice.type == "tool" else None)
@@ -526,37 +527,39 @@ def _check_response(asked: shapes.ResponseAsked) -> None:
 
 
 def _check_tools(where: str, tools: Sequence[shapes.Function | shapes.ResponseTool]) -> None:
-    num_bytes = 0
+    num_bytes = num_repetitions = 0
     for i, tool in enumerate(tools):
-        _check_schema(f"{where.format(i)}.parameters", tool.parameters)
+        num_repetitions += _check_schema(f"{where.format(i)}.parameters", tool.parameters)
         num_bytes += memoryview(tool.parameters).nbytes + len(tool.description or "")
-    _check_tools_bytes(num_bytes)
+    _check_tools_size(num_bytes, num_repetitions)
 
 
-def _check_tools_bytes(num_bytes: int) -> None:
+def _check_tools_size(num_bytes: int, num_repetitions: int) -> None:
     if num_bytes > TOOLS_BYTES:
         raise BadRequest(f"tools: {num_bytes} bytes are more than {TOOLS_BYTES}.", param="tools")
+    schemas.check_repetitions("tools", num_repetitions)
 
 
 def _check_format(asked: shapes.ChatAsked | shapes.CompletionAsked) -> None:
     for field in _SCHEMAS:
         if (schema := getattr(asked, field)) is not NULL:
-            _check_size(field, schema)
+            schemas.check_schema(field, bytes(schema))
+    for field in _GRAMMARS:
+        if (grammar := getattr(asked, field)) is not None:
+            schemas.check_repetitions(field, schemas.repetitions_of_text(grammar))
     if asked.response_format is not None:
         _check_schema("response_format.json_schema", asked.response_format.json_schema)
         _check_schema("response_format.schema", asked.response_format.schema)
 
 
-def _check_size(param: str, schema: msgspec.Raw) -> None:
-    num_bytes = memoryview(schema).nbytes
-    if num_bytes > SCHEMA_BYTES:
-        raise BadRequest(f"{param}: {num_bytes} bytes are more than {SCHEMA_BYTES}.", param=param)
-
-
-def _check_schema(param: str, schema: msgspec.Raw) -> None:
-    _check_size(param, schema)
+def _check_schema(param: str, schema: msgspec.Raw) -> int:
+    """Return how many repetitions it asks for."""
+    if schema is NULL:
+        return 0
+    num = schemas.check_schema(param, bytes(schema))
     if not bytes(schema).startswith((b"{", b"null")):
         raise BadRequest(f"{param}: an object is expected.", param=param)
+    return num
 
 
 def _check_part(param: str, part: shapes.ContentPart | shapes.Block) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
+from glowplug.services.router.schemas import SCHEMA_BYTES
+
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 NUM_MESSAGES = 2048  # or items of a response's input
@@ -18,7 +20,6 @@ NUM_TOOLS = 128  # as with OpenAI
 CHARS_PER_TOKEN_MAX = 64  # a longer text cannot fit its context; tokenizing 9 MB takes llama.cpp 45 s and 800 MB
 TOOLS_BYTES = 256 * 1024  # of all tools together
 UNKNOWN_BYTES = 256 * 1024  # of one unknown field
-SCHEMA_BYTES = 16 * 1024  # of one JSON schema: llama.cpp compiles 44 KB of enum values for 25 s on one core
 
 Count = Annotated[int, Meta(ge=1, le=NUM_CHOICES)]
 Tokens = Annotated[int, Meta(ge=1, le=INT32_MAX)]  # the model's context bounds it too
