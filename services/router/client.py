@@ -49,6 +49,7 @@ class ClientConnection(asyncio.Protocol):
         self.exchange: Answerer | None = None
         self.write_paused = False
         self.write_paused_at = 0.0
+        self._unsent_bytes, self._unsent_at = 0, 0.0  # of answers that are over, and when they last became fewer
         self.state = IDLE
         self.since = _monotonic()
         self._waiting: deque[HttpRequest] = deque()
@@ -73,7 +74,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
         self.write: wire.Write = wire.writer(self.transport)
-        self.transport.set_write_buffer_limits(high=self._context.limits.write_buffer_bytes)
+        self.bound_buffer()
         self._others.add(self)
         if len(self._others) > self._context.limits.max_connections:
             self.refuse(refused(503, "Too many connections.", "overloaded", retry_after_s=1.0))
@@ -394,6 +395,9 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         self.transport.close()
 
+    def bound_buffer(self) -> None:
+        self.transport.set_write_buffer_limits(high=self._context.write_buffer_bytes)
+
     # -- time ---------------------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
@@ -402,7 +406,7 @@ class ClientConnection(asyncio.Protocol):
         waited_s = now - self.since
         is_deaf = self.exchange is not None and (self._all_sent or self._reads_paused)
         is_stalled = self.write_paused and now - self.write_paused_at > limits.stall_s
-        if is_stalled or (is_deaf and self._is_reset()):
+        if is_stalled or self._leaves_answers_unread(now) or (is_deaf and self._is_reset()):
             self.transport.abort()
         elif self._reads_paused:
             return  # the rest of a request may have arrived unread
@@ -413,9 +417,16 @@ class ClientConnection(asyncio.Protocol):
         elif self.state == IDLE and self.exchange is None and waited_s > limits.client_idle_s:
             self.close()
 
+    def _leaves_answers_unread(self, now: float) -> bool:
+        num_bytes = self.transport.get_write_buffer_size() if self.exchange is None else 0
+        if not num_bytes or num_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_at = num_bytes, now
+        return now - self._unsent_at > self._context.limits.stall_s
+
     def postpone(self, by_s: float) -> None:
         self.since += by_s
         self.write_paused_at += by_s
+        self._unsent_at += by_s
 
     @property
     def is_idle(self) -> bool:

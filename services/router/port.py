@@ -134,6 +134,7 @@ class DataPort:
             self._postpone(slept_s)
         for connection in list(self.connections):
             connection.sweep(now)
+        self._share_buffers()
         for exchange in list(self._table.exchanges.values()):
             engine, attempt = exchange.engine, exchange.attempt
             is_deserted = attempt is not None and attempt.is_deserted
@@ -143,6 +144,16 @@ class DataPort:
         self.engines.sweep(now, self._table.controller.fleet.instances)
         self.intake.forget_models()
         self.context.metrics.connections.set(len(self.connections))
+
+    def _share_buffers(self) -> None:
+        """Pause engines early while clients leave too much unread, until half of it is read."""
+        context, most = self.context, self.limits.write_buffers_bytes
+        num_bytes = sum(connection.transport.get_write_buffer_size() for connection in self.connections)
+        is_crowded = num_bytes > (most // 2 if context.is_crowded else most)
+        if is_crowded != context.is_crowded:
+            context.is_crowded = is_crowded
+            for connection in self.connections:
+                connection.bound_buffer()
 
     def _postpone(self, by_s: float) -> None:
         for connection in self.connections:

@@ -40,4 +40,9 @@ class PortContext(Generic[E]):
     begin_upload: Callable[[HttpRequest, int | None], Upload] = _no_files  # raises GlowplugError
     journal: Journal = field(default_factory=Journal)
     buffered_bytes: int = 0  # of request bodies
+    is_crowded: bool = False  # clients do not read: each gets a small buffer
     max_continuations: int = 0
+
+    @property
+    def write_buffer_bytes(self) -> int:
+        return self.limits.crowded_buffer_bytes if self.is_crowded else self.limits.write_buffer_bytes

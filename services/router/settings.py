@@ -27,7 +27,9 @@ class Limits:
     client_idle_s: Annotated[Positive, ADVANCED] = 75.0  # keep-alive between requests
     linger_s: float = 2.0  # reading on after the last answer, so that the client receives it
     stall_s: float = 120.0  # a client that does not read its answer
-    write_buffer_bytes: int = 64 * 1024  # to a client, before its engine is paused
+    write_buffer_bytes: int = 2 << 20  # to a client, before its engine, which others may wait for, is paused
+    write_buffers_bytes: int = 256 << 20  # to all clients; beyond, each has crowded_buffer_bytes
+    crowded_buffer_bytes: int = 64 * 1024
     connect_s: float = 2.0  # to an engine
     engine_silence_s: Annotated[Positive, ADVANCED] = 300.0  # an engine that sends nothing at all
     deserted_silence_s: float = 5.0  # likewise in mid-stream, once the engine's node has left

@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import socket
+import time
 from typing import Any
 
 import pytest
 
 from glowplug.domain.instance import InstanceState
 from glowplug.runtime.service import listen
+from glowplug.services.router.client import ClientConnection
 from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
+    Client,
     Reply,
     Rig,
     Served,
@@ -173,7 +177,7 @@ async def test_a_client_that_does_not_read_pauses_its_engine(rig: Rig) -> None:
     exchange = rig.exchange
     connection = await rig.connection()
     assert connection.write_paused and exchange.engine is not None and exchange.engine.paused
-    assert connection.transport.get_write_buffer_size() < 2_000_000
+    assert connection.transport.get_write_buffer_size() < rig.port.limits.write_buffer_bytes + 500_000
     assert len(await client.rest()) == 2000 * len(big)
 
 
@@ -186,15 +190,53 @@ async def test_a_client_that_never_reads_is_dropped() -> None:
         await asyncio.wait_for(engine.served[0].left.wait(), WAIT_S)
 
 
-async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody(rig: Rig) -> None:
-    await rig.engine(flood, max_concurrency=100)
-    for _ in range(40):
-        await rig.sent(chat(stream=True))
-    await rig.until(lambda: sum(c.write_paused for c in rig.port.connections) == 40)
-    buffered = sum(c.transport.get_write_buffer_size() for c in rig.port.connections)
-    assert buffered < 40 * 600_000
-    models = await rig.ask(get("/v1/models"))
-    assert models.status == 200
+async def test_many_clients_that_do_not_read_cost_little_and_harm_nobody() -> None:
+    async with a_rig(Limits(write_buffers_bytes=8 << 20)) as rig:
+        await rig.engine(flood, max_concurrency=100)
+        first = [await rig.sent(chat(stream=True)) for _ in range(6)]
+        await rig.until(lambda: sum(c.write_paused for c in rig.port.connections) == 6)
+        rig.port.sweep(time.monotonic())
+        for _ in range(12):
+            await rig.sent(chat(stream=True))
+        await rig.until(lambda: sum(c.write_paused for c in rig.port.connections) == 18)
+        buffered = sum(c.transport.get_write_buffer_size() for c in rig.port.connections)
+        assert buffered < 6 * 2_600_000 + 12 * 600_000
+        assert (await rig.ask(get("/v1/models"))).status == 200
+        for client in first:
+            client.close()
+        await rig.until(lambda: len(rig.port.connections) <= 13)
+        for client in rig.clients:
+            client.close()
+        await rig.until(lambda: not rig.port.connections)
+        rig.port.sweep(time.monotonic())
+        assert not rig.port.context.is_crowded
+
+
+async def test_a_client_that_does_not_read_holds_no_slot_that_others_wait_for() -> None:
+    """Its answer is read on into a buffer, and kept while it reads any of it."""
+    num, event = 20, b"data: " + b"x" * 50_000 + b"\n\n"
+    async with a_rig() as rig:
+        await rig.engine(streaming(*[event] * num, DONE, every_s=0.0), max_concurrency=1)
+        connections, clients = list[ClientConnection](), list[Client]()
+        for _ in range(2):
+            clients.append(await rig.client())
+            await rig.until(lambda: len(rig.port.connections) == len(clients))
+            connections += rig.port.connections - {*connections}
+            sock = connections[-1].transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+            clients[-1].writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await clients[-1].send(chat(stream=True))
+        await rig.until(lambda: len(rig.finished) == 2)
+        assert [ending.status for ending in rig.endings] == [200, 200]
+        assert all(connection.transport.get_write_buffer_size() for connection in connections)
+        clients[0].writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len((await clients[0].answer()).body) == num * len(event) + len(DONE)
+        now, stall_s = time.monotonic(), rig.port.limits.stall_s
+        for at in (now, now + stall_s - 1):
+            connections[1].sweep(at)
+        assert {*connections} == rig.port.connections
+        connections[1].sweep(now + stall_s + 1)
+        await rig.until(lambda: rig.port.connections == {connections[0]})
 
 
 async def test_draining_finishes_streams_and_refuses_what_comes(rig: Rig) -> None:

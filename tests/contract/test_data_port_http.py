@@ -287,17 +287,18 @@ async def test_a_router_that_leaves_answers_and_closes_without_tearing() -> None
         assert await client.at_end()
 
 
-async def test_a_client_that_reads_no_answers_gets_no_more_of_them(rig: Rig) -> None:
-    client = await rig.client()
-    connection = await rig.connection()
-    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    sending = asyncio.create_task(client.send(GET * 5000))
-    await rig.until(lambda: connection.write_paused and connection._reads_paused)
-    assert connection.transport.get_write_buffer_size() < 100_000 and len(connection._waiting) < 500
-    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-    assert {(await client.answer()).status for _ in range(5000)} == {200}
-    await sending
+async def test_a_client_that_reads_no_answers_gets_no_more_of_them() -> None:
+    async with a_rig(Limits(write_buffer_bytes=65_536)) as rig:
+        client = await rig.client()
+        connection = await rig.connection()
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        sending = asyncio.create_task(client.send(GET * 5000))
+        await rig.until(lambda: connection.write_paused and connection._reads_paused)
+        assert connection.transport.get_write_buffer_size() < 100_000 and len(connection._waiting) < 500
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert {(await client.answer()).status for _ in range(5000)} == {200}
+        await sending
 
 
 async def test_a_client_with_many_requests_leaves_turns_to_others() -> None:
