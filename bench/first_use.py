@@ -41,7 +41,7 @@ class Round:
 
 
 def first_token(url: str, model: str) -> float:
-    """Seconds from a request to its first text; the answer is read to its end. Raises RuntimeError where none comes."""
+    """Seconds from a request to its first text; the answer is read to its end. Raises RuntimeError if none comes."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -75,14 +75,12 @@ def one_round(model: str, num_warm: int) -> Round:
 
 
 def shown(number: int, one: Round) -> str:
-    """One row of the table."""
     warm = f"{median(one.warm_first_token_s):.3f} ({max(one.warm_first_token_s):.3f})"
     memory = f"{one.fleet_memory_bytes / MIB:.0f}"
     return markdown_row(number, f"{one.ready_s:.1f}", f"{one.cold_first_token_s:.2f}", warm, memory, f"{one.load:.1f}")
 
 
 def as_data(rounds: Sequence[Round]) -> dict[str, object]:
-    """The data of every round, by the names of its fields."""
     return {"rounds": [asdict(one) for one in rounds]}
 
 

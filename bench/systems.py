@@ -170,7 +170,6 @@ def replayed(recording: Path) -> Iterator[float]:
 
 
 def shown(name: str, seen: Seen, simulated: bool) -> str:
-    """One row of the table."""
     fresh = sum(seen.starts[kind] for kind in FROM_NOTHING)
     num = max(1, seen.starts.total())
     wakes, grown, fresh_s = seen.first_of("wake"), seen.first_of("growth"), seen.first_of(*FROM_NOTHING)

@@ -1,8 +1,8 @@
-"""Figures as data: run what measures them, write them into the pages, or check the pages.
+"""Measure figures as data, write them into the pages, or check the pages.
 
 python -m bench.figures [--only NAME]    run the benchmarks without a result at this commit, and render
 python -m bench.figures --render         write the saved results into the pages
-python -m bench.figures --check          nothing is written; 1 where a page is not what rendering gives
+python -m bench.figures --check          write nothing; exit with 1 if a page differs from its rendering
 """
 
 import argparse
@@ -43,7 +43,7 @@ def problems(*, release: bool) -> list[str]:
         text = (ROOT / name).read_text(encoding="utf-8")
         wanted = rendered(name, ages)
         if page.without_age(text) != page.without_age(wanted) or (release and text != wanted):
-            found.append(f"{name} is not what its results give: run make figures-page")
+            found.append(f"{name} differs from its results: run make figures-page")
         if release:
             found += [f"{name}: {one} is older than its code" for one in page.named(text) if ages[one]]
     return found
@@ -109,14 +109,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", choices=["", *(one.name for one in BENCHMARKS)], metavar="NAME")
     parser.add_argument("--render", action="store_true", help="run nothing: write the saved results into the pages")
-    parser.add_argument("--check", action="store_true", help="write nothing: say which page is not what results give")
+    parser.add_argument("--check", action="store_true", help="write nothing: name pages that differ from their results")
     args = parser.parse_args()
     if args.check:
         found = problems(release=os.environ.get("GLOWPLUG_RELEASE") == "1")
         unknown = [name for name, changed in age().items() if changed is None]
         if unknown:
             print(f"git does not know the commits of {', '.join(unknown)} here: their age is not checked")
-        print("\n".join(found) if found else "the pages are what their results give")
+        print("\n".join(found) if found else "the pages agree with their results")
         return 1 if found else 0
     failed = 0 if args.render else run(args.only)
     ages = age()

@@ -1,8 +1,8 @@
-"""GPU memory, groups 1 to 4 (docs/gpu.md), each row with what was expected: `python -m bench.gpu [1 2 3 4]`.
+"""Measure GPU memory, groups 1 to 4 (docs/gpu.md), beside the expected figures: `python -m bench.gpu [1 2 3 4]`.
 
-On a GPU it takes at most 110 GiB of the device and 40 GiB of host memory, and gives all of it back. Without one the
-groups 1 and 2 run in host memory, which shows that the programs work and says nothing of a GPU. It ends with 1 when
-something was measured that does not meet its criterion on a GPU.
+On a GPU it takes at most 110 GiB of the device and 40 GiB of host memory, and gives all of it back. Without a GPU
+groups 1 and 2 run in host memory, which shows that the programs work but tells nothing about a GPU. Exits with 1 if a
+measurement on a GPU misses its criterion.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _place(asked: str, device: int, most_gib: float, host_mib: int) -> tuple[str, int, str]:
-    """(kind, bytes at most, what to say); the kind is "" where the one asked for is not there."""
+    """(kind, bytes at most, message); the kind is "" if the requested one is missing."""
     if asked != "host":
         try:
             memory = CudaMemory(device)

@@ -1,4 +1,4 @@
-"""The price of a choice by prefix: seconds and memory, with many instances and many tracked blocks.
+"""Measure the cost of a choice by prefix: seconds and memory, with many instances and many tracked blocks.
 
     python bench/prefix/decision.py [--instances 1000] [--blocks 100000] [--choices 5000]
 
