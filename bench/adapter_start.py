@@ -30,7 +30,7 @@ async def first_token_s(client: httpx.AsyncClient, body: dict[str, Any]) -> floa
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 return time.monotonic() - began
-    raise RuntimeError("the engine has answered nothing")
+    raise RuntimeError("the engine sent no text")
 
 
 async def measure(engine: str, num_rounds: int) -> dict[str, float]:

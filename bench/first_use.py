@@ -54,7 +54,7 @@ def first_token(url: str, model: str) -> float:
             if not took_s and text_of(line):
                 took_s = time.monotonic() - began
     if not took_s:
-        raise RuntimeError(f"{model} answered {answer.status_code} and no text")
+        raise RuntimeError(f"{model} answered {answer.status_code} without text")
     return took_s
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", type=int, default=5, help="requests of each round after the first")
-    parser.add_argument("--model", default="smol-brief", help="the sample model that is asked")
+    parser.add_argument("--model", default="smol-brief", help="the sample model to ask")
     data_option(parser)
     args = parser.parse_args()
     head = ("round", "ready, s", "cold, first token, s", "warm, median (worst)", "memory without engines, MiB", "load")

@@ -134,7 +134,7 @@ def event_through_a_shell() -> Count:
                 coroutine.send(None)
             except StopIteration:
                 return
-            raise AssertionError("it waits for something")
+            raise AssertionError("the handler waits")
 
         return counted(once)
 

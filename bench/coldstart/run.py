@@ -1,7 +1,7 @@
 """The first token of a real vLLM whose weights are on another machine: `python -m bench.coldstart.run`.
 
-Nodes are network namespaces of this machine; each lets so many bytes a second in (fleet.py). In each round every kind
-of start takes its turn once, with a model that the fleet has not seen before: SmolLM2-135M-Instruct under another name,
+Nodes are network namespaces of this machine; the traffic into each is limited (fleet.py). In each round every kind of
+start takes its turn once, with a model that the fleet has not seen before: SmolLM2-135M-Instruct under another name,
 from a hub of its own. Prints medians over the rounds, beside the floor, which is the time of the network alone: bytes /
 (stages x bytes per second).
 
@@ -128,7 +128,7 @@ def deploy_for(machines: Machines, kind: Kind, model: Mapping[str, Any]) -> None
         if (num_stages := len(cost["gpu_ids"])) == kind.num_stages:
             return
         ttft_s = TIGHTER * (cost["seconds"] if ttft_s == WAIT_S else ttft_s)
-    raise RuntimeError(f"{kind.name}: the placer never chooses {kind.num_stages} stages, and {num_stages} in the end")
+    raise RuntimeError(f"{kind.name}: the placer never chooses {kind.num_stages} stages; it ended at {num_stages}")
 
 
 def stream(url: str, model: str, num_tokens: int, on_first: Callable[[], None]) -> tuple[float, float, float, str]:
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=by_name, default=list(by_name))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="of each answer")
-    parser.add_argument("--mbytes-per-s", type=float, default=20.0, help="that a node's network card lets in")
+    parser.add_argument("--mbytes-per-s", type=float, default=20.0, help="into each node")
     data_option(parser)
     args = parser.parse_args()
     kinds, rate = [by_name[name] for name in args.kinds], args.mbytes_per_s * 1e6

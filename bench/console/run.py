@@ -190,12 +190,10 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--loads", type=int, default=5, help="page loads to measure")
     parser.add_argument("--marks", type=int, default=100, help="updates to measure")
-    parser.add_argument(
-        "--minutes", type=float, default=60, help="of the fleet's life for the memory rows; 0 leaves them out"
-    )
-    parser.add_argument("--speed", type=float, default=30, help="seconds of its life per second, in that part")
-    parser.add_argument("--view", default="fleet", help="the view that stays open: fleet, models, requests, ...")
-    parser.add_argument("--serve", action="store_true", help="show the page until Ctrl-C, measure nothing")
+    parser.add_argument("--minutes", type=float, default=60, help="of events for the memory rows; 0 leaves them out")
+    parser.add_argument("--speed", type=float, default=30, help="factor of the fleet's clock in that part")
+    parser.add_argument("--view", default="fleet", help="the open view: fleet, models, requests, ...")
+    parser.add_argument("--serve", action="store_true", help="only serve the page until Ctrl-C")
     data_option(parser)
     return parser.parse_args(argv)
 

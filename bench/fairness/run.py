@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
-    parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="cases whose names begin so")
+    parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="the first words of their names")
     data_option(parser)
     asked = parser.parse_args()
     cases = [case for case in CASES if not asked.cases or case.name.startswith(tuple(asked.cases))]

@@ -59,14 +59,14 @@ def measure(benchmarks: Sequence[Benchmark]) -> list[Result]:
         dirty = {one.name: bool(git("status", "--porcelain", "--", *one.sources)) for one in benchmarks}
         commit = git("rev-parse", "--short=12", "HEAD")
         if commit is None:
-            raise SystemExit("a result names its commit, and git knows none here")
+            raise SystemExit("git finds no commit for the results")
         argv = [sys.executable, *(part.replace("{json}", str(file)) for part in command)]
         path = f"{ROOT}:{ROOT / 'libs'}"
         done = subprocess.run(argv, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=False)
         if not file.exists():
             raise subprocess.CalledProcessError(done.returncode or 1, argv)
         if done.returncode:
-            print(f"{benchmarks[0].name} wrote its figures and ended with {done.returncode}", file=sys.stderr)
+            print(f"{benchmarks[0].name} wrote its figures, but exited with {done.returncode}", file=sys.stderr)
         data = json.loads(file.read_text(encoding="utf-8"))
     return [
         Result(
@@ -92,7 +92,7 @@ def run(only: str) -> int:
         if (only and benchmark.name != only) or (benchmark.name in found and found[benchmark.name].commit == head):
             continue
         if benchmark.name in BY_HAND:
-            print(f"{benchmark.name}: is measured by hand, so that its figures stay")
+            print(f"{benchmark.name} is measured by hand: its figures stay")
             continue
         wanted.setdefault(benchmark.command, []).append(benchmark)
     for benchmarks in wanted.values():
@@ -115,7 +115,7 @@ def main() -> int:
         found = problems(release=os.environ.get("GLOWPLUG_RELEASE") == "1")
         unknown = [name for name, changed in age().items() if changed is None]
         if unknown:
-            print(f"git does not know the commits of {', '.join(unknown)} here: their age is not checked")
+            print(f"git lacks the commits of {', '.join(unknown)}: their age is not checked")
         print("\n".join(found) if found else "the pages agree with their results")
         return 1 if found else 0
     failed = 0 if args.render else run(args.only)

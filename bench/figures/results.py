@@ -44,7 +44,7 @@ def read(path: Path) -> Result:
     """Read one result file. Raises ValueError if a field is missing or unknown."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if odd := set(data) ^ {one.name for one in fields(Result)}:
-        raise ValueError(f"{path.name} misses, or has and should not: {', '.join(sorted(odd))}")
+        raise ValueError(f"{path.name} has missing or unknown fields: {', '.join(sorted(odd))}")
     return Result(**data)
 
 

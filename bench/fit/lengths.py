@@ -351,7 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("conversations", type=Path)
     parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--split", default="", help="another name holds out other conversations")
+    parser.add_argument("--split", default="", help="each name holds out other conversations")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--judge", type=Path)
     parser.add_argument("--errors", type=Path)

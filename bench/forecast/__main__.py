@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.forecast", description=__doc__.partition("\n")[0])
     parts = parser.add_subparsers(dest="what", required=True)
     of_rows = parts.add_parser("rows")
-    of_rows.add_argument("--quick", action="store_true", help="six clients alone")
+    of_rows.add_argument("--quick", action="store_true", help="only six clients")
     of_rows.add_argument("--part", choices=("judged", "tuned"), default="judged")
     of_rows.add_argument("--no-mlstm", action="store_true", help="leave PreServe's learned sequence out (minutes)")
     parts.add_parser("priors")

@@ -27,7 +27,7 @@ Errors = dict[str, list[float]]  # name -> one for each of HORIZONS
 
 
 def totals(counts: Counts) -> Iterable[WindowTotals]:
-    """Windows of so many requests; the mLSTM forecasts tokens, so each request has one."""
+    """Windows of that many requests; the mLSTM forecasts tokens, so each request has one."""
     for at, value in enumerate(counts):
         yield WindowTotals(started_at=float(at * WINDOW_S), window_s=WINDOW_S, num_requests=value, prompt_tokens=value)
 
@@ -106,7 +106,7 @@ def run(*, is_quick: bool, part: str, with_mlstm: bool) -> None:
         inside += list(bands)
     print(f"\n{len(worst)} rows of load and horizon; combined over")
     _print_ratios(f"the best of {', '.join(KNOWN if with_mlstm else KNOWN[:-1])}", to_known)
-    _print_ratios(f"the best of these and all {NUM_EXPERTS} experts, seen afterwards", worst)
+    _print_ratios(f"the best of these and all {NUM_EXPERTS} experts, in hindsight", worst)
     print(f"- CSP: mean {np.mean(to_csp):.3f}, most {max(to_csp):.3f}")
     print(
         f"80 % band holds {np.mean(inside):.0%}, {min(inside):.0%} to {max(inside):.0%};",

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kind", choices=("auto", "host", "cuda"), default="auto")
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--most-gib", type=float, default=110.0, help="of the GPU")
-    parser.add_argument("--host-mib", type=int, default=64, help="that stand for a GPU without one")
+    parser.add_argument("--host-mib", type=int, default=64, help="of host memory, in place of a GPU")
     parser.add_argument("--weights", type=Path, help="a directory that vLLM reads, for group 4")
     data_option(parser)
     args = parser.parse_args(argv)

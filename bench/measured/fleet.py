@@ -1,7 +1,7 @@
 """The common parts of benchmarks of whole fleets: a live fleet, its recording, and requests at given times.
 
 `with fleet(...) as live, recorded(live, path, seconds): asyncio.run(drive(...))` starts a fleet with a state directory
-of its own, records its events, and ends both whatever happens between.
+of its own, records its events, and ends both even after an error.
 """
 
 import asyncio

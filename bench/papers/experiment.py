@@ -16,7 +16,7 @@ Outcome = dict[str, Any]  # name -> number, or list of numbers or pairs
 
 
 class Plot(Protocol):
-    """A picture that writes itself."""
+    """A picture that renders itself."""
 
     def svg(self) -> str: ...
 

@@ -1,7 +1,7 @@
 """The results of a row as data, bench/papers/results/<row>.json: a run writes it, and the page is rendered from it
 alone.
 
-run.py        cases and seeds -> outcomes, kept under build/papers (one file each, so that a run goes on later)
+run.py        cases and seeds -> outcomes, kept under build/papers (one file each, so that a run can resume)
 results.py    outcomes, judged -> bench/papers/results/<row>.json, which is part of the repository
 table.py      these files -> docs/papers/results.md and its pictures (`python -m bench.papers --page`: no run)
 

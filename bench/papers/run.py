@@ -1,7 +1,7 @@
 """Reproduce the papers' tables in the simulator: `python -m bench.papers [--only W1,M2] [--seeds 10] [--quick]`.
 
 Every figure is simulated. Outcomes are kept per case and seed under build/papers, with the version of the code, so that
-a second run computes only outdated ones, and an interrupted run goes on. The outcomes are judged and written to
+a second run computes only outdated ones, and an interrupted run resumes. The outcomes are judged and written to
 bench/papers/results/<row>.json (results.py describes the format), and docs/papers/results.md and its plots are rendered
 from those files; `--page` does that alone. A quick run prints the table and writes nothing.
 """

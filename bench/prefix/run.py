@@ -99,7 +99,7 @@ def apart(seconds: float, rps: float, seed: int, mean_s: float = TURN_S) -> Iter
 
 @dataclass(frozen=True)
 class Case:
-    """A workload on so many GPUs of a kind. `rate`: requests a second, or how much faster a trace is replayed."""
+    """A workload on a number of GPUs of one kind. `rate`: requests a second, or the speed-up of a replayed trace."""
 
     seconds: float
     num_gpus: int

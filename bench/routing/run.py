@@ -3,10 +3,9 @@
     python bench/routing/run.py [--instances 1000] [--requests 20000]
 
 Requests come in a Poisson stream to one model, and each of its instances runs `busy` of them on average. Every request
-is sent, has its first token and ends, in virtual time. The result is this machine's CPU time of all of the policy's
-work (choice and bookkeeping) divided by the requests; then the same through `RouterController`, which adds queues,
-counts and effects. The lengths of the answers are given; predicting them is left out (PreServe section 5.5 reports 9.7
-ms for its router without that).
+is sent, has its first token and ends, in virtual time. The result is this machine's CPU time for the policy (choice and
+bookkeeping), per request; then the same through `RouterController`, which adds queues, counts and effects. The lengths
+of the answers are given; predicting them is left out (PreServe section 5.5 reports 9.7 ms for its router without that).
 """
 
 import argparse

@@ -48,7 +48,7 @@ MODEL, SLOTS, CONTEXT_TOKENS, NUM_TOKENS = "smol", 6, 2048, 48
 KV_BYTES: Final = 288 << 20  # six slots of SmolLM2's 22.5 KiB a token
 WAIT_S: Final = 300.0
 KINDS = {"whole": False, "stream": True}
-WEIGHTS: Final = {"llamacpp": sample_weights_path, "vllm": vllm_sample.prepare}  # engine -> where they are
+WEIGHTS: Final = {"llamacpp": sample_weights_path, "vllm": vllm_sample.prepare}  # by engine
 STARTS_WITHIN_S: Final = 180.0
 MODEL_FILE: Final = """
 name: {name}
@@ -107,7 +107,7 @@ async def answer(http: httpx.AsyncClient, number: int, *, stream: bool) -> int:
 
 
 async def turn(one: Contender, kind: str, num_requests: int, first: int) -> Sample:
-    """Request so many answers at once; the prompts are numbered from `first`."""
+    """Request `num_requests` answers at once; the prompts are numbered from `first`."""
     load, pids = load_now(), family(one.pid)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=one.url, timeout=WAIT_S, limits=limits) as http:
