@@ -1,4 +1,4 @@
-"""Times of an engine from launch to the first token, its tokens a second and its memory.
+"""Measure an engine's times from launch to the first token, its tokens a second and its memory.
 
     python -m bench.engine_start [ENGINE] [--starts N] [--json FILE]
 

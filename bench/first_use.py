@@ -1,4 +1,4 @@
-"""Waiting times of a person who starts a fleet and asks a sample model, and the memory of the fleet.
+"""Measure how long a person waits who starts a fleet and asks a sample model, and the memory of the fleet.
 
     python -m bench.first_use [--rounds 3] [--warm 5] [--model NAME] [--json FILE]
 

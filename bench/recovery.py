@@ -1,4 +1,4 @@
-"""kill -9 of each process of the local fleet: seconds until the fleet is whole again, and the ends of its streams.
+"""Kill -9 each process of the local fleet: seconds until the fleet is whole again, and the ends of its streams.
 
     python -m bench.recovery [--only NAME ...] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""The union and each paper alone on live fleets of real llama.cpp: `python -m bench.systems --out DIR`.
+"""Compare the union and each paper alone on live fleets of real llama.cpp: `python -m bench.systems --out DIR`.
 
 One machine is three nodes of one "GPU" each, a budget of host memory. Eight models with weights of their own (copies of
 the sample model that differ in their last bytes) share them; a node serves one at a time and has memory for one replica

@@ -1,4 +1,4 @@
-"""1,000 adapters over 4 bases, served in three ways, simulated: `python -m bench.adapters.run [--seconds S]`.
+"""Simulate 1,000 adapters over 4 bases, served in three ways: `python -m bench.adapters.run [--seconds S]`.
 
 All three ways get the same requests (scenarios/adapters.yaml, one seed) on the same servers under the default policies:
 

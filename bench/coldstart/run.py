@@ -1,4 +1,4 @@
-"""The first token of a real vLLM whose weights are on another machine: `python -m bench.coldstart.run`.
+"""Time the first token of a real vLLM whose weights are on another machine: `python -m bench.coldstart.run`.
 
 Nodes are network namespaces of this machine; the traffic into each is limited (fleet.py). In each round every kind of
 start takes its turn once, with a model that the fleet has not seen before: SmolLM2-135M-Instruct under another name,

@@ -1,4 +1,4 @@
-"""The console under a large fleet: first paint, event to page, memory over an hour of events, cost of a beat.
+"""Measure the console under a large fleet: first paint, event to page, memory over an hour of events, cost of a beat.
 
     python bench/console/run.py [--nodes 200 --gpus 8 --models 500] [--json FILE]
 

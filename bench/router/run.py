@@ -1,4 +1,4 @@
-"""CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
+"""Measure the CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
 
     python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--against TREE] [--keys 10000 [--limits]]
 

@@ -1,4 +1,4 @@
-"""Tokens a second through a fleet, beside the engine library's own server: `python -m bench.throughput`.
+"""Measure tokens a second through a fleet, beside the engine library's own server: `python -m bench.throughput`.
 
     python -m bench.throughput [--rounds 3] [--at 1 2 4 8 16] [--json FILE]
     python -m bench.throughput --engine vllm [...]

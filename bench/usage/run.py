@@ -1,4 +1,4 @@
-"""Usage against the engine's own counts, over kills of router, console and database.
+"""Check recorded usage against the engine's own counts, over kills of router, console and database.
 
     python bench/usage/run.py [--engine counting|emulated|llamacpp] [--requests 10000] [--kills 9] [--postgres FOLDER]
 
