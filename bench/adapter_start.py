@@ -1,10 +1,10 @@
-"""What a cold LoRA adapter of about 10 MB costs on an engine that serves its base: seconds from `load_adapter` to the
-first token of a request, beside those of a request to an adapter that is loaded.
+"""Measure the cost of a cold LoRA adapter of about 10 MB on an engine that serves its base: seconds from `load_adapter`
+to the first token of a request, beside a request to a loaded adapter.
 
     python -m bench.adapter_start llamacpp|vllm [--rounds 11] [--json FILE]
 
-The adapter is one of rank 8 over all projections of the sample model, made by tests/adapters.py. Bytes lie in host
-memory already. Of vLLM the weights are read in float32.
+tests/adapters.py makes the adapter, of rank 8 over all projections of the sample model. Its bytes are in host memory
+already. vLLM reads the weights in float32.
 """
 
 import argparse
@@ -30,7 +30,7 @@ async def first_token_s(client: httpx.AsyncClient, body: dict[str, Any]) -> floa
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 return time.monotonic() - began
-    raise RuntimeError("the engine has answered nothing")
+    raise RuntimeError("the engine sent no text")
 
 
 async def measure(engine: str, num_rounds: int) -> dict[str, float]:
@@ -57,7 +57,7 @@ async def _measure(case: EngineCase, num_rounds: int) -> dict[str, float]:
             first = await first_token_s(client, body | {"prompt": f"Round {n}: the capital of France is"})
             again = await first_token_s(client, body | {"prompt": f"Again {n}: the capital of France is"})
             await driver.unload_adapter(report.handle, model)
-            if n:  # the first round touches pages that nobody has touched before
+            if n:  # the first round faults its pages in
                 loads, cold, warm = [*loads, loaded], [*cold, loaded + first], [*warm, again]
     num_bytes = sum(f.stat().st_size for f in path.iterdir()) if path.is_dir() else path.stat().st_size
     p50 = {"load_s": loads, "cold_s": cold, "warm_s": warm}

@@ -1,6 +1,6 @@
-"""Latency of an event from publish to handler on the embedded NATS: `make bench BENCH=bus_latency`.
+"""Measure the latency of an event from publish to handler on the embedded NATS: `make bench BENCH=bus_latency`.
 
-JetStream stores on file and syncs every write (`sync_interval: always`), as in the local fleet. One process publishes
+JetStream stores to files and syncs every write (`sync_interval: always`), as in the local fleet. One process publishes
 and receives, one event at a time, so a row is publish + store + deliver + decode.
 """
 

@@ -1,8 +1,8 @@
-"""Times of an engine from launch to the first token, its tokens a second and its memory.
+"""Measure an engine's times from launch to the first token, its tokens a second and its memory.
 
     python -m bench.engine_start [ENGINE] [--starts N] [--json FILE]
 
-The weights are in host memory already (page cache), as the prefetcher leaves them, and are given at once. The first
+The weights are in host memory already (page cache), as the prefetcher leaves them, and are granted at once. The first
 start of each kind is dropped, since it fills the bytecode and page caches. Starts of llama.cpp and of vLLM (`make
 vllm-env`) from a fresh interpreter and from a parked process take turns, and their ratio is printed with the load
 average. Figures of the emulated engine are modelled, except its process start and memory.

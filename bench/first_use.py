@@ -1,4 +1,4 @@
-"""Waiting times of a person who starts a fleet and asks a sample model, and the memory of the fleet.
+"""Measure how long a person waits who starts a fleet and asks a sample model, and the memory of the fleet.
 
     python -m bench.first_use [--rounds 3] [--warm 5] [--model NAME] [--json FILE]
 
@@ -41,7 +41,7 @@ class Round:
 
 
 def first_token(url: str, model: str) -> float:
-    """Seconds from a request to its first text; the answer is read to its end. Raises RuntimeError where none comes."""
+    """Seconds from a request to its first text; the answer is read to its end. Raises RuntimeError if none comes."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -54,7 +54,7 @@ def first_token(url: str, model: str) -> float:
             if not took_s and text_of(line):
                 took_s = time.monotonic() - began
     if not took_s:
-        raise RuntimeError(f"{model} answered {answer.status_code} and no text")
+        raise RuntimeError(f"{model} answered {answer.status_code} without text")
     return took_s
 
 
@@ -75,14 +75,12 @@ def one_round(model: str, num_warm: int) -> Round:
 
 
 def shown(number: int, one: Round) -> str:
-    """One row of the table."""
     warm = f"{median(one.warm_first_token_s):.3f} ({max(one.warm_first_token_s):.3f})"
     memory = f"{one.fleet_memory_bytes / MIB:.0f}"
     return markdown_row(number, f"{one.ready_s:.1f}", f"{one.cold_first_token_s:.2f}", warm, memory, f"{one.load:.1f}")
 
 
 def as_data(rounds: Sequence[Round]) -> dict[str, object]:
-    """The data of every round, by the names of its fields."""
     return {"rounds": [asdict(one) for one in rounds]}
 
 
@@ -91,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", type=int, default=5, help="requests of each round after the first")
-    parser.add_argument("--model", default="smol-brief", help="the sample model that is asked")
+    parser.add_argument("--model", default="smol-brief", help="the sample model to ask")
     data_option(parser)
     args = parser.parse_args()
     head = ("round", "ready, s", "cold, first token, s", "warm, median (worst)", "memory without engines, MiB", "load")

@@ -1,8 +1,8 @@
-"""What the ends of requests cost those who read all of a fleet: `make bench BENCH=readers`.
+"""Measure the cost of request ends to the services that read all of a fleet's: `make bench BENCH=readers`.
 
 Each reader decodes and takes the ends of requests of 50 models on 200 instances, once from reports of 500 ends
-(`router.requests_finished`) and once from reports of one, in seconds of this process. What the bus's client and a shell
-cost for each message is not in it.
+(`router.requests_finished`) and once from reports of one, in seconds of this process. The cost of the bus's client and
+of a shell per message is left out.
 """
 
 import argparse

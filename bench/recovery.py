@@ -1,8 +1,8 @@
-"""kill -9 of each process of the local fleet: seconds until the fleet is whole again, and the ends of its streams.
+"""Kill -9 each process of the local fleet: seconds until the fleet is whole again, and the ends of its streams.
 
     python -m bench.recovery [--only NAME ...] [--json FILE]
 
-It starts a fleet of its own (emulated engine, two nodes), keeps streams running against a warm model, and kills one
+Starts a fleet of its own (emulated engine, two nodes), keeps streams running against a warm model, and kills one
 process after the other. The fleet is whole when the process is back under a new pid and every process reports that it
 is ready. The processes are real; the tokens are emulated.
 """

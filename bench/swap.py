@@ -1,11 +1,10 @@
-"""Seconds to the first token from each rung, on this machine.
+"""Measure a model's rungs on this machine: seconds to the first token, and private memory.
 
     python -m bench.swap [ENGINE] [--cycles N] [--json FILE]
 
-Measures the seconds to the first token of one model from each rung (a fresh start, a prewarmed replica, a sleeping
-engine), the private memory of each rung, and the exchange of two models: sleep A, wake B, first token of B. A greedy
-answer that differs from the one before the first sleep ends the run. The weights are in host memory already (page
-cache), as the prefetcher leaves them. Figures of the emulated engine are modelled.
+The rungs are a fresh start, a prewarmed replica and a sleeping engine. Also measures the exchange of two models: sleep
+A, wake B, first token of B. A greedy answer that differs from the one before the first sleep ends the run. The weights
+are in host memory already (page cache), as the prefetcher leaves them. Figures of the emulated engine are modelled.
 """
 
 import argparse

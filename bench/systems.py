@@ -1,4 +1,4 @@
-"""The union and each paper alone on live fleets of real llama.cpp: `python -m bench.systems --out DIR`.
+"""Compare the union and each paper alone on live fleets of real llama.cpp: `python -m bench.systems --out DIR`.
 
 One machine is three nodes of one "GPU" each, a budget of host memory. Eight models with weights of their own (copies of
 the sample model that differ in their last bytes) share them; a node serves one at a time and has memory for one replica
@@ -170,7 +170,6 @@ def replayed(recording: Path) -> Iterator[float]:
 
 
 def shown(name: str, seen: Seen, simulated: bool) -> str:
-    """One row of the table."""
     fresh = sum(seen.starts[kind] for kind in FROM_NOTHING)
     num = max(1, seen.starts.total())
     wakes, grown, fresh_s = seen.first_of("wake"), seen.first_of("growth"), seen.first_of(*FROM_NOTHING)

@@ -15,7 +15,7 @@ LIBS = Path(__file__).parents[1] / "libs"
 INTRO = """\
 # What each engine can do
 
-Printed by `python docs/capabilities.py` from what the drivers declare. "Real" means that a test or a benchmark has run
+Printed by `python docs/capabilities.py` from the drivers' declarations. "Real" means that a test or a benchmark has run
 it; "host", that this is so on host memory, and that the code for GPUs exists and has not run on one; "host only", that
 there is no such code.
 
@@ -35,13 +35,13 @@ WHAT = {
     "command": "any server, by its command line and its port",
     "emulated": "a process with vLLM's HTTP API and no model: texts are made up, timings follow published measurements",
 }
-ROWS = {  # field of EngineCapabilities -> what it means to a reader
+ROWS = {  # field of EngineCapabilities -> its meaning to a reader
     "cancels_unstreamed": "stops at once when a client leaves that asked for no stream",
     "metrics": "gives vLLM's metrics",
     "parked": "starts from a parked process",
     "groups": "spreads one instance over several GPUs",
 }
-APIS = {  # path of the data port -> what it is to a reader
+APIS = {  # path of the data port -> its meaning to a reader
     CHAT: "answers chat and completions",
     RESPONSES: "... OpenAI's responses",
     MESSAGES: "... Anthropic's messages and token counts",
@@ -49,13 +49,13 @@ APIS = {  # path of the data port -> what it is to a reader
     RERANK: "... rerank",
 }
 MODES: dict[str, tuple[dict[str, Any], ...]] = {
-    # engine_args, the usual ones first; with others it answers other paths
+    # engine_args, the usual ones first; others serve other paths
     "llamacpp": ({}, {"embeddings": True}, {"embeddings": True, "pooling": "rank"}),
     "vllm": ({"runner": "generate"}, {"runner": "pooling"}),
     "command": ({},),
     "emulated": ({},),
 }
-NO_ROW = {"emulated", "shares_when_asked"}  # the first column of words; what is said of an ability
+NO_ROW = {"emulated", "shares_when_asked"}  # shown as words in other cells
 CAN = {
     Ability.PREWARM: "holds prewarmed weights and grows from them (WarmServe)",
     Ability.SWAP: "sleeps and wakes, its process alive (SwapServeLLM)",
@@ -76,7 +76,7 @@ def table() -> str:
     out = [
         f"| | {' | '.join(f'`{engine.name}`' for engine in engines)} | simulator |",
         f"|---|{'---|' * (len(engines) + 1)}",
-        _row("what runs", [WHAT[engine.name] for engine in engines], "nothing: virtual time"),
+        _row("runs", [WHAT[engine.name] for engine in engines], "nothing: virtual time"),
         _row("tokens", [_word(engine, True) for engine in engines], "simulated"),
         _row("weights", [engine.weights.kind for engine in engines], "none"),
     ]
@@ -94,10 +94,10 @@ def table() -> str:
 
 
 def _can(engine: Declaration, ability: Ability) -> str:
-    """Real where it was measured; what runs on GPUs is written and has not been measured."""
+    """Real if measured; code for GPUs exists and has not been measured."""
     if (engine.name, ability) in DECLARED:
         return "real, where declared"
-    made = driver(engine.name, EngineSettings(emulated_streams=True))  # whatever a setting allows
+    made = driver(engine.name, EngineSettings(emulated_streams=True))  # as much as settings allow
     if engine.capabilities.emulated:
         return _word(engine, ability in made.abilities("emulated"))
     on_host, on_gpus = (ability in made.abilities(kind) for kind in ("host", "cuda"))
@@ -108,14 +108,14 @@ def _can(engine: Declaration, ability: Ability) -> str:
 
 
 def _remaps(engine: str) -> bool:
-    """Whether anything of an engine's takes its memory from the pool that remaps (`libs/glowplug_lab/gpu_slots`)."""
+    """Whether the engine's code takes memory from the pool that remaps (`libs/glowplug_lab/gpu_slots`)."""
     files = [*LIBS.glob(f"glowplug/engines/{engine}*.py"), *LIBS.glob(f"glowplug/engines/{engine}_host/*.py")]
     files += LIBS.glob(f"glowplug_{engine}/**/*.py")
     return any(REMAPPING.search(file.read_text("utf-8")) for file in files)
 
 
 def _simulated(ability: Ability) -> str:
-    always = {Ability.FIRST_LAYERS, Ability.STREAM}  # whatever a scenario declares
+    always = {Ability.FIRST_LAYERS, Ability.STREAM}  # in any scenario
     return "simulated" if ability in ABILITIES | always else "no"
 
 
@@ -126,7 +126,7 @@ def _word(engine: Declaration, is_there: bool) -> str:
 
 
 def _answers(engine: Declaration, path: str) -> str:
-    """Whether an engine answers that path, and with which engine_args where the usual ones do not do."""
+    """Whether an engine answers that path, and with which engine_args if not with the usual ones."""
     if engine.name == "command":
         return "as its server does"
     for args in MODES[engine.name]:
@@ -151,7 +151,6 @@ def _row(meaning: str, cells: list[str], simulated: str) -> str:
 
 
 def document() -> str:
-    """The whole page."""
     return INTRO + table()
 
 

@@ -79,12 +79,12 @@ def _meaning(one: Variable) -> str:
 
 
 def own(cls: type[Settings]) -> list[Variable]:
-    """Settings the class itself names, overridden defaults and its params included."""
+    """Settings that the class itself defines, with overridden defaults and its params."""
     return [one for one in cls.variables() if one.path[0] in cls.__annotations__]
 
 
 def _tables(found: dict[str, type[Settings]]) -> list[str]:
-    """A list for each class, a variable once: where a later class has another default, its line says so."""
+    """A list for each class, each variable once: if a later class has another default, its line says so."""
     rows: dict[str, tuple[str, str, list[str]]] = {}  # variable -> title, default, meanings
     for title, cls in found.items():
         for one in own(cls):
@@ -106,7 +106,7 @@ def _tables(found: dict[str, type[Settings]]) -> list[str]:
 
 
 def _advanced(found: dict[str, type[Settings]]) -> list[str]:
-    """One line of each class: names."""
+    """One line of names for each class."""
     out = [ADVANCED]
     for title, cls in found.items():
         names = [f"`{one.env}`" for one in own(cls) if one.mark.advanced]
@@ -131,7 +131,6 @@ def classes() -> dict[str, type[Settings]]:
 
 
 def document() -> str:
-    """The whole page."""
     found = classes()
     return "\n".join([INTRO, *_tables(found), *_advanced(found), OTHERS.rstrip(), ""])
 

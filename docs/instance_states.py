@@ -20,7 +20,6 @@ late or doubled and changes nothing, or is refused: the controller raises Invali
 
 
 def document() -> str:
-    """The page."""
     return INTRO + "\n".join((*_states(), ""))
 
 

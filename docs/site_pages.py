@@ -1,8 +1,8 @@
-"""What `make site` changes on the pages of the site: a hook of mkdocs (mkdocs.yml).
+"""Adapt the pages for the site, as a hook of mkdocs (mkdocs.yml), which `make site` runs.
 
-The pages are written for a repository: they link to its other files, and their fences carry marks for tests/howto. On
-the site the four pages beside docs/ are pages too, and those that `make docs` draws from code, to which the repository
-links as to the file that draws them. A link to any other file is the text alone.
+The pages are written for a repository: they link to its other files, and their fences have marks for tests/howto. The
+site adds the four pages beside docs/ and those that `make docs` draws from code; in the repository, links to the latter
+name the file that draws them. A link to any other file becomes its text alone.
 """
 
 import posixpath
@@ -39,12 +39,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page as the site's Markdown reads it."""
+    """Convert the page for the site's Markdown."""
     return for_site(markdown, page.file.src_uri)
 
 
 def for_site(markdown: str, page: str) -> str:
-    """`page` is the name on the site, relative to docs/."""
+    """Convert a page. `page` is its name on the site, relative to docs/."""
     source = next((name for name, on_site in BESIDE.items() if on_site == page), f"docs/{page}")
     out: list[str] = []
     fenced = False
@@ -56,7 +56,7 @@ def for_site(markdown: str, page: str) -> str:
             out.append(line)
         else:
             if _BLOCK.match(line) and out and out[-1].strip() and not _goes_on(out[-1], line):
-                out.append("")  # GitHub begins a list or a table without a blank line
+                out.append("")  # GitHub needs no blank line before a list or a table
             out.append(line)
     parts = re.split(r"(?ms)(^\s*```.*?^\s*```$)", "\n".join(out))
     return "".join(part if i % 2 else _LINK.sub(lambda m: _link(m, source, page), part) for i, part in enumerate(parts))
@@ -68,7 +68,7 @@ def _goes_on(before: str, line: str) -> bool:
 
 
 def _link(found: "re.Match[str]", source: str, page: str) -> str:
-    """One link or picture of a page at `source` in the repository."""
+    """Convert one link or picture of a page at `source` in the repository."""
     text = _LINK.sub(lambda m: _link(m, source, page), found[2])
     path, _, anchor = found[3].partition("#")
     if re.match(r"[a-z]+:", found[3]) or not path:

@@ -1,6 +1,6 @@
 """A real small LoRA adapter for the sample model, made from a seed: as PEFT has it, as llama.cpp reads it, and merged.
 
-    python -m tests.adapters OUT [--seed 1] [--rank 8]       prints what it made
+    python -m tests.adapters OUT [--seed 1] [--rank 8]       prints the paths
 
 The delta of a projection is W' = W + (alpha / rank) B A. A and B are random, and large enough that greedy answers
 differ from the base's. `merged` writes the base with W' in place of W, so that a test can hold both ways of serving

@@ -27,7 +27,7 @@ def stale(lane: str) -> list[Path]:
 
 
 def main(lane: str) -> None:
-    """Collect the stale files with one process for each core. What is wrong with a file, its lane says."""
+    """Collect the stale files with one process for each core. A file's errors are left for its lane to report."""
     num, files = os.cpu_count() or 1, stale(lane)
     shares = [share for share in (files[number::num] for number in range(num)) if share]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "--lane", lane]

@@ -49,7 +49,7 @@ def traceparent(seed: int) -> str:
 
 
 def cold_trace(seed: int, at: float, model_key: str, request_id: str) -> list[Event]:
-    """A request that waited for a start: twelve rows, of which the request's three come last."""
+    """A request that waited for a start: twelve rows, the request's three last."""
     name, phases = f"i-{seed:04x}", _phases(at + 0.006, PHASE_SECONDS)
     started = instance(name, model_key, "node-9", InstanceState.READY, at + 0.025, phases=phases, start_kind="cold")
     about = {"model_key": model_key, "instance_id": name, "traceparent": traceparent(seed)}

@@ -156,7 +156,7 @@ class HaFleet:
             standby = [p for p in self.pair(service) if p.health().get("role") == "standby"]
             return (leader, standby[0]) if leader and standby else None
 
-        found: tuple[Process, Process] = wait_until(f"one {service} leads and one stands by", both, START_S, 0.05)
+        found: tuple[Process, Process] = wait_until(f"one {service} leading and one standby", both, START_S, 0.05)
         return found
 
     def chat(self, model: str, timeout_s: float = 200.0, **fields: Any) -> httpx.Response:

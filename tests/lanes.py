@@ -49,7 +49,7 @@ BOTH = frozenset(
     }
 )
 
-# Single resources of a machine, by the tests that use them; and what a process works out once for all of them.
+# Single resources of a machine, by the tests that use them; and work that a process does once for all of them.
 SHARED: dict[str, str] = {
     "tests/house": "tree",  # parsed
     "tests/compose/test_images.py": "containers",

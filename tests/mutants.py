@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         copies = Copies(Path(folder), asked.workers)
         whole = sorted({file for mutant in chosen for file in nearest.files(mutant.path)})
         if said := copies.failing(whole, asked.workers):
-            print(f"{said}\nThe tests have to pass on the code as it is first.")
+            print(f"{said}\nThe tests have to pass on the unchanged code first.")
             return 2
         with ThreadPoolExecutor(asked.workers) as workers:
             noticed = workers.map(lambda one: copies.notices(one, nearest.files(one.path)), chosen)

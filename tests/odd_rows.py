@@ -1,4 +1,4 @@
-"""Hypothesis strategies for odd rows and events, most of which decode: names of one small fleet, so that they refer to
+"""Hypothesis strategies for odd rows and events. Most decode: they have names of one small fleet, so that they refer to
 each other, and extreme numbers and texts."""
 
 import dataclasses

@@ -187,8 +187,8 @@ class PipelineRig:
         region = Region.at(self.folder / "shm", data.target, region_digest(data.weights))
         if code := self.failing.pop(name, ""):
             region.fail(code, f"broken: {code}", failed_at=time.time(), instance_ids=(data.instance_id,))
-            what = {"node_id": data.target, "model_key": data.model_key, "digest": data.weights.digest}
-            fact: Any = WeightsFetchFailed(**what, code=code, message=f"broken: {code}")
+            about = {"node_id": data.target, "model_key": data.model_key, "digest": data.weights.digest}
+            fact: Any = WeightsFetchFailed(**about, code=code, message=f"broken: {code}")
             await self.bus.publish(an_event(fact, issuer="prefetcher"))
             return
         region.begin()

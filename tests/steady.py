@@ -1,7 +1,7 @@
 """Are the tests steady? `make steady` runs each name of tests/steady.txt, and whatever the gate called unsteady here,
 twenty times, three names at a time, so that each has the others beside it; then each lane three times beside two busy
-processes. It takes hours: what is done is kept in build/steady, so that a run that was ended goes on. Prints a table;
-exits 1 if a test failed or a lane was unsteady."""
+processes. It takes hours: results are kept in build/steady, so that an interrupted run goes on. Prints a table; exits 1
+if a test failed or a lane was unsteady."""
 
 import argparse
 import json
@@ -93,7 +93,7 @@ def table(runs: Iterable[Ran]) -> str:
     by_name: dict[tuple[str, str], list[Ran]] = {}
     for ran in runs:
         by_name.setdefault((ran.lane, ran.name), []).append(ran)
-    lines = ["| what | runs | failed | seconds, longest | unsteady, first failure |", "|---|---|---|---|---|"]
+    lines = ["| tests | runs | failed | seconds, longest | unsteady, first failure |", "|---|---|---|---|---|"]
     for (lane, name), group in by_name.items():
         failed = [ran for ran in group if not ran.passed]
         told = ", ".join(sorted({one for ran in group for one in ran.unsteady})) or (failed[0].told if failed else "")
@@ -113,7 +113,7 @@ def main() -> int:
     asked = ["git", "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     had = Counter((ran.lane, ran.name) for ran in kept(commit))
-    is_ended = threading.Event()  # by Ctrl-C, which ends what runs, too: that says nothing of a test
+    is_ended = threading.Event()  # by Ctrl-C, which ends the tests, too: that is no failure
     signal.signal(signal.SIGINT, lambda *_: is_ended.set())
 
     def again(times: int, lane: str, name: str) -> None:

@@ -13,7 +13,7 @@ WAIT_S = 90.0
 
 
 async def until(
-    look: Callable[[], Any], what: str = "what was waited for", within_s: float = WAIT_S, every_s: float = 0.01
+    look: Callable[[], Any], what: str = "the condition", within_s: float = WAIT_S, every_s: float = 0.01
 ) -> Any:
     """`look` may be a coroutine function. AssertionError names `what`."""
     deadline = time.monotonic() + within_s

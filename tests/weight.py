@@ -1,10 +1,10 @@
-"""What the tree weighs: `make weight` prints the table of tests/weight.txt as it is now, beside what is written there.
+"""Weigh the tree: `make weight` prints the current table beside that of tests/weight.txt.
 
-The table holds each number rounded up a little. One that grows past it rises by hand: `make weight ARGS=--write` in a
-commit of its own that says why. tests/house holds it, and asks for the same where a package has lost a twentieth of its
-lines, so that the table follows down. `prose` is words of
-docstrings and comments for 100 lines of code; `what` is that word for 1,000 of them, which tells a translation from
-English."""
+The table holds each number rounded up a little. To raise one, run `make weight ARGS=--write` in a commit of its own
+that says why. tests/house holds it, and asks for the same where a package has lost a twentieth of its lines, so that
+the table follows down. `prose` counts words of docstrings and comments per 100 lines of code; `what` counts that word
+per 1,000 of them, which tells a translation from English.
+"""
 
 import argparse
 import ast

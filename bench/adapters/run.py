@@ -1,14 +1,14 @@
-"""1,000 adapters over 4 bases, served in three ways, simulated: `python -m bench.adapters.run [--seconds S]`.
+"""Simulate 1,000 adapters over 4 bases, served in three ways: `python -m bench.adapters.run [--seconds S]`.
 
-All three get the same requests (scenarios/adapters.yaml, one seed) on the same servers under the default policies:
+All three ways get the same requests (scenarios/adapters.yaml, one seed) on the same servers under the default policies:
 
 - `adapters`: as Glowplug serves them. An adapter is loaded into an engine of its base when it is asked for.
 - `merged`: one instance per adapter. Each is a model of its own with merged weights, of its base's bytes.
 - `everywhere`: every engine of a base holds all of its adapters from its start. Their bytes are fetched and loaded with
   the base's and lie on the GPU beside them, with the same KV cache; each step takes as much longer as in `adapters`.
 
-TTFT counts from a request's arrival; GPU-seconds are of GPUs that hold anything. Requests that were refused or timed
-out have no TTFT, and are shown beside.
+TTFT counts from a request's arrival. GPU-seconds count GPUs that hold anything. Refused and timed-out requests have no
+TTFT and are counted in a column of their own.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WAYS: Final = ("adapters", "merged", "everywhere")
 
 
 def merged(scenario: Scenario) -> Setup:
-    """Each adapter as a model of its base's bytes, with weights of its own."""
+    """Turn each adapter into a model of its base's bytes, with weights of its own."""
     bases = {one.model.key: one for one in scenario.setup.models}
 
     def whole(one: ModelSetup) -> ModelSetup:
@@ -44,7 +44,7 @@ def merged(scenario: Scenario) -> Setup:
 
 
 def everywhere(scenario: Scenario) -> Setup:
-    """The bases alone, each with the bytes of all of its adapters."""
+    """Leave the bases alone, each with the bytes of all of its adapters."""
     models = scenario.setup.models
 
     def laden(one: ModelSetup) -> ModelSetup:
@@ -68,7 +68,7 @@ def arrivals_of(scenario: Scenario, seed: int, way: str) -> Iterator[Arrival]:
 
 
 def run(way: str, seconds: float, seed: int) -> dict[str, Any]:
-    """Simulate one way; returns its figures."""
+    """Simulate one way. Returns its figures."""
     scenario = load(SCENARIO, [f"seconds={seconds:g}"])
     setup = {"adapters": lambda s: s.setup, "merged": merged, "everywhere": everywhere}[way](scenario)
     world = World(setup, arrivals_of(scenario, seed, way), label=way)

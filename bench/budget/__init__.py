@@ -1,1 +1,1 @@
-"""What the paths that are gone through most may cost, counted and not timed: calls of Python functions, and bytes."""
+"""Hold the most frequent paths to a budget that is counted, not timed: calls of Python functions, and bytes."""

@@ -1,10 +1,10 @@
-"""What a warm request, a chunk, a placement, an event and a simulated request cost, counted.
+"""Count the cost of a warm request, a chunk, a placement, an event and a simulated request.
 
     python -m bench.budget [--only NAME] [--write] [--json FILE]
 
-Calls of Python functions and bytes allocated at once, which are the same on every machine, beside the budget
-(budget.json). `--write` takes what is counted for the budget: a change that is worth its price does so in its own
-commit, and says why. tests/house/test_budget.py refuses what is over it by 5 %.
+Prints calls of Python functions and bytes allocated at once, which are the same on every machine, beside the budget
+(budget.json). `--write` makes these counts the budget; a change that is worth its price does so in its own commit, and
+says why. tests/house/test_budget.py refuses a count more than 5 % over budget.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=CASES, action="append")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--json", type=Path, help="write what is counted here, as data")
+    parser.add_argument("--json", type=Path, help="write the counts here, as data")
     args = parser.parse_args()
     counts = {name: count() for name, count in CASES.items() if not args.only or name in args.only}
     known = budget.read() if budget.FILE.exists() else {}

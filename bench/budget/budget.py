@@ -1,4 +1,4 @@
-"""The budget: what each path did when it was last looked at, in budget.json beside this file, with its commit."""
+"""The budget: the counts of each path when they were last written, in budget.json beside this file, with the commit."""
 
 import json
 from collections import Counter
@@ -10,12 +10,12 @@ from bench.budget.count import Count
 
 FILE: Final = Path(__file__).with_name("budget.json")
 SLACK: Final = 1.05
-NUM_NAMED: Final = 5  # files that an excess is put down to
+NUM_NAMED: Final = 5  # files named for an excess
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Of one path."""
+    """The budget of one path."""
 
     commit: str
     num_calls: int
@@ -23,7 +23,7 @@ class Budget:
     calls: Counter[str]
 
     def excess(self, count: Count) -> str:
-        """What is over the budget and which files it comes of; "" where nothing is."""
+        """Describe the excess and the files that cause it; "" within the budget."""
         over = []
         if count.num_calls > self.num_calls * SLACK:
             over.append(f"{count.num_calls} calls of Python functions; {self.num_calls} at {self.commit}")
@@ -43,7 +43,7 @@ def read(path: Path = FILE) -> dict[str, Budget]:
 
 
 def write(counts: dict[str, Count], commit: str, path: Path = FILE) -> None:
-    """Take these for the budget; paths that were not counted keep theirs."""
+    """Make these counts the budget; paths that were not counted keep theirs."""
     rows = json.loads(path.read_text()) if path.exists() else {}
     for name, count in counts.items():
         files = dict(sorted(count.calls.items()))

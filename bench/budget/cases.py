@@ -1,4 +1,4 @@
-"""The paths that are counted, each as a function of what is done once more."""
+"""The counted paths, each as a function that is repeated."""
 
 import asyncio
 from collections import Counter
@@ -30,7 +30,7 @@ from glowplug_lab.simulator.scenario.load import load
 from glowplug_lab.simulator.world import World
 
 SMALL = Path(__file__).parents[2] / "scenarios" / "small.yaml"
-MANY = 64  # texts that teach the length model are long past by then
+MANY = 64  # the length model has stopped learning from texts by then
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def _loop() -> Iterator[asyncio.Runner]:
 
 
 def warm_request() -> Count:
-    """A streamed request of one event on open connections, with the default settings."""
+    """Stream a request of one event over open connections, with the default settings."""
 
     async def count() -> Count:
         path, request = DataPath.made(), request_bytes()
@@ -54,7 +54,7 @@ def warm_request() -> Count:
 
 
 def warm_request_with_a_key() -> Count:
-    """The same with one of a hundred named keys, which may use some models."""
+    """Likewise with one of a hundred named keys, which may use some models."""
 
     async def count() -> Count:
         path = DataPath.made()
@@ -68,13 +68,13 @@ def warm_request_with_a_key() -> Count:
 
 
 def warm_request_within_limits() -> Count:
-    """The same where each tenant and key has limits, beside requests of other tenants, so that the model is shared."""
+    """Likewise with limits on each tenant and key, beside requests of other tenants, so that the model is shared."""
 
     async def count() -> Count:
         path = DataPath.made()
         limits = AccessLimits(requests_per_minute=1 << 40, tokens_per_minute=1 << 40)
         requests = [request_bytes(key=key) for key in path.with_keys(100, limits)]
-        path.ask(requests[1])  # stays open until another tenant has come
+        path.ask(requests[1])  # stays open until another tenant asks
         beside = path.beside()
         beside.whole(requests[2])
         path.begin()
@@ -103,7 +103,7 @@ def chunk_of_a_stream() -> Count:
 
 
 def placement() -> Count:
-    """`placer.place` of a model on a fleet of 32 nodes with 8 GPUs, under the union's policies."""
+    """Run `placer.place` for a model on a fleet of 32 nodes with 8 GPUs, under the union's policies."""
     fleet = Fleet(num_models=60, num_nodes=32, num_gpus=8)
     numbers = iter(range(1, 1000))
 
@@ -117,7 +117,7 @@ def placement() -> Count:
 
 
 def event_through_a_shell() -> Count:
-    """A router's load report through the predictor's shell, on a bus and a store in memory."""
+    """Send a router's load report through the predictor's shell, on a bus and a store in memory."""
 
     async def count() -> Count:
         controller = PredictorController(make=choose("prediction", "last_window"))
@@ -134,7 +134,7 @@ def event_through_a_shell() -> Count:
                 coroutine.send(None)
             except StopIteration:
                 return
-            raise AssertionError("it waits for something")
+            raise AssertionError("the handler waits")
 
         return counted(once)
 
@@ -143,8 +143,8 @@ def event_through_a_shell() -> Count:
 
 
 def simulated_request() -> Count:
-    """One request of scenarios/small.yaml: what 200 simulated seconds take more than 100, by request. Bytes are left
-    out: what is kept of a request is the report's."""
+    """Simulate one request of scenarios/small.yaml: the difference of 200 and 100 simulated seconds, per request. Bytes
+    are left out, since the report keeps some of each request."""
 
     def done(seconds: float) -> tuple[Counter[str], int]:
         scenario = load(SMALL, (f"seconds={seconds:g}",))

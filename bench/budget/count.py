@@ -1,4 +1,4 @@
-"""Counts what a piece of code does, so that the same code gives the same figures on every machine."""
+"""Count the work of a piece of code, so that the same code gives the same figures on every machine."""
 
 import gc
 import sys
@@ -16,7 +16,7 @@ _OWN: Final = (f"{ROOT / 'libs'}/", f"{ROOT}/")
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`calls` of Python functions, by file; `num_bytes` that are allocated at once beyond what was there before."""
+    """`calls` of Python functions, by file; `num_bytes` allocated at once on top of those held before."""
 
     calls: Counter[str] = field(default_factory=Counter)
     num_bytes: int = 0
@@ -27,8 +27,8 @@ class Count:
 
 
 def counted(once: Callable[[], Any]) -> Count:
-    """What `once` does when it is done again: it has been done before, so that nothing is made for the first time. The
-    bytes are the least of three, as caches grow now and then."""
+    """Count a repetition of `once`, after a first call that fills caches. The bytes are the least of three, as caches
+    grow now and then."""
     once()
     return Count(calls_of(once), min(bytes_of(once) for _ in range(3)))
 
@@ -55,7 +55,7 @@ def bytes_of(once: Callable[[], Any]) -> int:
     gc.disable()
     tracemalloc.start()
     try:
-        once()  # what it leaves from then on is what was there before
+        once()  # fills caches, which then count as held before
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         once()
@@ -66,7 +66,7 @@ def bytes_of(once: Callable[[], Any]) -> int:
 
 
 def _short(name: str) -> str:
-    """Below the repository as a reader finds it; of a library, its last two names."""
+    """The path below the repository; of a library, its last two names."""
     name = name.replace(f"{ROOT}/libs/glowplug/services/", f"{ROOT}/services/")
     for start in _OWN:
         if name.startswith(start) and "site-packages" not in name:

@@ -1,5 +1,5 @@
-"""One warm request and one chunk of a stream through the router's own classes, with transports that keep bytes in
-memory: what the router's Python does for them, and nothing of the kernel's."""
+"""Send one warm request and one chunk of a stream through the router's own classes, over transports that only count
+bytes, so that the router's Python is measured without the kernel."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def request_bytes(*, stream: bool = True, key: str = "") -> bytes:
 
 
 class Nowhere:
-    """What stands for a socket."""
+    """A stand-in for a socket."""
 
     def __init__(self) -> None:
         self._descriptor = os.open(os.devnull, os.O_WRONLY)
@@ -61,7 +61,7 @@ class Nowhere:
 
 
 class Kept(asyncio.Transport):
-    """A transport to nowhere: counts the bytes that are written to it."""
+    """A transport that drops its bytes and counts them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class DataPath:
 
     @classmethod
     def made(cls, length_model: str = "") -> "DataPath":
-        """As services/router/main.py puts it together, with the default settings. Needs a running loop."""
+        """Assemble it as services/router/main.py does, with the default settings. Needs a running loop."""
         settings = RouterSettings()
         controller = RouterController(settings.controller_params())
         clock = count(1000.0, 0.001)  # a machine that is busy decides nothing else
@@ -126,13 +126,13 @@ class DataPath:
         return cls(*connected(port, pool), table, sent, port)
 
     def beside(self) -> "DataPath":
-        """Another client's connection of the same router, and another one to the engine."""
+        """Open another client's connection to the same router, and another one to the engine."""
         client, engine = connected(self.port, self.port.engines.pools["i-1"])
         return replace(self, client=client, engine=engine)
 
     def with_keys(self, num_keys: int, limits: AccessLimits = NO_LIMITS) -> list[str]:
-        """Have the router know this many named keys of ten tenants, which may use models by pattern; returns them.
-        `limits`: of each key and tenant."""
+        """Give the router this many named keys of ten tenants, which may use models by pattern; returns them. `limits`:
+        of each key and tenant."""
         presented = [f"gp-k{number:07d}-{'s' * 43}" for number in range(num_keys)]
         keys = [
             ApiKey(
@@ -153,7 +153,7 @@ class DataPath:
         self.client.data_received(request)
 
     def begin(self) -> None:
-        """The head of the answer, and its first event."""
+        """Send the head of the answer, and its first event."""
         self.engine.data_received(HEAD)
         self.engine.data_received(chunk(EVENT))
 
@@ -166,14 +166,14 @@ class DataPath:
         self.sent.clear()
 
     def whole(self, request: bytes) -> None:
-        """One request with a stream of one event."""
+        """Send one request and answer it with a stream of one event."""
         self.ask(request)
         self.begin()
         self.end()
 
 
 def connected(port: DataPort, pool: Pool) -> tuple[ClientConnection, EngineConnection]:
-    """A client's connection, and an idle one to the engine of the pool."""
+    """A client's connection, and an idle one from the pool to the engine."""
     engine = EngineConnection(pool)
     engine.connection_made(Kept())
     pool.put(engine)

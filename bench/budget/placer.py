@@ -22,7 +22,7 @@ POLICIES = {"placement": "union", "eviction": "lru", "prewarming": "warmserve"}
 
 
 def model_of(number: int) -> Model:
-    """Sizes in turn; an instance takes its GPUs whole."""
+    """Make a model. Sizes take turns; an instance takes its GPUs whole."""
     num_gpus, gigabytes = SIZES[number % len(SIZES)]
     weights = int(gigabytes * GB)
     return Model(
@@ -47,7 +47,7 @@ def node_of(number: int, num_gpus: int) -> Node:
 
 
 class Fleet:
-    """A placer of an empty fleet, a third of whose models have a request that waits."""
+    """A placer of an empty fleet; a third of its models have a waiting request."""
 
     def __init__(self, num_models: int, num_nodes: int, num_gpus: int) -> None:
         self.models = [model_of(number) for number in range(num_models)]

@@ -1,8 +1,8 @@
-"""A fleet over several machines, played by network namespaces of this one: a registry of weights, the control plane,
-and nodes of one "GPU" each, whose network cards let so many bytes a second in.
+"""Run a fleet over several machines, which are network namespaces of this one: a registry of weights, the control
+plane, and nodes of one "GPU" each, whose network cards have a limited rate.
 
-What a node takes in over its card is held to its rate by the kernel (tc's token bucket on the switch's port), whoever
-sends it: the registry, another node's prefetcher, or a stage of a pipeline. Needs root, iproute2 and nftables.
+The kernel limits all traffic into a node (tc's token bucket on the switch's port), from the registry, another node's
+prefetcher or a stage of a pipeline. Needs root, iproute2 and nftables.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ TOKENS = {
     "GLOWPLUG_ENGINE_SECRET": "engines-of-the-bench",
 }
 READY_S, STOP_S = 120.0, 20.0
-TBF_QUEUE_S = 0.2  # of bytes that wait at the switch's port
+TBF_QUEUE_S = 0.2  # bytes that may wait at the switch's port
 
 
 class NoNetwork(RuntimeError):
-    """Namespaces cannot be had on this machine."""
+    """This machine cannot make namespaces."""
 
 
 class Registry(HubServer):
@@ -54,9 +54,9 @@ class Registry(HubServer):
 
 
 class Machines:
-    """`num_nodes` nodes with `bytes_per_s` each; `env` goes to every service, `node_env` to agents and prefetchers.
-    The engines of the last `num_plain` nodes load after the fetch, those of the others beside it. A context: namespaces
-    and processes end with it."""
+    """`num_nodes` nodes with `bytes_per_s` each. `env` goes to every service, `node_env` to agents and prefetchers. The
+    engines of the last `num_plain` nodes load after the fetch, the others during it. A context: namespaces and
+    processes end with it."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Machines:
                 self._limit(f"p{number}")
         self.registry.name = self.network.addresses[REGISTRY]
         self.network.inside(REGISTRY, self.registry.__enter__)
-        # No name server is there.
+        # There is no name server.
         names = "".join(f"{address} {pod}\n" for pod, address in self.network.addresses.items())
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n{names}")
         self._servers()
@@ -190,7 +190,7 @@ class Machines:
         return f"http://{self.network.addresses[CONTROL]}:{PORTS[service]}"
 
     def inside(self, call: Callable[[], T]) -> T:
-        """`call()` where clients are: beside the control plane."""
+        """Run `call` in the clients' namespace, beside the control plane."""
         return self.network.inside(CONTROL, call)
 
     def ask(self, method: str, url: str, **kwargs: Any) -> httpx.Response:
@@ -204,25 +204,25 @@ class Machines:
         return data
 
     def open(self, nodes: Collection[str]) -> None:
-        """What starts from now on starts on these nodes."""
+        """Restrict new starts to these nodes."""
         for node in self.nodes:
             verb = "undrain" if node in nodes else "drain"
             self.ask("POST", f"{self.url('placer')}/v1/nodes/{node}/{verb}").raise_for_status()
 
     def deploy(self, model: Mapping[str, Any]) -> None:
-        """Or change it, where it is deployed."""
+        """Deploy a model, or change a deployed one."""
         answer = self.ask("PUT", f"{self.url('autoscaler')}/v1/models/{model['name']}", json=dict(model))
         if answer.is_error:
             raise RuntimeError(answer.text)
 
     def cost(self, name: str, verb: str) -> dict[str, Any]:
-        """What a verb would take now, as the placer expects it."""
+        """The placer's estimate of a verb's cost."""
         answer = self.ask("GET", f"{self.url('placer')}/v1/models/{name}/cost", params={"verb": verb})
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
 
     def remove(self, name: str) -> None:
-        """The model and all of its instances go."""
+        """Remove the model and all of its instances."""
         self.ask("DELETE", f"{self.url('autoscaler')}/v1/models/{name}")
         self._until(lambda: not self.rows("placer", "/v1/instances", model=name), f"the end of {name}")

@@ -1,20 +1,20 @@
-"""The first token of a real vLLM whose weights are on another machine: `python -m bench.coldstart.run`.
+"""Time the first token of a real vLLM whose weights are on another machine: `python -m bench.coldstart.run`.
 
-Nodes are network namespaces of this machine; each lets so many bytes a second in (fleet.py). Per round each kind of
-start happens once, the kinds in turns, each with a model that the fleet has not seen before: SmolLM2-135M-Instruct
-under another name, from a hub of its own. What is printed are medians over the rounds, beside the floor, which is what
-the network alone needs: bytes / (stages x bytes per second).
+Nodes are network namespaces of this machine; the traffic into each is limited (fleet.py). In each round every kind of
+start takes its turn once, with a model that the fleet has not seen before: SmolLM2-135M-Instruct under another name,
+from a hub of its own. Prints medians over the rounds, beside the floor, which is the time of the network alone: bytes /
+(stages x bytes per second).
 
     python -m bench.coldstart.run --rounds 5                 (needs root, iproute2, nftables and `make vllm-env`)
     python -m bench.coldstart.run --kinds parked streamed    (those alone)
     python -m bench.coldstart.run --kinds streamed stages-2 --tokens 600    (stages become one engine within the answer)
 
-A kind is played on the nodes that it is for, while the others take nothing in: `parked` on one whose engines load after
-the fetch, `streamed` on one whose engines load beside it, stages on as many as there are stages, with an objective for
-the first token that fewer would miss (Algorithm 1 chooses; the placer is asked beforehand what it would choose).
+Each kind has its nodes, and the others are drained: `parked` runs on a node whose engines load after the fetch,
+`streamed` on one whose engines load during it, and stages on as many nodes as there are stages, with an objective for
+the first token that fewer stages would miss (Algorithm 1 chooses; the placer is asked for its choice beforehand).
 
-TTFT is the client's: from its request, beside the control plane, to the first text that comes back. The phases are
-those that the instance's row says, of the slowest of its stages; they overlap where a start streams.
+TTFT is the client's: from its request, beside the control plane, to the first text that comes back. The phases are read
+from the row of the instance's slowest stage; they overlap if a start streams.
 """
 
 import argparse
@@ -39,10 +39,10 @@ from glowplug.engines import vllm_env, vllm_sample
 MIB: Final = 1 << 20
 PROMPT: Final = "Why is the sky blue?"
 NUM_TOKENS, WAIT_S = 24, 240.0
-TIGHTER: Final = 0.97  # an objective after one that fewer stages would meet than are wanted
+TIGHTER: Final = 0.97  # the next objective, if fewer stages than wanted meet one
 LEAST_TTFT_S: Final = 0.1
-KNOWN_S: Final = 0.2  # until the placer has a model as it was deployed
-REST_S: Final = 3.0  # between starts: an engine that ends, and a tokenizer that is kept, take cores
+KNOWN_S: Final = 0.2  # until the placer knows a deployed model
+REST_S: Final = 3.0  # between starts: engines that end and kept tokenizers take cores
 PARK_S: Final = 150.0  # every node parks vLLM at first, on the same cores
 MODEL: Final = {
     "engine": "vllm",
@@ -87,7 +87,7 @@ class Seen:
 
 
 def start_once(machines: Machines, kind: Kind, name: str, num_tokens: int) -> Seen:
-    """A model of that name is asked for the first time, and removed."""
+    """Send the first request to a model of that name, and remove the model."""
     nodes = [node for node in machines.nodes if (node in machines.plain) is not kind.streams]
     machines.open(nodes[: kind.num_stages])
     engine_args = {"num_threads": 1, **kind.model.get("engine_args", {})}
@@ -118,8 +118,8 @@ def start_once(machines: Machines, kind: Kind, name: str, num_tokens: int) -> Se
 
 
 def deploy_for(machines: Machines, kind: Kind, model: Mapping[str, Any]) -> None:
-    """Deploy a model with an objective for the first token that as many stages meet as the kind has, and fewer miss, as
-    the placer expects it. Raises RuntimeError."""
+    """Deploy a model with an objective for the first token that, by the placer's estimate, the kind's number of stages
+    meets and fewer miss. Raises RuntimeError."""
     ttft_s, num_stages = WAIT_S, 0
     while ttft_s > LEAST_TTFT_S:
         machines.deploy({**model, "slo": {"ttft_s": ttft_s}})
@@ -128,11 +128,11 @@ def deploy_for(machines: Machines, kind: Kind, model: Mapping[str, Any]) -> None
         if (num_stages := len(cost["gpu_ids"])) == kind.num_stages:
             return
         ttft_s = TIGHTER * (cost["seconds"] if ttft_s == WAIT_S else ttft_s)
-    raise RuntimeError(f"{kind.name}: the placer never chooses {kind.num_stages} stages, and {num_stages} in the end")
+    raise RuntimeError(f"{kind.name}: the placer never chooses {kind.num_stages} stages; it ended at {num_stages}")
 
 
 def stream(url: str, model: str, num_tokens: int, on_first: Callable[[], None]) -> tuple[float, float, float, str]:
-    """Seconds to the first text, per further token and of the longest gap between two, and the text. Greedy."""
+    """(seconds to the first text, seconds per further token, longest gap between two texts, the text), greedily."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -159,7 +159,7 @@ def stream(url: str, model: str, num_tokens: int, on_first: Callable[[], None]) 
 
 
 def until_parked(machines: Machines) -> None:
-    """Until every node has vLLM parked. Raises RuntimeError."""
+    """Wait until every node has parked vLLM. Raises RuntimeError."""
     deadline = time.monotonic() + PARK_S
     while not all(_is_parked(machines.log(f"agent-{node}")) for node in machines.nodes):
         if time.monotonic() > deadline:
@@ -168,13 +168,12 @@ def until_parked(machines: Machines) -> None:
 
 
 def _is_parked(log: str) -> bool:
-    """Whether what an agent has begun to park answers on its socket."""
+    """Whether the engine that an agent is parking answers on its socket."""
     found = re.search(r"parking vLLM.* log=(\S+)", log)
     return found is not None and Path(found[1]).with_name("zygote.sock").exists()
 
 
 def shown(kind: Kind, seen: Sequence[Seen], num_bytes: int, rate: float) -> str:
-    """One row of the table."""
     floor_s = num_bytes / (kind.num_stages * rate)
     ttft = [one.ttft_s for one in seen]
     names = dict.fromkeys(name for one in seen for name in one.phases)
@@ -195,8 +194,8 @@ def shown(kind: Kind, seen: Sequence[Seen], num_bytes: int, rate: float) -> str:
 
 
 def as_data(seen: Mapping[str, Sequence[Seen]], num_bytes: int, rate: float) -> dict[str, object]:
-    """Of each kind what its starts took, in the order of the rounds; and the ratio of `streamed`, one node that loads
-    beside its fetch, over each of the others."""
+    """The figures of each kind's starts, in the order of the rounds; and the ratio of `streamed`, one node that loads
+    during its fetch, over each other kind."""
     times = {kind: [Timed(one.ttft_s, one.load) for one in some] for kind, some in seen.items()}
     return {
         "num_bytes": num_bytes,
@@ -220,7 +219,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=by_name, default=list(by_name))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="of each answer")
-    parser.add_argument("--mbytes-per-s", type=float, default=20.0, help="that a node's network card lets in")
+    parser.add_argument("--mbytes-per-s", type=float, default=20.0, help="into each node")
     data_option(parser)
     args = parser.parse_args()
     kinds, rate = [by_name[name] for name in args.kinds], args.mbytes_per_s * 1e6
@@ -234,7 +233,7 @@ def main() -> None:
         "GLOWPLUG_LINK_BYTES_PER_S": str(rate),
         "GLOWPLUG_VLLM_PYTHON": str(vllm_env.interpreter()),
         "GLOWPLUG_GPU_BUDGETS": "1536MiB",
-        "GLOWPLUG_HOST_CACHE_BYTES": str(2 * num_bytes),  # what was fetched before makes way
+        "GLOWPLUG_HOST_CACHE_BYTES": str(2 * num_bytes),  # room for two: earlier models are evicted
     }
     seen: dict[str, list[Seen]] = {kind.name: [] for kind in kinds}
     repos = {f"bench/{name}": files for _, _, name in names}

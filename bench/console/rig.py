@@ -66,7 +66,7 @@ class Rig:
         self.num_events += 1
 
     async def life(self, speed: float) -> None:
-        """Events of one second, spread over that second, again and again."""
+        """Publish the events of each second, spread over that second."""
         began = time.monotonic()
         lived = 0
         while True:
@@ -81,7 +81,7 @@ class Rig:
             self.num_seconds += 1
 
     async def mark(self) -> str:
-        """Publish a decision nobody else makes, and remember when."""
+        """Publish a decision that no other process makes, and note the time."""
         decision_id = f"d-mark-{len(self.marks)}"
         now_s = time.time()
         record = DecisionRecord(
@@ -153,7 +153,7 @@ async def fill(store: Store, fleet: SyntheticFleet) -> None:
 
 @dataclass
 class Tab:
-    """A page with meters; `complaints` is what it said against us."""
+    """A page with meters; `complaints` are its errors and warnings."""
 
     page: Page
     devtools: CDPSession
@@ -164,7 +164,7 @@ class Tab:
         return found
 
     async def heap_bytes(self) -> int:
-        """JavaScript heap after a collection: what is really held."""
+        """The size of the JavaScript heap after a collection."""
         await self.devtools.send("HeapProfiler.collectGarbage")
         return int((await self.measures())["JSHeapUsedSize"])
 
@@ -174,13 +174,13 @@ class Tab:
 
 
 def page_cpu_s() -> float:
-    """CPU seconds of the busiest page process of this process's browser: what it costs however busy the machine is."""
+    """CPU seconds of the busiest page process of this process's browser, which do not depend on the machine's load."""
     pages = [child for child in psutil.Process().children(recursive=True) if "--type=renderer" in child.cmdline()]
     return max(float(times.user + times.system) for times in (page.cpu_times() for page in pages))
 
 
 async def open_tab(browser: Browser, url: str, num_nodes: int) -> Tab:
-    """A tab of its own profile (nothing cached) that has begun to load `url`."""
+    """Open a tab of its own profile (nothing cached) and begin to load `url`."""
     complaints: list[str] = []
     page = await new_page(browser, complaints, reduced_motion="no-preference")
     await page.add_init_script(f"window.wantedNodes = {num_nodes};")

@@ -1,10 +1,10 @@
-"""The console under a large fleet: first paint, event to page, memory over an hour of events, cost of a beat.
+"""Measure the console under a large fleet: first paint, event to page, memory over an hour of events, cost of a beat.
 
     python bench/console/run.py [--nodes 200 --gpus 8 --models 500] [--json FILE]
 
-It starts NATS, Valkey and a console process of its own, lets a synthetic fleet publish to them, and looks with a real
-browser. The fleet is made up (it says `emulated`), the way from the bus to the pixels is real. `--serve` only shows the
-page until Ctrl-C.
+Starts NATS, Valkey and a console process of its own, lets a synthetic fleet publish to them, and looks with a real
+browser. The fleet is made up (and says `emulated`); the way from the bus to the pixels is real. `--serve` only serves
+the page until Ctrl-C.
 """
 
 import argparse
@@ -34,8 +34,8 @@ BEAT_EVERY_S = 10
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `bound` is what is promised, 0 where nothing is; `name` is that of the figure in the data,
-    whose unit it has, "" where it is not kept there."""
+    """One line of the table. `bound` is the promised limit, 0 without one; `name` is the figure's name in the data,
+    which ends in its unit, "" if the data leave it out."""
 
     what: str
     seen: float
@@ -70,7 +70,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 async def first_paint(at: Rig, browser: Browser, loads: int) -> list[Row]:
-    """Fresh profiles, nothing cached, the fleet living at its own speed meanwhile."""
+    """Load the page in fresh profiles, with nothing cached, while the fleet lives at its own speed."""
     painted, drawn, cpu_s = [], [], []
     for _ in range(loads):
         tab = await open_tab(browser, at.url, len(at.fleet.nodes))
@@ -96,7 +96,7 @@ async def first_paint(at: Rig, browser: Browser, loads: int) -> list[Row]:
 
 
 async def updates(at: Rig, tab: Tab, marks: int) -> list[Row]:
-    """From the moment an event is published to the moment it stands in the page."""
+    """Time events from their publication until the page shows them."""
     await tab.page.evaluate("window.meters.longTasks.length = 0")
     began, cpu_s, page_s = time.monotonic(), at.cpu_s(), page_cpu_s()
     for number in range(marks):
@@ -120,10 +120,10 @@ async def updates(at: Rig, tab: Tab, marks: int) -> list[Row]:
 
 
 async def hour(at: Rig, tab: Tab, minutes: float, speed: float) -> list[Row]:
-    """An hour's worth of events, faster than an hour; memory a sixth of the way in against memory at the end.
+    """Play an hour's worth of events faster, and compare memory a sixth of the way in with memory at the end.
 
-    Nodes beat each BEAT_EVERY_S seconds of it: a beat that says nothing new leaves nothing behind. All else comes as
-    often as in that hour.
+    Nodes beat each BEAT_EVERY_S seconds; a beat without news leaves nothing behind. All else comes as often as in that
+    hour.
     """
     at.fleet.beat_every_s = BEAT_EVERY_S
     whole_s, warm_s = 60 * minutes, 60 * minutes / 6
@@ -150,7 +150,7 @@ async def hour(at: Rig, tab: Tab, minutes: float, speed: float) -> list[Row]:
 
 
 async def measure(args: argparse.Namespace, show: Callable[[Row], object] = lambda _: None) -> list[Row]:
-    """Every row of the table, in order; `show` gets each as soon as it is known."""
+    """Measure every row of the table, in order; `show` gets each as soon as it is known."""
     fleet = SyntheticFleet(args.nodes, args.gpus, args.models, seed=args.seed)
     async with rig(fleet) as at, chromium.browsing("--enable-precise-memory-info") as browser:
         async with living(at, 1.0):
@@ -175,7 +175,7 @@ def shown(rows: list[Row], show: Callable[[Row], object]) -> list[Row]:
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Only the page, alive, for a person to look at."""
+    """Only serve the page, alive, for a person."""
     fleet = SyntheticFleet(args.nodes, args.gpus, args.models, seed=args.seed)
     async with rig(fleet) as at, living(at, 1.0):
         print(f"{at.url}  (Ctrl-C ends it)", flush=True)
@@ -190,18 +190,15 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--loads", type=int, default=5, help="page loads to measure")
     parser.add_argument("--marks", type=int, default=100, help="updates to measure")
-    parser.add_argument(
-        "--minutes", type=float, default=60, help="of the fleet's life for the memory rows; 0 leaves them out"
-    )
-    parser.add_argument("--speed", type=float, default=30, help="seconds of its life per second, in that part")
-    parser.add_argument("--view", default="fleet", help="the view that stays open: fleet, models, requests, ...")
-    parser.add_argument("--serve", action="store_true", help="show the page until Ctrl-C, measure nothing")
+    parser.add_argument("--minutes", type=float, default=60, help="of events for the memory rows; 0 leaves them out")
+    parser.add_argument("--speed", type=float, default=30, help="factor of the fleet's clock in that part")
+    parser.add_argument("--view", default="fleet", help="the open view: fleet, models, requests, ...")
+    parser.add_argument("--serve", action="store_true", help="only serve the page until Ctrl-C")
     data_option(parser)
     return parser.parse_args(argv)
 
 
 def as_data(rows: Sequence[Row]) -> dict[str, object]:
-    """The figures that have a name."""
     return {row.name: row.seen for row in rows if row.name}
 
 

@@ -1,6 +1,6 @@
 """A made-up fleet of any size that lives: beats, loads, cold starts with their fetches, stops, requests, decisions.
 
-Seeded, so that a run can be told again. `second(now_s)` is what happens in one second of the fleet's life.
+Seeded, so that a run can be repeated. `second(now_s)` yields the events of one second.
 """
 
 import hashlib
@@ -105,7 +105,7 @@ class SyntheticFleet:
         return CachedWeights(digest=digest(model), num_bytes=model.weights_bytes, model_keys=(model.key,))
 
     def _place(self, now_s: float) -> Instance | None:
-        """An instance on a GPU with room, its bytes granted."""
+        """Create an instance on a GPU with room, and grant its bytes."""
         model = self.models[int(len(self.models) * self.chance.random() ** 2)]
         for _ in range(20):
             node = self.nodes[self.chance.choice(list(self.nodes))]
@@ -149,7 +149,7 @@ class SyntheticFleet:
     # ---- a second of its life
 
     def second(self, now_s: float) -> Iterator[Event]:
-        """Everything that happens in the next second, as of `now_s`."""
+        """Yield the events of the next second, as of `now_s`."""
         self.second_number += 1
         while self._later and self._later[0][0] <= self.second_number:
             _, _, instance_id, state = heapq.heappop(self._later)
@@ -221,7 +221,7 @@ class SyntheticFleet:
             yield fact(NodeBeat(node=node), now_s)
 
     def _loads(self) -> dict[str, ModelLoad]:
-        """What one router holds and runs: most models change from report to report."""
+        """One router's queues and counts: most models change from report to report."""
         loads: dict[str, dict[str, int]] = {}
         for instance in self.instances.values():
             if instance.state is InstanceState.READY and (num := self.chance.randrange(5)):
@@ -273,7 +273,7 @@ _events = itertools.count(1)
 
 
 def fact(data: object, now_s: float, traceparent: str = "") -> Event:
-    """`data` as an event of this fleet."""
+    """Wrap `data` as an event of this fleet."""
     kind: str = data.TYPE  # type: ignore[attr-defined]
     return Event(
         event_id=f"e{next(_events):x}",

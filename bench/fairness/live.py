@@ -97,7 +97,7 @@ async def first_token_s(http: httpx.AsyncClient, key: str, load: Load, chance: R
 
 
 async def keep_open(http: httpx.AsyncClient, key: str, load: Load, ended: list[float], seed: int) -> None:
-    """Ask again and again."""
+    """Ask again whenever an answer ends."""
     chance = Random(seed)
     while True:
         ended.append(await first_token_s(http, key, load, chance))

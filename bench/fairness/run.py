@@ -1,15 +1,15 @@
-"""What a tenant with few requests has beside others at one model, by fairness policy, in the simulator.
+"""Measure how a tenant with few requests fares beside others at one model, by fairness policy, in the simulator.
 
     python bench/fairness/run.py [--seconds 300] [--seeds 5] [--slots 8] [--policies fifo vtc ...]
 
 One instance of a 7B model on an A10 (costs as measured). Each case runs the light tenant alone, then beside the other
 one under each policy, the same requests each time; the figures are means over the seeds. `x alone`: p95 of the time to
-the first token over that of the light tenant alone. Jain's index is of the weighted tokens served (1 for each of a
-prompt, 2 for each of an answer) over what the tenant asked for, so that 1 means that all had the same share of their
-demand. Tokens a second are those of all finished requests, of prompts and answers; `of fifo` compares them.
+the first token over that of the light tenant alone. Jain's index is over each tenant's weighted tokens served (1 for
+each of a prompt, 2 for each of an answer) divided by those it asked for, so that 1 means that all had the same share of
+their demand. Tokens a second count prompts and answers of all finished requests; `of fifo` compares them.
 
 The engine chunks prefill as vLLM does by default: 2,048 tokens a step, of one prompt if it is the first. `threshold`:
-with vLLM's `long_prefill_token_threshold`, by which a prompt has so much of a step while others are there.
+with vLLM's `long_prefill_token_threshold`, the most tokens that a prompt has of a step beside others.
 """
 
 import argparse
@@ -109,13 +109,13 @@ def run(tree: dict[str, Any], seed: int) -> Results:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """1 where all are equal, 1/n where one has everything (Jain, Chiu, Hawe 1984)."""
+    """Jain's index (Jain, Chiu, Hawe 1984): 1 if all are equal, 1/n if one has everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def served(results: Results, asked: dict[str, int]) -> list[float]:
-    """The weighted tokens that each tenant was served, over those that it asked for."""
+    """Each tenant's weighted tokens served, over those that it asked for."""
     return [(one.prompt_tokens + 2 * one.response_tokens) / asked[name] for name, one in results.by_tenant.items()]
 
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
-    parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="cases whose names begin so")
+    parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="the first words of their names")
     data_option(parser)
     asked = parser.parse_args()
     cases = [case for case in CASES if not asked.cases or case.name.startswith(tuple(asked.cases))]

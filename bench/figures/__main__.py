@@ -1,8 +1,8 @@
-"""Figures as data: run what measures them, write them into the pages, or check the pages.
+"""Measure figures as data, write them into the pages, or check the pages.
 
 python -m bench.figures [--only NAME]    run the benchmarks without a result at this commit, and render
 python -m bench.figures --render         write the saved results into the pages
-python -m bench.figures --check          nothing is written; 1 where a page is not what rendering gives
+python -m bench.figures --check          write nothing; exit with 1 if a page differs from its rendering
 """
 
 import argparse
@@ -43,7 +43,7 @@ def problems(*, release: bool) -> list[str]:
         text = (ROOT / name).read_text(encoding="utf-8")
         wanted = rendered(name, ages)
         if page.without_age(text) != page.without_age(wanted) or (release and text != wanted):
-            found.append(f"{name} is not what its results give: run make figures-page")
+            found.append(f"{name} differs from its results: run make figures-page")
         if release:
             found += [f"{name}: {one} is older than its code" for one in page.named(text) if ages[one]]
     return found
@@ -59,14 +59,14 @@ def measure(benchmarks: Sequence[Benchmark]) -> list[Result]:
         dirty = {one.name: bool(git("status", "--porcelain", "--", *one.sources)) for one in benchmarks}
         commit = git("rev-parse", "--short=12", "HEAD")
         if commit is None:
-            raise SystemExit("a result names its commit, and git knows none here")
+            raise SystemExit("git finds no commit for the results")
         argv = [sys.executable, *(part.replace("{json}", str(file)) for part in command)]
         path = f"{ROOT}:{ROOT / 'libs'}"
         done = subprocess.run(argv, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=False)
         if not file.exists():
             raise subprocess.CalledProcessError(done.returncode or 1, argv)
         if done.returncode:
-            print(f"{benchmarks[0].name} wrote its figures and ended with {done.returncode}", file=sys.stderr)
+            print(f"{benchmarks[0].name} wrote its figures, but exited with {done.returncode}", file=sys.stderr)
         data = json.loads(file.read_text(encoding="utf-8"))
     return [
         Result(
@@ -92,7 +92,7 @@ def run(only: str) -> int:
         if (only and benchmark.name != only) or (benchmark.name in found and found[benchmark.name].commit == head):
             continue
         if benchmark.name in BY_HAND:
-            print(f"{benchmark.name}: is measured by hand, so that its figures stay")
+            print(f"{benchmark.name} is measured by hand: its figures stay")
             continue
         wanted.setdefault(benchmark.command, []).append(benchmark)
     for benchmarks in wanted.values():
@@ -109,14 +109,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", choices=["", *(one.name for one in BENCHMARKS)], metavar="NAME")
     parser.add_argument("--render", action="store_true", help="run nothing: write the saved results into the pages")
-    parser.add_argument("--check", action="store_true", help="write nothing: say which page is not what results give")
+    parser.add_argument("--check", action="store_true", help="write nothing: name pages that differ from their results")
     args = parser.parse_args()
     if args.check:
         found = problems(release=os.environ.get("GLOWPLUG_RELEASE") == "1")
         unknown = [name for name, changed in age().items() if changed is None]
         if unknown:
-            print(f"git does not know the commits of {', '.join(unknown)} here: their age is not checked")
-        print("\n".join(found) if found else "the pages are what their results give")
+            print(f"git lacks the commits of {', '.join(unknown)}: their age is not checked")
+        print("\n".join(found) if found else "the pages agree with their results")
         return 1 if found else 0
     failed = 0 if args.render else run(args.only)
     ages = age()

@@ -21,7 +21,7 @@ class Benchmark:
     figures; None if a person measures by hand. Benchmarks with the same command share one run of it."""
 
     name: str
-    command: tuple[str, ...]  # arguments of the interpreter; "{json}" stands for the file
+    command: tuple[str, ...]  # arguments of the interpreter; "{json}" is replaced by the file
     sources: tuple[str, ...]
     pages: tuple[str, ...] = FIGURES
     read: Callable[[Any], Mapping[str, str]] | None = None

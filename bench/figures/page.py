@@ -19,7 +19,7 @@ def named(text: str) -> list[str]:
 
 
 def note(result: Result, changed: bool | None, by_hand: bool = False, usual: str = "") -> str:
-    """One line: of which commit the figures are, when they were measured, and on what, if not on the usual machine."""
+    """One line: the commit of the figures, when they were measured, and the machine, if not the usual one."""
     state = UNKNOWN if changed is None else CHANGED if changed else ""
     load = f"load {result.load}"
     origin = load if result.machine == usual else f"{result.machine}, {load}"

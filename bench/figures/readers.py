@@ -66,7 +66,7 @@ def bus_latency(data: Any) -> dict[str, str]:
 def router(data: Any) -> dict[str, str]:
     """The router's figures. Raises ValueError if nginx was not measured."""
     if "nginx" not in data["proxies"]:
-        raise ValueError("the router was measured without nginx beside it, and its figures are ratios")
+        raise ValueError("the router was measured without nginx, but its figures are ratios")
     ours, nginx = data["proxies"]["glowplug router"], data["proxies"]["nginx"]
     request, chunk = ratios(data["request_ratios"], ".1f"), ratios(data["chunk_ratios"], ".1f")
     errors = f"{ours['open_errors'] or 'no'} error{'s' * (ours['open_errors'] > 1)}"

@@ -13,8 +13,8 @@ NOT_RECORDED = "not recorded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The content of one result file. `taken_over`: no run wrote it; the page printed these figures before there were
-    results, and `commit` is the one that the page named, or the one that added the figure to the page."""
+    """The content of one result file. `taken_over`: no run wrote it. The page printed these figures before there were
+    results; `commit` is the commit that the page named, or that added the figure to the page."""
 
     name: str
     commit: str  # with "-dirty" appended if the sources had been changed
@@ -44,7 +44,7 @@ def read(path: Path) -> Result:
     """Read one result file. Raises ValueError if a field is missing or unknown."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if odd := set(data) ^ {one.name for one in fields(Result)}:
-        raise ValueError(f"{path.name} misses, or has and should not: {', '.join(sorted(odd))}")
+        raise ValueError(f"{path.name} has missing or unknown fields: {', '.join(sorted(odd))}")
     return Result(**data)
 
 

@@ -4,14 +4,15 @@
     python -m bench.fit.lengths CONVERSATIONS.json --tokenizer tokenizer.json --judge length_model.npz
 
 CONVERSATIONS.json is an array of {"id", "conversations": [{"from": "human" | "gpt" | "system", "value"}]} (ShareGPT's
-form; a file that is cut off is read as far as it goes). Lengths are in tokens of that tokenizer; without one a token
-is 4.3 characters. A fifth of the conversations, by a hash of `--split` and their id, is held out from the training and
-judged; the file that is written is of the training part alone, so that a later `--judge` of that split says the same.
-ShareGPT's long conversations are cut into pieces, whose ids differ after the last underscore: all are in one part.
-`--errors FILE` writes what bench/papers gives its routers for expected lengths: how far the judged file is off.
+form; a file that is cut off is read as far as it goes). Lengths are in tokens of that tokenizer; without one a token is
+4.3 characters. A fifth of the conversations, by a hash of `--split` and their id, is held out from training and judged.
+The written file is from the training part alone, so that a later `--judge` of that split gives the same result.
+ShareGPT's long conversations are cut into pieces, whose ids differ after the last underscore; all pieces are in one
+part. `--errors FILE` writes the errors of the judged file, which bench/papers applies to the expected lengths of its
+routers.
 
-Training needs lightgbm and scipy, `--tokenizer` tokenizers: no service does. Training on 61,000 answers takes about
-a minute of one core that has nothing else to do, reading them as long.
+Training needs lightgbm and scipy, and `--tokenizer` needs tokenizers; no service does. Training on 61,000 answers takes
+about a minute of an idle core, and reading them another.
 """
 
 import argparse
@@ -29,13 +30,13 @@ import numpy as np
 from glowplug.policies.prediction.length_model import VERSION, LengthModel
 from glowplug.policies.prediction.length_text import CHARS_PER_TOKEN, NUM_BUCKETS, Described, Turn, describe
 
-BEYOND = (40, 90, 160, 270, 400, 600)  # tokens: a head each
+BEYOND = (40, 90, 160, 270, 400, 600)  # tokens; each has a head
 ALPHA, NUM_STEPS = 30.0, 40  # of the ridge: its penalty, and steps of its solution
-NUM_FOLDS, NUM_PARTS = 4, 10  # of its own training; parts of the conversations, of which two are held out
-LEAST_TEXTS = 3  # that have a word which is weighed
+NUM_FOLDS, NUM_PARTS = 4, 10  # folds within training; parts of the conversations, two held out
+LEAST_TEXTS = 3  # with a word, for the word to count
 TREES = {"objective": "l1", "learning_rate": 0.05, "num_leaves": 31, "max_depth": 8, "min_data_in_leaf": 40}
 TREES |= {"bagging_fraction": 0.7, "bagging_freq": 1, "feature_fraction": 0.6, "num_threads": 1, "seed": 1}
-NUM_TREES, NUM_PLAIN_TREES = 300, 120  # of the file; over the numbers alone
+NUM_TREES, NUM_PLAIN_TREES = 300, 120  # in the file; over the numbers alone
 TOKENS_LEFT = 300.0  # a head's unit
 LEAST = 50  # answers for a band of their own
 EDGES = np.log1p([20.0, 50.0, 100.0, 150.0, 200.0, 270.0, 350.0, 450.0, 600.0])
@@ -45,7 +46,7 @@ LENGTH_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0)  # actual l
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be answered, after what has been said, and the answer that came."""
+    """A question with the messages before it, and its answer."""
 
     turns: Sequence[Turn]
     answer: str
@@ -57,12 +58,12 @@ class Asked:
 
 @lru_cache(maxsize=1 << 16)
 def part(split: str, conversation: str) -> int:
-    """Of NUM_PARTS; the last two are held out. `split` names a division into parts."""
+    """One of NUM_PARTS; the last two are held out. `split` names a division into parts."""
     return int(hashlib.md5(f"{split}{conversation}".encode()).hexdigest(), 16) % NUM_PARTS
 
 
 def conversations(path: Path) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Each piece: the id of its conversation, and its messages."""
+    """Yield each piece: the id of its conversation, and its messages."""
     text, decoder = path.read_text(encoding="utf-8"), json.JSONDecoder()
     at = text.index("[") + 1
     while True:
@@ -76,7 +77,7 @@ def conversations(path: Path) -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 
 def asked(path: Path) -> Iterator[Asked]:
-    """Every turn of a person that has an answer."""
+    """Yield every turn of a person that has an answer."""
     for conversation, messages in conversations(path):
         turns = [Turn(m["value"], m["from"] == "gpt") for m in messages]
         for at in range(1, len(turns)):
@@ -85,7 +86,7 @@ def asked(path: Path) -> Iterator[Asked]:
 
 
 class Answers:
-    """What is said of every answer, its length, and the part its conversation is in."""
+    """The features of every answer, its length, and the part of its conversation."""
 
     def __init__(self, path: Path, tokenizer: Path | None) -> None:
         texts, later, seconds, numbers = [], [], [], []
@@ -108,7 +109,7 @@ class Answers:
         self.divide("")
 
     def divide(self, split: str) -> None:
-        """Hold out what this split does."""
+        """Hold out the last parts of this split."""
         self.part = np.array([part(split, conversation) for conversation in self._conversations])
         self.held_out = self.part >= NUM_PARTS - 2
 
@@ -124,7 +125,7 @@ class Answers:
 
 
 def averaged(rows: Sequence[Any]) -> Any:
-    """A sparse matrix of words by texts, each text's averaged by the root of their number."""
+    """A sparse matrix of words by texts; each text is divided by the root of its number of words."""
     from scipy import sparse
 
     num = np.array([len(row) for row in rows])
@@ -148,8 +149,8 @@ def num_tokens(texts: list[str], tokenizer: Path | None) -> list[int]:
 
 
 def ridge(words: Any, wanted: Any) -> tuple[Any, Any]:
-    """(weights, bias) of the least squares with a penalty on the weights, all columns of `wanted` at once, by conjugate
-    gradients on the normal equations; the bias is the mean."""
+    """(weights, bias) of least squares with a penalty on the weights, for all columns of `wanted` at once, by conjugate
+    gradients on the normal equations. The bias is the mean."""
     bias = wanted.mean(0)
     left = (words.T @ (wanted - bias)).astype(np.float32)
     weights, along = np.zeros_like(left), left.copy()
@@ -165,9 +166,9 @@ def ridge(words: Any, wanted: Any) -> tuple[Any, Any]:
 
 
 def heads_of(answers: Answers) -> tuple[Any, Any, Any]:
-    """(weights, bias, heads): of what is not held out; and what the heads say of each of those texts when they were not
-    fitted to it, as the trees are to see them. Heads are for the logarithm of the length, for what trees over the
-    numbers alone leave of it, in logarithms and in tokens, and for its being beyond each of some lengths."""
+    """(weights, bias, heads) from the texts that are not held out. `heads`: the outputs for each text of heads that
+    were not fitted to it, which the trees train on. Heads predict the logarithm of the length, the residuals of trees
+    over the numbers alone (in logarithms and in tokens), and whether the length exceeds each of some bounds."""
     mine, logs = ~answers.held_out, np.log1p(answers.tokens)
     plain = unseen(answers, answers.numbers, NUM_PLAIN_TREES)
     left = np.clip((answers.tokens - np.expm1(plain)) / TOKENS_LEFT, -2, 2)
@@ -175,7 +176,7 @@ def heads_of(answers: Answers) -> tuple[Any, Any, Any]:
     wanted = np.stack([logs, logs - plain, left, *beyond], axis=1).astype(np.float32)
     num_texts = np.bincount(answers.words[mine].indices, minlength=NUM_BUCKETS)
     kept = np.flatnonzero(num_texts >= LEAST_TEXTS)
-    # A word says the more the fewer texts have it: it is weighed by that, and so punished the less for its weight.
+    # Rare words tell more: each is scaled by its rarity, so that the penalty on its weight is smaller.
     rarity = np.log(mine.sum() / num_texts[kept]).astype(np.float32)
     words = answers.words[:, kept].multiply(rarity).tocsr()
     heads = np.zeros_like(wanted)
@@ -190,14 +191,13 @@ def heads_of(answers: Answers) -> tuple[Any, Any, Any]:
 
 
 def boosted(inputs: Any, logs: Any, num_trees: int) -> Any:
-    """The trees."""
     import lightgbm
 
     return lightgbm.train({**TREES, "verbose": -1}, lightgbm.Dataset(inputs, logs), num_trees)
 
 
 def unseen(answers: Answers, inputs: Any, num_trees: int) -> Any:
-    """log(1 + tokens) of each text that is not held out, by trees that were not fitted to it; 0 of the others."""
+    """log(1 + tokens) of each text that is not held out, by trees that were not fitted to it; 0 for the others."""
     mine, logs = ~answers.held_out, np.log1p(answers.tokens)
     found = np.zeros(len(logs))
     for fold in range(2):
@@ -207,7 +207,7 @@ def unseen(answers: Answers, inputs: Any, num_trees: int) -> Any:
 
 
 def train(answers: Answers) -> dict[str, Any]:
-    """The arrays of a file, from what is not held out."""
+    """The arrays of a file, trained on the texts that are not held out."""
     mine = ~answers.held_out
     weights, bias, heads = heads_of(answers)
     scale = np.abs(weights).max(0) / 127
@@ -221,7 +221,7 @@ def train(answers: Answers) -> dict[str, Any]:
 
 
 def flat(trees: Any) -> dict[str, Any]:
-    """All trees in one list of nodes; a leaf is its own successor."""
+    """Put all trees into one list of nodes; a leaf is its own successor."""
     rows: list[list[float]] = []
     deepest = 0
 
@@ -248,7 +248,7 @@ def flat(trees: Any) -> dict[str, Any]:
 
 
 def bands(tokens: Any, logs: Any, later: Any) -> dict[str, Any]:
-    """Ratios of the actual over the expected length, their 10th and 90th percentile, by what is expected."""
+    """The 10th and 90th percentile of actual over expected length, by expected length."""
     ratio = tokens / np.maximum(1.0, np.expm1(logs))
     bins, kinds, num = np.searchsorted(EDGES, logs), later.astype(int), len(EDGES) + 1
     low, high = np.ones((2, num), np.float32), np.ones((2, num), np.float32)
@@ -262,7 +262,8 @@ def bands(tokens: Any, logs: Any, later: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a file says of the answers held out, beside what they were; all in tokens, but `ms` of CPU for each."""
+    """The estimates of a file for the held-out answers, beside their lengths; all in tokens, but `ms` of CPU for
+    each."""
 
     tokens: Any
     low: Any
@@ -273,16 +274,16 @@ class Judged:
     ms: Any
 
     def cells(self, some: Any = slice(None)) -> str:
-        """Of the answers chosen: what `compared` says, and the share in the band."""
+        """The cells of `compared` for the chosen answers, and the share in the band."""
         return f"{compared(self.tokens[some], self.actual[some], self.constant)} | {self.inside(some):.1%}"
 
     def inside(self, some: Any = slice(None)) -> float:
-        """The share that lies in the band."""
+        """The share in the band."""
         return float(((self.actual >= self.low) & (self.actual <= self.high))[some].mean())
 
 
 def judge(model: LengthModel, answers: Answers) -> Judged:
-    """How far it is off, on what is held out."""
+    """Judge a model on the held-out answers."""
     rows = np.flatnonzero(answers.held_out)
     seconds, found = [], []
     for row in rows:
@@ -304,7 +305,6 @@ def compared(tokens: Any, actual: Any, constant: float) -> str:
 
 
 def show(judged: Judged) -> None:
-    """Print it as a table."""
     median = np.median(judged.actual)
     print(f"{len(judged.actual)} answers held out, median {median:.0f} tokens; {time.strftime('%Y-%m-%d')}")
     print("| | constant | ours | below it | within 25 / 50 / 100 | in the 80 % band |\n|---|---|---|---|---|---|")
@@ -329,7 +329,7 @@ ratios = [
 
 
 def errors(judged: Judged, by: str) -> str:
-    """The ratios of expected to actual length by how long the answer is, as TOML."""
+    """The ratios of expected to actual length, by actual length, as TOML."""
     tokens, actual = judged.tokens, judged.actual
     median = float(np.median(actual))
     bins, ratio = np.searchsorted(LENGTH_EDGES, actual / median, side="right"), tokens / np.maximum(1, actual)
@@ -351,7 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("conversations", type=Path)
     parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--split", default="", help="another name holds out other conversations")
+    parser.add_argument("--split", default="", help="each name holds out other conversations")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--judge", type=Path)
     parser.add_argument("--errors", type=Path)

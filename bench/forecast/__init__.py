@@ -1,1 +1,1 @@
-"""How good forecasts of requests are: see __main__.py."""
+"""Judge forecasts of requests: see __main__.py."""

@@ -1,4 +1,4 @@
-"""The loads that forecasts are judged on, as requests in windows of 600 s, and which part of each is judged."""
+"""Loads to judge forecasts on, as requests in windows of 600 s, and the judged part of each."""
 
 import csv
 import gzip
@@ -24,7 +24,7 @@ Counts = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Load:
-    """One series. Forecasts are made all along; those of windows [first, until) are judged."""
+    """One series. Forecasts cover all of it; windows [first, until) are judged."""
 
     name: str
     group: str
@@ -34,7 +34,7 @@ class Load:
 
     @property
     def set(self) -> str:
-        """The data that it is of."""
+        """The data set that it comes from."""
         return self.group if self.group in ("ServeGen", "sums") else "Azure"
 
 
@@ -52,7 +52,7 @@ def azure(part: str, seed: int = 7) -> list[Load]:
 
 
 def servegen(part: str) -> list[Load]:
-    """Busy clients of ten days, from the fourth day on. Windows that the trace leaves out had no request."""
+    """Busy clients of ten days, from the fourth day on. Windows missing from the trace had no request."""
     clients = _clients(part)
     return [Load(name, "ServeGen", of, 3 * PER_DAY, len(of)) for name, of in sorted(clients.items()) if is_busy(of)]
 
@@ -79,6 +79,6 @@ def _clients(part: str) -> dict[str, Counts]:
 
 
 def is_busy(counts: Counts) -> bool:
-    """Of its whole time and of its second half."""
+    """Whether its whole time and its second half are both busy."""
     half = counts[len(counts) // 2 :]
     return bool(counts.mean() >= BUSY and (counts > 0).mean() >= 0.5 and (half > 0).mean() > 0.5)

@@ -1,4 +1,4 @@
-"""What is known of each expert before a load is: its loss over the best one's, on the tuned part."""
+"""The prior of each expert: its loss over the best one's, on the tuned part."""
 
 import warnings
 from itertools import groupby
@@ -11,8 +11,8 @@ from glowplug.policies.prediction.combined import NAMES, PRIOR, Array
 
 
 def run() -> None:
-    """Print the table as it stands in `combined.py`. Each set of loads counts as much as each other; what no
-    load shows (`peers`) stays as it is."""
+    """Print the table in the form of `combined.py`. Each set of loads has the same weight; an entry without loads
+    (`peers`) keeps its value."""
     loads = [*azure("tuned"), *sums("tuned"), *servegen("tuned")]
     made = [one for _, of in groupby(loads, key=lambda load: len(load.counts)) for one in of_all(list(of))]
     warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing: no load has `peers`

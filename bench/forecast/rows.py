@@ -1,7 +1,8 @@
 """Absolute percentage errors for every load and horizon: the combination, each of its experts alone, CSP, the mLSTM.
 
-Loads of one length are forecast side by side, each as a kind of load by itself (`Mixture`): the same numbers as a
-`Combined` for each, but that one begins at its load's first request, and these begin at the first window of the trace.
+Loads of one length are forecast side by side, each as a kind of load by itself (`Mixture`). The numbers equal those of
+a `Combined` for each, except that a `Combined` begins at its load's first request, and these at the first window of the
+trace.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,20 +21,20 @@ HORIZONS = (1, 2, 3, 6, 12)
 LONGEST = max(HORIZONS)
 COMBINED = "combined"
 MLSTM = "mLSTM (PreServe)"
-KNOWN = ("last", "day naive", "csp", MLSTM)  # what the papers and the baselines are; other experts are variants of them
+KNOWN = ("last", "day naive", "csp", MLSTM)  # the papers' and the baselines; other experts are variants of them
 Forecasts = NDArray[np.float64]  # (windows, horizons); row t is made when window t has closed
 Errors = dict[str, list[float]]  # name -> one for each of HORIZONS
 
 
 def totals(counts: Counts) -> Iterable[WindowTotals]:
-    """Windows of so many requests; the mLSTM forecasts tokens, so each request has one."""
+    """Windows of that many requests; the mLSTM forecasts tokens, so each request has one."""
     for at, value in enumerate(counts):
         yield WindowTotals(started_at=float(at * WINDOW_S), window_s=WINDOW_S, num_requests=value, prompt_tokens=value)
 
 
 def of_all(loads: Sequence[Load]) -> list[tuple[dict[str, Forecasts], Forecasts, Forecasts]]:
-    """For each load: forecasts by name, `combined` and every expert that it weighs; and its band. Loads are of one
-    length."""
+    """For each load: forecasts by name (`combined` and every expert in it), and the two ends of its band. All loads
+    have the same length."""
     counts = np.stack([load.counts for load in loads])
     mixture = Mixture(PER_DAY, CombinedParams(), np.ones(len(loads)))
     steps = np.array(HORIZONS) - 1
@@ -54,7 +55,7 @@ def of_all(loads: Sequence[Load]) -> list[tuple[dict[str, Forecasts], Forecasts,
 
 
 def of_one(make: Callable[[], Forecaster], counts: Counts) -> Forecasts:
-    """Of any forecaster, read as tokens."""
+    """The forecasts of one forecaster, read as tokens."""
     forecaster, rows = make(), []
     for window in totals(counts):
         forecaster.closed(window)
@@ -70,7 +71,7 @@ def errors(load: Load, forecasts: Forecasts) -> list[float]:
         targets = np.arange(load.first, load.until)
         came, expected = load.counts[targets], forecasts[targets - step, to]
         seen = (came > 0) & np.isfinite(expected)
-        enough = seen.sum() >= 0.9 * (came > 0).sum()  # an expert that knows a part of the time is no row
+        enough = seen.sum() >= 0.9 * (came > 0).sum()  # an expert that forecasts only part of the time gets no row
         found.append(float(100 * np.mean(np.abs(expected - came)[seen] / came[seen])) if enough else np.nan)
     return found
 
@@ -86,7 +87,7 @@ def coverage(load: Load, low: Forecasts, high: Forecasts) -> list[float]:
 
 
 def run(*, is_quick: bool, part: str, with_mlstm: bool) -> None:
-    """Print the table of every load, then what came of it."""
+    """Print the table of every load, then the summary."""
     loads = azure(part) + (servegen(part)[:6] if is_quick else servegen(part))
     made = [one for _, of in groupby(loads, key=lambda load: len(load.counts)) for one in of_all(list(of))]
     worst, to_known, to_csp, inside = [], [], [], []
@@ -105,7 +106,7 @@ def run(*, is_quick: bool, part: str, with_mlstm: bool) -> None:
         inside += list(bands)
     print(f"\n{len(worst)} rows of load and horizon; combined over")
     _print_ratios(f"the best of {', '.join(KNOWN if with_mlstm else KNOWN[:-1])}", to_known)
-    _print_ratios(f"the best of these and all {NUM_EXPERTS} experts, seen afterwards", worst)
+    _print_ratios(f"the best of these and all {NUM_EXPERTS} experts, in hindsight", worst)
     print(f"- CSP: mean {np.mean(to_csp):.3f}, most {max(to_csp):.3f}")
     print(
         f"80 % band holds {np.mean(inside):.0%}, {min(inside):.0%} to {max(inside):.0%};",
@@ -122,7 +123,7 @@ def _measured(
 
 
 def _mean(rows: list[list[float]]) -> list[float]:
-    """Of one load itself; of clients, whose errors differ a hundredfold, the geometric mean."""
+    """The errors of a single load; over clients, whose errors differ a hundredfold, the geometric mean."""
     found: list[float] = np.exp(np.log(np.maximum(rows, 1e-3)).mean(axis=0)).tolist()
     return found
 

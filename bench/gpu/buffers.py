@@ -1,4 +1,4 @@
-"""Host memory to copy from, and a look at what lies on the GPU."""
+"""Host memory to copy from, and a view of GPU memory."""
 
 import ctypes
 import hashlib
@@ -15,7 +15,7 @@ _PIECE = 64 << 20
 
 @contextmanager
 def host_bytes(num_bytes: int, *, huge: bool = False) -> Iterator[int]:
-    """The address of so many bytes of shared memory, filled. Raises OSError where there are no huge pages for them."""
+    """The address of so many bytes of shared memory, filled. Raises OSError if there are too few huge pages."""
     page = 2 << 20 if huge else mmap.PAGESIZE
     size = -(-num_bytes // page) * page
     file = os.memfd_create("bench", _HUGE if huge else 0)
@@ -35,7 +35,7 @@ def host_bytes(num_bytes: int, *, huge: bool = False) -> Iterator[int]:
 
 @contextmanager
 def pinned(memory: GpuMemory, num_bytes: int) -> Iterator[int]:
-    """As `host_bytes`, registered with the driver."""
+    """Likewise, registered with the driver."""
     with host_bytes(num_bytes) as address:
         memory.pin(address, num_bytes)
         try:
@@ -45,12 +45,11 @@ def pinned(memory: GpuMemory, num_bytes: int) -> Iterator[int]:
 
 
 def host_digest(address: int, num_bytes: int) -> str:
-    """Of bytes in host memory."""
     return hashlib.sha256(ctypes.string_at(address, num_bytes)).hexdigest()
 
 
 def gpu_digest(memory: GpuMemory, address: int, num_bytes: int) -> str:
-    """The same of bytes on the GPU, brought here in pieces."""
+    """The digest of bytes on the GPU, copied to the host in pieces."""
     digest = hashlib.sha256()
     buffer = ctypes.create_string_buffer(min(_PIECE, num_bytes))
     for at in range(0, num_bytes, len(buffer)):
@@ -61,13 +60,11 @@ def gpu_digest(memory: GpuMemory, address: int, num_bytes: int) -> str:
 
 
 def write(memory: GpuMemory, address: int, data: bytes) -> None:
-    """Write a few bytes."""
     source = ctypes.create_string_buffer(data, len(data))
     memory.copy_in(address, ctypes.addressof(source), len(data)).wait()
 
 
 def read(memory: GpuMemory, address: int, num_bytes: int) -> bytes:
-    """Read a few bytes."""
     buffer = ctypes.create_string_buffer(num_bytes)
     memory.copy_out(ctypes.addressof(buffer), address, num_bytes)
     return buffer.raw

@@ -1,5 +1,5 @@
-"""Processes of their own for bench/gpu: one that attaches weights, one that does what must kill it, one that holds GPU
-memory while it is checkpointed. `python -m bench.gpu.children VERB JSON` answers on its output, a JSON line each.
+"""Child processes for bench/gpu: to attach weights, to cause a fatal fault, or to hold GPU memory during a checkpoint.
+`python -m bench.gpu.children VERB JSON` answers with JSON lines on its output.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ class Child:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, question: str = "") -> dict[str, Any]:
-        """What it says next, after `question` where there is one; {} when it has ended."""
+        """The next answer, after `question` if there is one; {} if the process has ended."""
         if question and self.process.stdin:
             self.process.stdin.write(question + "\n")
             self.process.stdin.flush()
@@ -36,7 +36,7 @@ class Child:
         return answer
 
     def end(self) -> int:
-        """Kill it where it lives; how it ended."""
+        """Kill the process if it lives. Returns its exit status."""
         if self.process.poll() is None:
             self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -46,7 +46,7 @@ class Child:
 
 
 def memory_of(kind: str, device: int, chunk_bytes: int) -> GpuMemory:
-    """One that creates nothing itself."""
+    """GPU memory that creates no chunks of its own."""
     return CudaMemory(device, chunk_bytes) if kind == "cuda" else HostMemory(chunk_bytes, chunk_bytes)
 
 
@@ -55,10 +55,10 @@ def _say(**answer: Any) -> None:
 
 
 def attach(kind: str, device: int, chunk_bytes: int, path: str, name: str) -> None:
-    """Attach weights, and say how long that took and what they are; then again at each line, on "rejoin" after handing
-    them to the next owner."""
+    """Attach weights, and report the time and their digest; repeat at each input line, for "rejoin" after a handover to
+    the next owner."""
     memory = memory_of(kind, device, chunk_bytes)
-    memory.mem_info()  # an engine has its context by then
+    memory.mem_info()  # creates the context, which an engine already has
     with OwnerClient(memory, Path(path)) as client:
         began = time.perf_counter()
         chunks, num_bytes = client.attach(name)
@@ -75,7 +75,7 @@ def attach(kind: str, device: int, chunk_bytes: int, path: str, name: str) -> No
 
 
 def fault(kind: str, device: int, chunk_bytes: int, path: str, name: str, how: str) -> None:
-    """Touch what may not be touched."""
+    """Touch memory that is out of bounds."""
     memory = memory_of(kind, device, chunk_bytes)
     with OwnerClient(memory, Path(path)) as client:
         chunks, _ = client.attach(name)

@@ -19,12 +19,12 @@ from glowplug_lab.gpu_slots.slots import Slot
 from glowplug_lab.gpu_slots.switch import Source, prewarm
 
 NAME = "weights"
-START_S = 120.0  # 110 GiB of chunks are made
+START_S = 120.0  # to create 110 GiB of chunks
 
 
 @dataclass
 class Served:
-    """An owner, and this process as the loader that has put weights into it."""
+    """An owner, and this process as the loader that filled it with weights."""
 
     place: Place
     path: Path
@@ -35,12 +35,12 @@ class Served:
 
     @property
     def of_child(self) -> dict[str, Any]:
-        """Arguments of a child that attaches them."""
+        """Arguments for a child that attaches them."""
         common = {"device": self.place.device, "chunk_bytes": self.place.chunk_bytes}
         return {"kind": self.place.kind, "path": str(self.path), "name": NAME, **common}
 
     def start_owner(self) -> None:
-        """As `python -m glowplug_lab.gpu_slots.owner` does."""
+        """Start `python -m glowplug_lab.gpu_slots.owner`."""
         command = [sys.executable, "-m", "glowplug_lab.gpu_slots.owner", str(self.path), *self.place.owner_args()]
         self.processes.append(subprocess.Popen(command))
 
@@ -49,7 +49,7 @@ class Served:
         self.processes[-1].wait(timeout=60)
 
     def load(self, client: OwnerClient, num_bytes: int) -> Slot:
-        """Random weights into a slot, published."""
+        """Load random weights into a slot and publish them."""
         slot = Slot(self.memory, NAME, -(-num_bytes // self.memory.chunk_bytes) * self.memory.chunk_bytes)
         with pinned(self.memory, num_bytes) as source:
             prewarm(slot, Source(source, num_bytes, lambda: num_bytes), client, Copier(self.memory))

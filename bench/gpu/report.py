@@ -1,4 +1,4 @@
-"""What a script of bench/gpu is given, and the rows that it returns."""
+"""The arguments of a bench/gpu script, and the rows it returns."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `is_met` is None where the criterion only asks for a record, or nothing was measured."""
+    """One measurement. `is_met` is None if the criterion only asks for a record, or nothing was measured."""
 
     id: str
     what: str
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Place:
-    """Where to measure. Each row's sizes are made smaller where this place holds less."""
+    """Where to measure. Rows shrink their sizes to fit."""
 
     kind: str  # host | cuda
     device: int = 0
@@ -55,13 +55,13 @@ class Place:
         return 32 * MIB if self.is_gpu else 256 * KIB
 
     def met(self, is_right: bool, *, in_time: bool = True) -> bool | None:
-        """Whether a criterion is met. Times of host memory say nothing of a GPU, so that there only bytes count."""
+        """Whether a criterion is met. Times of host memory tell nothing about a GPU, so there only bytes count."""
         if not is_right:
             return False
         return in_time if self.is_gpu else None
 
     def size(self, on_a_gpu: int) -> int:
-        """Bytes to use where a GPU gets `on_a_gpu`: host memory stands for one of 110 GiB."""
+        """The bytes to use where a GPU gets `on_a_gpu`: host memory plays a GPU of 110 GiB at a smaller scale."""
         wanted = on_a_gpu if self.is_gpu else on_a_gpu * self.most_bytes // (110 * GIB)
         size = min(wanted, self.most_bytes)
         return max(self.chunk_sizes[-1], size // self.chunk_sizes[-1] * self.chunk_sizes[-1])
@@ -77,13 +77,13 @@ class Place:
             made.close()
 
     def owner_args(self) -> list[str]:
-        """Of `python -m glowplug_lab.gpu_slots.owner`."""
+        """Arguments for `python -m glowplug_lab.gpu_slots.owner`."""
         size = ["--chunk", str(self.chunk_bytes), "--total", str(self.most_bytes)]
         return ["--kind", self.kind, "--device", str(self.device), *size]
 
 
 def torch_on_gpu() -> tuple[Any, str]:
-    """(the module, why it cannot be used: "" where it can)."""
+    """(the module, why it cannot be used: "" if it can)."""
     try:
         import torch
     except ImportError:
@@ -92,7 +92,7 @@ def torch_on_gpu() -> tuple[Any, str]:
 
 
 def not_measured(id_: str, what: str, expected: str, criterion: str, why: str) -> Row:
-    """A row that this machine cannot give."""
+    """A row that this machine cannot measure."""
     return Row(id_, what, expected, criterion, f"not measured: {why}")
 
 

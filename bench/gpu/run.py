@@ -1,8 +1,8 @@
-"""GPU memory, groups 1 to 4 (docs/gpu.md), each row with what was expected: `python -m bench.gpu [1 2 3 4]`.
+"""Measure GPU memory, groups 1 to 4 (docs/gpu.md), beside the expected figures: `python -m bench.gpu [1 2 3 4]`.
 
-On a GPU it takes at most 110 GiB of the device and 40 GiB of host memory, and gives all of it back. Without one the
-groups 1 and 2 run in host memory, which shows that the programs work and says nothing of a GPU. It ends with 1 when
-something was measured that does not meet its criterion on a GPU.
+On a GPU it takes at most 110 GiB of the device and 40 GiB of host memory, and gives all of it back. Without a GPU
+groups 1 and 2 run in host memory, which shows that the programs work but tells nothing about a GPU. Exits with 1 if a
+measurement on a GPU misses its criterion.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kind", choices=("auto", "host", "cuda"), default="auto")
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--most-gib", type=float, default=110.0, help="of the GPU")
-    parser.add_argument("--host-mib", type=int, default=64, help="that stand for a GPU without one")
+    parser.add_argument("--host-mib", type=int, default=64, help="of host memory, in place of a GPU")
     parser.add_argument("--weights", type=Path, help="a directory that vLLM reads, for group 4")
     data_option(parser)
     args = parser.parse_args(argv)
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _place(asked: str, device: int, most_gib: float, host_mib: int) -> tuple[str, int, str]:
-    """(kind, bytes at most, what to say); the kind is "" where the one asked for is not there."""
+    """(kind, bytes at most, message); the kind is "" if the requested one is missing."""
     if asked != "host":
         try:
             memory = CudaMemory(device)

@@ -1,4 +1,4 @@
-"""T11 to T13: processes of ours are moved from the GPU to host memory and back by the driver, frozen meanwhile."""
+"""T11 to T13: the driver moves our frozen processes from the GPU to host memory and back."""
 
 import time
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def run(place: Place) -> Iterator[Row]:
 
 
 def _moved(made: Checkpoints, pids: list[int]) -> tuple[float, float]:
-    """Seconds out to host memory, and back."""
+    """(seconds out to host memory, seconds back)."""
     began = time.perf_counter()
     checkpoint.swap_out(made, pids)
     out = time.perf_counter()

@@ -1,4 +1,4 @@
-"""T6 to T9: weights of an owner in another process, and who dies when something goes wrong."""
+"""T6 to T9: weights of an owner in another process, and which processes survive a fault."""
 
 import time
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def _attach(owner: Served) -> Row:
 
 
 def _faults(owner: Served) -> Iterator[Row]:
-    """T8: what touches memory that it may not touch dies alone."""
+    """T8: a process that touches memory out of bounds dies alone."""
     bystander = Child("attach", **owner.of_child)
     bystander.ask()
     for how in ("read only", "unmapped"):
@@ -48,7 +48,7 @@ def _faults(owner: Served) -> Iterator[Row]:
 
 
 def _kills(owner: Served, client: OwnerClient, slot: Slot) -> Iterator[Row]:
-    """T7: engine and owner are killed; memory comes back when all who have it are gone."""
+    """T7: engine and owner are killed; memory comes back once all of its holders are gone."""
     engine = Child("attach", **owner.of_child)
     engine.ask()
     engine.end()
@@ -120,7 +120,7 @@ def _graph(place: Place) -> Row:
 
 
 def _exchange(memory: GpuMemory, slot: Slot) -> None:
-    """Other chunks behind the same addresses."""
+    """Put other chunks behind the same addresses."""
     memory.synchronize()
     old = slot.cut(0)
     slot.grow([memory.create()], Access.READ_WRITE)

@@ -1,4 +1,4 @@
-"""T10: weights stream to the GPU behind their writer, and an urgent copy passes one in the background."""
+"""T10: weights stream to the GPU behind their writer, and an urgent copy overtakes one in the background."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ def run(place: Place) -> Iterator[Row]:
 
 
 def _progress(place: Place) -> Row:
-    """A writer moves a region's watermark; the loader copies what has come."""
+    """A writer moves a region's watermark; the loader copies up to it."""
     size = place.size(8 * GIB)
     region = Region(place.folder / "region")
     region.begin()
@@ -54,12 +54,12 @@ def _progress(place: Place) -> Row:
 
 
 def _rate(place: Place) -> float:
-    """Host memory stands for a smaller GPU: the write takes as long."""
+    """Host memory plays a smaller GPU: the write takes as long."""
     return WRITER_BYTES_PER_S * place.size(8 * GIB) / (8 * GIB)
 
 
 def _pacer(place: Place) -> Row:
-    """2 GiB that a request waits for, beside 8 GiB in the background: alone, in their order, and without an order."""
+    """2 GiB that a request waits for, beside 8 GiB in the background: alone, in their order, and unordered."""
     urgent, background = place.size(2 * GIB), place.size(8 * GIB)
     with place.memory() as memory, pinned(memory, background) as source:
         pool = ChunkPool(memory, (urgent + background) // memory.chunk_bytes)

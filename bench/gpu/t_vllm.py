@@ -24,7 +24,7 @@ CYCLES = 5
 
 
 def run(place: Place) -> Iterator[Row]:
-    """Group 4. Without weights of one's own the sample model is served, which says little of a GPU's bandwidth."""
+    """Group 4. Without `weights` it serves the sample model, which tells little about a GPU's bandwidth."""
     driver = VllmDriver(EngineSettings())
     if why := driver.unavailable():
         for row in (COLD, ("T15", SLEEP[0].format("prewarmed or swapped out"), *SLEEP[1:])):

@@ -102,7 +102,7 @@ def _calls(memory: GpuMemory, num: int) -> dict[str, float]:
 
 
 def _copy_seconds(memory: GpuMemory, num_bytes: int) -> float:
-    """Of so many bytes, from a pinned buffer of 256 MiB at most, into mapped memory."""
+    """Seconds to copy so many bytes into mapped memory, from a pinned buffer of 256 MiB at most."""
     pool = ChunkPool(memory, num_bytes // memory.chunk_bytes)
     slot = Slot(memory, "copy", num_bytes)
     slot.grow(pool.take("copy", pool.num_free))
@@ -182,7 +182,7 @@ def switch(place: Place) -> Iterator[Row]:
             f"evict 3 of 4 models of {weights / GIB:.3g} GiB, grow the KV cache to {slots[0].kv_bytes / GIB:.3g} GiB, "
             f"chunks of {chunk_bytes / MIB:g} MiB",
             f"first GiB 20 ms, all {most_s:g} s",
-            "weights equal, every chunk of the cache holds what is written, times within 2x",
+            "weights equal, every chunk of the cache keeps its bytes, times within 2x",
             f"first {first_s * 1000:.1f} ms, all {all_s * 1000:.1f} ms; weights {'equal' if is_equal else 'DIFFER'}, "
             f"cache {'usable' if is_usable else 'NOT USABLE'}",
             place.met(is_equal and is_usable, in_time=first_s <= 0.04 and all_s <= 2 * most_s),
@@ -191,7 +191,7 @@ def switch(place: Place) -> Iterator[Row]:
 
 
 def _usable(memory: GpuMemory, slot: Slot) -> bool:
-    """Every chunk of its KV cache holds a mark of its own."""
+    """Whether every chunk of its KV cache keeps a mark of its own."""
     begins = slot.address + slot.weights_end
     places = range(begins, begins + slot.kv_bytes, memory.chunk_bytes)
     for number, at in enumerate(places):
@@ -200,7 +200,7 @@ def _usable(memory: GpuMemory, slot: Slot) -> bool:
 
 
 def stalls(place: Place) -> Row:
-    """T5: a loop like decoding, alone and while memory is mapped, unmapped and copied beside it."""
+    """T5: a loop like decoding, alone and while other memory is mapped, unmapped and copied."""
     texts = (
         "T5",
         "steps of a decode-like loop beside mapping, unmapping and copying",
@@ -237,7 +237,7 @@ def _disturb(memory: GpuMemory, pool: ChunkPool, slot: Slot, piece: tuple[int, i
 
 
 def _steps(place: Place, memory: GpuMemory) -> Any:
-    """One step of about 5 ms, as a context; or why there is none."""
+    """One step of about 5 ms, as a context; or the reason why there is none."""
 
     @contextmanager
     def on_host() -> Iterator[Callable[[], None]]:

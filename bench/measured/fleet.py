@@ -1,7 +1,7 @@
 """The common parts of benchmarks of whole fleets: a live fleet, its recording, and requests at given times.
 
 `with fleet(...) as live, recorded(live, path, seconds): asyncio.run(drive(...))` starts a fleet with a state directory
-of its own, records its events, and ends both whatever happens between.
+of its own, records its events, and ends both even after an error.
 """
 
 import asyncio
@@ -66,8 +66,8 @@ def fleet(*up: str, settings: Mapping[str, str]) -> Iterator[Live]:
 
 @contextmanager
 def recorded(live: Live, out: Path, seconds: float) -> Iterator[None]:
-    """Record the fleet to `out` for `seconds`. The block begins once the recording has begun; its end waits for the
-    recording's."""
+    """Record the fleet to `out` for `seconds`. The block begins once the recording has begun, and its end waits for the
+    recording to end."""
     out.unlink(missing_ok=True)
     recorder = subprocess.Popen([*GLOWPLUG, "record", str(out), "--seconds", str(seconds)], env=live.env)
     try:

@@ -1,4 +1,4 @@
-"""Outcomes kept on disk, each with a digest of the code that made it: a rerun computes only what has changed."""
+"""Keep outcomes on disk, each with a digest of the code that made it, so that a rerun computes only outdated ones."""
 
 import ast
 import hashlib
@@ -25,7 +25,7 @@ CODE = ("libs", "scenarios", "bench/papers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One outcome, and what it was made by and on. `load`: the load average before and after, the higher."""
+    """One outcome with its origin. `load`: the load average before and after, the higher."""
 
     digest: str
     took_s: float
@@ -38,7 +38,7 @@ class Kept:
 
 @cache
 def commit() -> str:
-    """That of the code that runs, 12 digits; "-dirty" behind it where files of it have been changed since."""
+    """The commit of the running code, 12 digits, with "-dirty" appended if its files have been changed since."""
     told = [_git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--", *CODE)]
     return told[0] + ("-dirty" if told[1] else "")
 
@@ -60,7 +60,7 @@ def machine() -> str:
 @cache
 def digest(reads: tuple[str, ...]) -> str:
     """The code (or scenarios) under these files and folders of the repository, as 16 hex digits. Files of the union
-    count only when they are named themselves: other rows do not run it."""
+    count only when named themselves, since other rows do not run them. Raises FileNotFoundError."""
     hashed = hashlib.sha256()
     for name in reads:
         path = ROOT / name
@@ -74,8 +74,8 @@ def digest(reads: tuple[str, ...]) -> str:
 
 @cache
 def _decides(file: Path) -> bytes:
-    """What of a file can decide an outcome: of code neither comments nor docstrings, and of a row's own file neither
-    its judges, its lists of cases nor its prose (strings of several lines)."""
+    """The parts of a file that can decide an outcome: code without comments and docstrings, and a row's own file also
+    without its judges, its lists of cases and its prose (strings of several lines)."""
     if file.suffix != ".py":
         return file.read_bytes()
     tree = ast.parse(file.read_bytes())
@@ -92,7 +92,7 @@ def _decides(file: Path) -> bytes:
 
 
 def _shape(value: Any) -> str:
-    """A syntax tree as text, the same in every Python: `ast.dump` is not."""
+    """A syntax tree as text that is the same in every Python, unlike `ast.dump`."""
     if isinstance(value, ast.AST):
         inner = (f"{name}={_shape(one)}" for name, one in ast.iter_fields(value) if one is not None and one != [])
         return f"{type(value).__name__}({','.join(inner)})"
@@ -100,7 +100,7 @@ def _shape(value: Any) -> str:
 
 
 def _reads_only(function: str) -> bool:
-    """Judges read outcomes; which cases there are decides none of them."""
+    """Whether it is a judge, which only reads outcomes, or a list of cases, which decides none."""
     return function.startswith("judge") or function.endswith("cases")
 
 
@@ -115,7 +115,7 @@ def _file(experiment_id: str, case: str, seed: int, quick: bool) -> Path:
 
 
 def load(experiment_id: str, case: str, seed: int, quick: bool, reads: Sequence[str], *, stale: bool) -> Kept | None:
-    """The kept outcome, or None when there is none or (unless `stale`) the code has changed since."""
+    """The kept outcome; None if there is none or (unless `stale`) the code has changed since."""
     file = _file(experiment_id, case, seed, quick)
     if not file.exists():
         return None
@@ -124,7 +124,7 @@ def load(experiment_id: str, case: str, seed: int, quick: bool, reads: Sequence[
 
 
 def took_s(experiment_id: str, case: str, seeds: Iterable[int], quick: bool) -> float:
-    """How long the case took when it was last computed, seconds, whatever the code was then; inf when nobody knows."""
+    """The seconds that the case took when it was last computed, by any version of the code; inf if unknown."""
     for seed in seeds:
         file = _file(experiment_id, case, seed, quick)
         if file.exists():
@@ -133,7 +133,7 @@ def took_s(experiment_id: str, case: str, seeds: Iterable[int], quick: bool) -> 
 
 
 def made(made_by: str, outcome: Outcome, seconds: float, load_before: float) -> Kept:
-    """An outcome that has just been made, with the digest of the code as it was when the run began."""
+    """A new outcome, with the digest of the code from the beginning of the run."""
     return Kept(
         digest=made_by,
         took_s=round(seconds, 2),
@@ -146,7 +146,6 @@ def made(made_by: str, outcome: Outcome, seconds: float, load_before: float) -> 
 
 
 def store(experiment_id: str, case: str, seed: int, quick: bool, kept: Kept) -> None:
-    """Keep one outcome."""
     file = _file(experiment_id, case, seed, quick)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".part")

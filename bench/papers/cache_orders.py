@@ -1,7 +1,7 @@
-"""Orders of a cache that only row M of the papers compares with: ARC and SRRIP, of mCache section 6.3, and Belady's.
+"""Cache orders for the comparison in rows M only: ARC and SRRIP, of mCache section 6.3, and Belady's.
 
-Belady's order knows the future and is an upper bound (erratum E27) where all are of one size. Where sizes differ it
-proves nothing, for two small ones may be worth more than one that is needed sooner.
+Belady's order knows the future and is an upper bound (erratum E27) if all sizes are equal. If sizes differ it is no
+bound, since two small models may be worth more than a large one that is needed sooner.
 """
 
 import math
@@ -11,7 +11,7 @@ from glowplug.policies.caching.ordering import Resident
 
 
 class Belady:
-    """Whoever is needed last leaves first, whatever its size. `uses`: name -> the times of all its uses, in order."""
+    """Evict the one that is needed last, of any size. `uses`: name -> the times of all its uses, in order."""
 
     name = "needed last"
     rule = "who is needed last leaves first"
@@ -41,8 +41,8 @@ class Belady:
 class Srrip:
     """Static re-reference interval prediction with `num_bits` per resident (Jaleel et al., ISCA 2010).
 
-    A newcomer is predicted to come back late (2^n - 2), one that was hit soon (0); whoever is predicted furthest away
-    (2^n - 1) leaves, and when nobody is, all age until somebody is.
+    A new resident is predicted to come back late (2^n - 2), a resident just hit soon (0). One predicted furthest away
+    (2^n - 1) is evicted; if there is none, all age until there is.
     """
 
     name = "furthest re-reference"
@@ -62,7 +62,7 @@ class Srrip:
             self._came[name] = self._num_came
 
     def left(self, name: str) -> None:
-        """The evicted leaves at the far end: everybody else has aged as far as it had to."""
+        """Age the others as far as the eviction required: the evicted is at the far end."""
         aged = self._far - self._intervals.pop(name, self._far)
         self._came.pop(name, None)
         if aged > 0:
@@ -74,9 +74,9 @@ class Srrip:
 
 
 class Arc:
-    """Adaptive replacement (Megiddo and Modha, FAST 2003), in bytes: once-used and often-used share the cache, and
-    regret decides how. A miss on a ghost of one side moves the target towards that side: by the size missed, times how
-    many more bytes of ghosts the other side has, where it has more."""
+    """Adaptive replacement (Megiddo and Modha, FAST 2003), in bytes: once-used and often-used share the cache in a
+    proportion that follows regret. A miss on a ghost of one side moves the target towards that side by the missed size,
+    multiplied by how many more bytes of ghosts the other side has, if it has more."""
 
     name = "adaptive replacement"
     rule = "who comes first in the order of ARC leaves first"
@@ -112,15 +112,15 @@ class Arc:
         self._forget_old_ghosts()
 
     def left(self, name: str) -> None:
-        """The evicted leaves a ghost: its return would be regretted."""
+        """Leave a ghost: if the evicted returns, its eviction is regretted."""
         for present, ghosts in ((self._once, self._once_ghosts), (self._often, self._often_ghosts)):
             if name in present:
                 ghosts[name] = present.pop(name)
         self._forget_old_ghosts()
 
     def _forget_old_ghosts(self) -> None:
-        """Those used once and their ghosts are no more than the cache holds, all together no more than twice that: the
-        directory of the paper, in bytes."""
+        """Hold the once-used and their ghosts to the size of the cache, and all together to twice that: the directory
+        of the paper, in bytes."""
         while self._once_ghosts and _sum(self._once, self._once_ghosts) > self._capacity:
             del self._once_ghosts[next(iter(self._once_ghosts))]
         everybody = (self._once, self._often, self._once_ghosts, self._often_ghosts)
@@ -128,7 +128,7 @@ class Arc:
             del self._often_ghosts[next(iter(self._often_ghosts))]
 
     def order(self, present: Sequence[Resident], now_s: float) -> list[tuple[float, Resident]]:
-        """Merged from the two lists as ARC would take them one after the other."""
+        """Merge the two lists in the order in which ARC would evict."""
         by_name = {r.name: r for r in present}
         once = [by_name[n] for n in self._once if n in by_name]
         often = [by_name[n] for n in self._often if n in by_name]

@@ -1,4 +1,4 @@
-"""Every row there is, in the order of the page."""
+"""All rows, in the order of the page."""
 
 from bench.papers import (
     h_load,
@@ -45,7 +45,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 
 
 def by_id(name: str) -> Experiment:
-    """One row. Raises KeyError that lists what there is."""
+    """The row of that name. Raises KeyError that lists all names."""
     for experiment in EXPERIMENTS:
         if experiment.id.lower() == name.lower():
             return experiment

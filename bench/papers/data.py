@@ -1,4 +1,4 @@
-"""The public traces behind the rows. They stay outside the repository: `GLOWPLUG_DATA` names their folder."""
+"""The public traces behind the rows. They are kept outside the repository, in the folder `GLOWPLUG_DATA`."""
 
 import os
 from functools import cache
@@ -9,12 +9,12 @@ from glowplug_lab.simulator.workload.formats import counts, length_pairs
 
 
 def folder() -> Path:
-    """Where the traces lie: `GLOWPLUG_DATA`, or `shared/data` beside the repository."""
+    """The folder of the traces: `GLOWPLUG_DATA`, or `shared/data` beside the repository."""
     return Path(os.environ.get("GLOWPLUG_DATA", "") or ROOT.parent / "shared" / "data")
 
 
 def trace(name: str) -> Path:
-    """One trace file. Raises FileNotFoundError that says where traces are looked for."""
+    """One trace file. Raises FileNotFoundError that names the folder."""
     path = folder() / f"{name}.csv.gz"
     if not path.exists():
         raise FileNotFoundError(f"{path.name} is not in {folder()}: set GLOWPLUG_DATA to the folder of the traces")
@@ -29,5 +29,5 @@ def bin_counts(name: str) -> tuple[int, ...]:
 
 @cache
 def lengths(name: str) -> tuple[tuple[int, int], ...]:
-    """(prompt_tokens, response_tokens) of every request of a trace that has them."""
+    """(prompt_tokens, response_tokens) of every request, from a trace that records them."""
     return tuple(length_pairs(trace(name)))

@@ -1,7 +1,7 @@
-"""What one row of the papers' tables is: cases to run, seeds to run them with, and a band its figures must lie in.
+"""Define a row of the papers' tables: cases to run, seeds to run them with, and a band for its figures.
 
 A *case* is one simulation (or one computation) with one seed; its outcome is plain numbers and lists, so that it can be
-kept. A *judge* reads the outcomes of all cases and seeds and says what came out, beside what the paper printed.
+kept. A *judge* reads the outcomes of all cases and seeds and compares their figures with the paper's.
 """
 
 import math
@@ -16,7 +16,7 @@ Outcome = dict[str, Any]  # name -> number, or list of numbers or pairs
 
 
 class Plot(Protocol):
-    """A picture that writes itself."""
+    """A picture that renders itself."""
 
     def svg(self) -> str: ...
 
@@ -47,7 +47,7 @@ class Spread:
         return mean if low == high else f"{mean} ({low} to {high})"
 
     def __truediv__(self, other: "Spread") -> "Spread":
-        """Seed by seed: a ratio has its own spread, not the two spreads' quotient."""
+        """Divide seed by seed, so that the ratio has its own spread."""
         return Spread(tuple(_ratio(a, b) for a, b in zip(self.values, other.values, strict=True)))
 
     def __sub__(self, other: "Spread") -> "Spread":
@@ -73,7 +73,7 @@ class Runs:
         return list(self._outcomes)
 
     def among(self, seeds: Collection[int]) -> "Runs":
-        """Those of these seeds alone."""
+        """The outcomes of these seeds alone."""
         return Runs({case: {s: found[s] for s in found if s in seeds} for case, found in self._outcomes.items()})
 
     def of(self, case: str, name: str) -> Spread:
@@ -82,7 +82,7 @@ class Runs:
         return Spread(tuple(float(by_seed[seed][name]) for seed in sorted(by_seed)))
 
     def first(self, case: str) -> Outcome:
-        """The outcome of the lowest seed: what a plot shows."""
+        """The outcome of the lowest seed, for plots."""
         by_seed = self._outcomes[case]
         return by_seed[min(by_seed)]
 
@@ -92,7 +92,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of an experiment's own table."""
+    """One line of a row's own table."""
 
     what: str
     ours: str
@@ -101,7 +101,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came out. `deviation` says why a band is missed, with the figures that show it; "" when there is none."""
+    """The result. `deviation` says why a band is missed, with the figures that show it; "" if there is none."""
 
     ours: str
     passed: bool
@@ -113,7 +113,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One row. `reads` are the folders whose code decides the outcome: a change there makes kept outcomes stale."""
+    """One row. `reads` are the files and folders that decide the outcome: a change there makes kept outcomes stale."""
 
     id: str
     title: str
@@ -125,12 +125,12 @@ class Experiment:
     judge: Callable[[Runs], Verdict]
     reads: Sequence[str]
     max_seeds: int = 10
-    calibrated: bool = False  # what is compared was put in, or constants were fitted to it: it had to come out
-    held_out: Sequence[int] = ()  # seeds beside those that nothing was tuned on: a whole run takes all of them
-    kept_with: str = ""  # the row whose outcomes these are too: same cases, same run
+    calibrated: bool = False  # the compared figures were put in, or constants fitted to them
+    held_out: Sequence[int] = ()  # further seeds, not used in tuning: a whole run takes all
+    kept_with: str = ""  # another row whose outcomes it shares: same cases, same run
 
     def seeds(self, num: int) -> list[int]:
-        """Those of a run of `num` seeds: 1 to `num`, at most `max_seeds`, and of the held out ones one to each two."""
+        """The seeds of a run of `num`: 1 to `num`, at most `max_seeds`, and one held-out seed for every two of them."""
         num = min(num, self.max_seeds)
         return [*range(1, 1 + num), *self.held_out[: num // 2]]
 
@@ -140,17 +140,17 @@ class Experiment:
 
 
 def prose(text: str, **figures: str) -> str:
-    """A paragraph written over several lines, as one, with its figures put in."""
+    """Join a paragraph that is written over several lines, and insert its figures."""
     return " ".join(text.split()).format(**figures)
 
 
 def span(values: Iterable[float], form: str = ".2f") -> str:
-    """Ratios, the least to the most of them: "1.23x to 1.26x"."""
+    """Format the least and the largest ratio as "1.23x to 1.26x"."""
     found = sorted(values)
     return f"{found[0]:{form}}x to {found[-1]:{form}}x"
 
 
 def ttft_cdf(title: str, runs: Runs, cases: Mapping[str, str]) -> Lines:
-    """How first tokens are distributed, of the lowest seed: name of a curve -> its case."""
+    """The distribution of times to the first token, of the lowest seed. `cases`: name of a curve -> its case."""
     curves = {name: [(float(x), float(y)) for x, y in runs.first(case)["ttft_cdf"]] for name, case in cases.items()}
     return Lines(title=title, x_label="TTFT, seconds", y_label="share of requests", series=curves, log_x=True)

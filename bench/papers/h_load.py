@@ -1,18 +1,18 @@
 """H2: HydraServe's TTFT attainment under load, beside serverless vLLM and ServerlessLLM (HydraServe section 8.3).
 
-What the paper's text leaves open its artifact (github.com/gjghfd/hydraserve-artifact) says; read for these facts:
+The artifact (github.com/gjghfd/hydraserve-artifact) adds these facts to the paper's text:
 
 - Figure 9's points (ae_scripts/figure9.py). The paper's 1.43x to 1.74x is HydraServe over *serverless vLLM* at these
   nine points; over the better baseline they give 1.32x to 1.63x.
 - The workload (trace/generate_trace.py, result_analyzer.py): Gamma arrivals are drawn at the rate of two weeks of
   Azure's 2021 trace squeezed into an hour, and *then* sampled down to the requests a second of the figure, about one in
-  a thousand. What is left of a Gamma process after that is next to Poisson, whatever its CV: the index of dispersion of
-  its counts is 1 + keep (CV^2 - 1), 1.07 at CV 8. `unthinned` draws the Gamma arrivals at the rate that is served.
+  a thousand. A Gamma process sampled like that is close to Poisson at any CV: the index of dispersion of its counts is
+  1 + keep (CV^2 - 1), 1.07 at CV 8. `unthinned` draws the Gamma arrivals at the rate that is served.
 - Cold starts (ae_scripts/figure7.py): `bench.papers.h_starts`. A ServerlessLLM engine with its weights in host memory
   takes 15.1 s for a 13B on a V100 and 8.1 s for a 7B on an A10, with objectives of 12 and 7.5 s.
 - ServerlessLLM's cache (init_servers.py): 0.9 of a server's memory less 4 GB more than each GPU has and 5 GB.
 
-The trace itself cannot be had. Its volume is taken as two million, and popularity is that published of the 2019 trace.
+The trace is not available. Its volume is taken as two million, and popularity is that published of the 2019 trace.
 """
 
 import heapq
@@ -56,7 +56,7 @@ PRINTED = {  # Figure 9, % of objectives met, in the order of END_TO_END
 
 
 def end_to_end(system: str, rps: float, cv: float, seconds: float, variant: str) -> list[str]:
-    """What is laid over scenarios/hydraserve.yaml. `HydraServe, cached`: host memory caches."""
+    """Settings on top of scenarios/hydraserve.yaml. `HydraServe, cached`: host memory caches."""
     base = system.partition(", ")[0]
     out = [f"workload.rps={rps}", f"workload.cv={cv}", f"seconds={seconds}", KNOWN]
     for size, kind, model in (("7b", "a10", "Llama2-7B"), ("13b", "v100", "Llama2-13B")):
@@ -76,15 +76,17 @@ def end_to_end(system: str, rps: float, cv: float, seconds: float, variant: str)
 
 
 def thinned(found: Scenario, rps: float, cv: float, seed: int) -> Iterator[Arrival]:
-    """Gamma arrivals of each model at its share of the whole trace, each kept with the same chance, in order of time.
+    """Gamma arrivals of each model at its share of the whole trace, each kept with the same probability, in order of
+    time.
 
-    Exact, without drawing those that are dropped: of n gaps of one Gamma the sum is a Gamma of n times the shape.
+    The sampling is exact, without drawing the dropped arrivals: the sum of n gaps of one Gamma is a Gamma of n times
+    the shape.
     """
     traffic, keep, shape = found.traffic, rps / FULL_RPS, 1 / (cv * cv)
 
     def one(key: str, share: float) -> Iterator[Arrival]:
         chance, lengths, rate = Random(f"{seed}/{key}"), traffic.lengths_of(key), FULL_RPS * share
-        at_s = -20 / (rate * keep) * (1 + chance.random())  # as if it had gone on for long
+        at_s = -20 / (rate * keep) * (1 + chance.random())  # in the steady state
         while True:
             num_gaps = 1 + int(math.log(1.0 - chance.random()) / math.log1p(-keep))
             at_s += chance.gammavariate(num_gaps * shape, 1 / (rate * shape))
@@ -122,7 +124,7 @@ def _best(runs: Runs, at: str) -> Spread:
 
 
 def _hydra(runs: Runs, at: str) -> Spread:
-    """HydraServe's own: where only the baselines differ, that of the same traffic."""
+    """HydraServe's own attainment; for variants of the baselines, that under the same traffic."""
     case = f"HydraServe @{at}"
     return runs.of(case if case in runs.cases else f"HydraServe @{at.partition(' ')[0]}", "ttft_met")
 
@@ -146,7 +148,7 @@ def _attainment(runs: Runs, grid: Iterable[str]) -> str:
 
 
 def _besides(runs: Runs) -> str:
-    """What else there is to a case, means over seeds."""
+    """Further figures of each case, means over seeds."""
     heads = ("mean TTFT, s", "requests", "starts", "of which from host memory", "TPOT met", "GPU-seconds")
     shown = {
         "ttft_mean": ".1f",

@@ -20,7 +20,7 @@ KNOWN = "params.placer.start_stages={container_s: 1.0, library_s: 2.0, prefill_s
 
 
 def fleet(system: str, kind: str, num_servers: int, num_gpus: int, model: dict[str, object]) -> dict[str, object]:
-    """Testbed (i), the part of one kind of GPU, with one model on it."""
+    """Testbed (i), the servers with one kind of GPU, with one model on them."""
     gpu_bytes = "24GB" if kind == "a10" else "32GB"
     server = {
         "name": kind,
@@ -44,7 +44,7 @@ def fleet(system: str, kind: str, num_servers: int, num_gpus: int, model: dict[s
 
 
 def alone(tree: dict[str, object], arrivals: Iterable[Arrival], settings: Sequence[str]) -> Outcome:
-    """A run of given requests on a small fleet."""
+    """Run the given requests on a small fleet."""
     for setting in (KNOWN, *settings):
         path, _, text = setting.partition("=")
         node: dict[str, object] = tree
@@ -63,18 +63,18 @@ COSTS: dict[str, dict[str, object]] = {
 
 
 def ready_s(gigabytes: float, num_stages: int) -> float:
-    """When Eq. 5 says that s stages are there, on 16 Gbit/s (stages are skewed by 0.9)."""
+    """Seconds until s stages are ready by Eq. 5, at 16 Gbit/s (stages are skewed by 0.9)."""
     part = gigabytes * 1e9 / num_stages / (0.9 if num_stages > 1 else 1.0)
     return max(1.0 + max(part / 32e9, 2.0), part / 2e9 + 16e6 / 32e9)
 
 
 def forced(gigabytes: float, num_stages: int) -> float:
-    """A TTFT objective that Algorithm 1 meets with four stages, one of them full, hardly with three; or with one."""
+    """A TTFT objective for which Algorithm 1 chooses four stages, one of them full, and hardly three; or one stage."""
     return 100.0 if num_stages == 1 else ready_s(gigabytes, 4) + 0.3 * 3.25 + 0.003 + 0.05
 
 
 def run_cold(case: str, seed: int, quick: bool) -> Outcome:
-    """H1: one request to a model nobody has; `cached`: a second one, when the first engine has left the GPU."""
+    """H1: one request to a model without a copy; `cached`: a second one, once the first engine has left the GPU."""
     name, _, rest = case.partition(" on ")
     kind, _, system = rest.lower().partition(" by ")
     system = next(one for one in SYSTEMS if one.lower() == system)
@@ -105,7 +105,6 @@ def cold_cases(quick: bool) -> tuple[str, ...]:
 
 
 def judge_cold(runs: Runs) -> Verdict:
-    """H1."""
     pairs = [(name, kind) for kind in MODELS for name in MODELS[kind]]
     ttft = {
         (name, kind, one): runs.of(f"{name} on {kind.upper()} by {one}", "ttft_mean").mean
@@ -158,8 +157,8 @@ def judge_cold(runs: Runs) -> Verdict:
 def burst(
     system: str, num: int, slo_s: float, *, grows: bool = True, apart: bool = False, gather_s: float = 0.0
 ) -> Outcome:
-    """`num` requests of 512 + 512 tokens at once to a 13B model on four V100 servers, or on sixteen of one GPU and a
-    quarter of the network each (`apart`): there no two workers share what was fetched."""
+    """Send `num` requests of 512 + 512 tokens at once to a 13B model on four V100 servers, or (`apart`) on sixteen of
+    one GPU and a quarter of the network each, where no two workers share a fetch."""
     stages = 1 if system.endswith("one worker") else 4
     model: dict[str, object] = {
         "name": "model",
@@ -181,7 +180,7 @@ def burst(
 
 
 def run_down(case: str, seed: int, quick: bool) -> Outcome:
-    """H3: generation with and without growing whole."""
+    """H3: generate with and without consolidation into a whole engine."""
     batch = int(case.split()[0])
     return burst("HydraServe", batch, forced(24.2, 4), grows="consolidated" in case)
 
@@ -191,7 +190,6 @@ def down_cases(quick: bool) -> tuple[str, ...]:
 
 
 def judge_down(runs: Runs) -> Verdict:
-    """H3."""
     batches = list(dict.fromkeys(case.split()[0] for case in runs.cases))
     seconds = {case: runs.of(case, "e2e_mean").mean - runs.of(case, "ttft_mean").mean for case in runs.cases}
     ratios = [seconds[f"{b} pipeline"] / seconds[f"{b} consolidated"] for b in batches]
@@ -217,14 +215,12 @@ def judge_down(runs: Runs) -> Verdict:
 
 
 def run_burst(case: str, seed: int, quick: bool) -> Outcome:
-    """H4."""
     num, _, stages = case.partition(" with ")
     system = "HydraServe" if stages == "s=4" else "HydraServe, one worker"
     return burst(system, int(num.split()[0]), 100.0, apart="apart" in num, gather_s=1.0)
 
 
 def judge_burst(runs: Runs) -> Verdict:
-    """H4."""
     sizes = list(dict.fromkeys(case.partition(" with ")[0] for case in runs.cases))
     ratio = {
         name: [runs.of(f"{n} with s=1", name).mean / runs.of(f"{n} with s=4", name).mean for n in sizes]

@@ -1,9 +1,9 @@
-"""HydraServe's rows: what a start costs, per system and kind of GPU, fitted to the cold starts the authors measured.
+"""Fit the cost of a start in HydraServe's rows, per system and kind of GPU, to the cold starts the authors measured.
 
 The paper shows these times in its Figure 7 without printing them; its artifact (github.com/gjghfd/hydraserve-artifact,
 ae_scripts/figure7.py) lists them: seconds to the first token on testbed (i), 16 Gbit/s. A start is the fetch (bytes
-over 2 GB/s) and PCIe at 32 GB/s, which the simulator works out, and what is left, which is a line over the model's
-size here, by least squares per system and GPU: all 60 points lie within 1.7 s of it.
+over 2 GB/s) and PCIe at 32 GB/s, which are simulated, and a rest, which is a line over the model's size here, by least
+squares per system and GPU: all 60 points are within 1.7 s of it.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ PRINTED_S: Mapping[tuple[str, str], Mapping[str, float]] = {
 }
 """(system, kind of GPU) -> model -> seconds to the first token of a cold start, as the authors measured them."""
 
-_LEFT_S = {  # (seconds whatever the model, seconds per GB) beside fetch and PCIe
+_LEFT_S = {  # (seconds for any model, seconds per GB) beside fetch and PCIe
     ("serverless vLLM", "a10"): (5.97, 0.271),
     ("serverless vLLM", "v100"): (8.97, 0.673),
     ("ServerlessLLM", "a10"): (6.45, 0.084),
@@ -50,11 +50,11 @@ _LEFT_S = {  # (seconds whatever the model, seconds per GB) beside fetch and PCI
 }
 _AFTER_S = {"a10": (4.0, 0.0, 0.14), "v100": (4.6, 2.75, 0.06)}
 """HydraServe: (container, context and imports beside the fetch; after both; after both per GB)."""
-LAUNCH_S, LIBRARY_S = 1.0, 3.0  # of a start one stage after the other; how what is left is divided changes nothing
+LAUNCH_S, LIBRARY_S = 1.0, 3.0  # of a start one stage after the other; how the rest is divided changes nothing
 
 
 def stages(system: str, kind: str, gigabytes: float) -> dict[str, object]:
-    """The `start` of a scenario's model. `SYSTEM, ...` starts as SYSTEM."""
+    """The `start` of a scenario's model. `SYSTEM, ...` starts as SYSTEM does."""
     base = system.partition(",")[0]
     if base == "HydraServe":
         beside_s, after_s, per_gb = _AFTER_S[kind]
@@ -66,8 +66,8 @@ def stages(system: str, kind: str, gigabytes: float) -> dict[str, object]:
 
 
 def own(name: str, kind: str) -> dict[str, object]:
-    """HydraServe's `start` through the two points of one model, with one worker and with four, and no line: what
-    follows the fetch is the first less the fetch (of four stages: a quarter of it, skewed by 0.9, hidden)."""
+    """HydraServe's `start` through the two points of one model, with one worker and with four, without a line: the time
+    after the fetch is the first point less the fetch (of four stages: a quarter of it, skewed by 0.9, hidden)."""
     after_s = PRINTED_S["HydraServe, one worker", kind][name] - SIZES_GB[name] / 2.0
     beside_s = PRINTED_S["HydraServe", kind][name] - after_s
     return {"launch_s": LAUNCH_S, "library_s": beside_s - LAUNCH_S, "warmup_s": after_s, "overlap": True}

@@ -1,9 +1,9 @@
-"""Expected lengths of answers that are as far off as those of the length model that is shipped.
+"""Expected lengths of answers with the errors of the shipped length model.
 
-length_errors.toml holds how far the model is off on answers that were held out from its training: quantiles of expected
-over actual length, by how long the answer is beside the median answer. `python -m bench.fit.lengths` writes it
-(`--errors`); its head says of which answers. A model corrects what it expects by its own answers (the median ratio,
-`response_length.py`), so the same ratios are taken for a service with another median.
+length_errors.toml holds the model's errors on answers that were held out from its training: quantiles of expected over
+actual length, by the answer's length over the median length. `python -m bench.fit.lengths` writes it (`--errors`); its
+head names the answers. The service corrects the model by each served model's own answers (the median ratio,
+`response_length.py`), so the same ratios apply to a service with another median.
 """
 
 import tomllib
@@ -30,7 +30,7 @@ class LengthErrors:
 
     @classmethod
     def read(cls, path: Path = TABLE) -> "LengthErrors":
-        """Raises ValueError where a row is missing, or is not one of quantiles."""
+        """Raises ValueError if a row is missing, or does not hold quantiles."""
         found = tomllib.loads(path.read_text(encoding="utf-8"))
         rows = tuple(tuple(map(float, row)) for row in found["ratios"])
         made = cls(tuple(found["edges"]), tuple(found["shares"]), rows)
@@ -41,7 +41,8 @@ class LengthErrors:
         return made
 
     def ratio(self, length: float, share: float) -> float:
-        """That quantile of expected over actual for an answer of `length` medians; beyond the outermost, those."""
+        """The quantile `share` of expected over actual for an answer of `length` medians; shares outside the table take
+        its nearest one."""
         row = self.ratios[bisect_right(self.edges, length)]
         at = bisect_right(self.shares, share)
         if at in (0, len(row)):
@@ -50,7 +51,7 @@ class LengthErrors:
         return row[at - 1] + part * (row[at] - row[at - 1])
 
     def given(self, arrivals: Iterable[Arrival], median_tokens: float, seed: int) -> Iterator[Arrival]:
-        """The same requests, each with what such a model expects of it. `median_tokens`: of the service's answers."""
+        """The same requests, each with such a model's expectation. `median_tokens`: of the service's answers."""
         for at, arrival in enumerate(arrivals):
             tokens = arrival.response_tokens
             ratio = self.ratio(tokens / median_tokens, Random(f"{seed}/lengths/{at}").random())
@@ -58,7 +59,7 @@ class LengthErrors:
 
 
 def expect_as_shipped(median_tokens: float) -> Expect:
-    """For a service whose median answer has so many tokens."""
+    """Likewise as a function of arrivals and seed, for a service with this median answer."""
     errors = LengthErrors.read()
 
     def expect(arrivals: Iterator[Arrival], seed: int) -> Iterator[Arrival]:

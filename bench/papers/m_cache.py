@@ -1,13 +1,13 @@
 """M1, M2: mCache's order beside LRU, LFU, ARC, SRRIP and Belady's, over a cache of seven models.
 
-Only the policies run here: a request finds its model in the cache or loads it, alone, and whoever the policy names
-leaves. The policies are those the prefetcher runs. One request after the other is the paper's way, too: 8.2 s of
-loading for each of 2389 requests are five and a half hours, not one.
+Only the policies run here: a request finds its model in the cache, or loads it alone and evicts by the policy. The
+policies are those of the prefetcher. The paper serves one request after the other, too: 8.2 s of loading for each of
+2389 requests are five and a half hours, not one.
 
-The paper's LFU "removes the least frequently used item"; whether its counts outlive an eviction is not said. Here they
-do not, as in LFU caches in use (`LFU lasting` has counts that do). Section 4.3.2 estimates the time until a model's
-next request from its rate, and IAM does so here; section 6.3.1 explains its hits by "foreknowledge of the upcoming
-requests", and `IAM foreseeing` has that.
+The paper's LFU "removes the least frequently used item"; it does not say whether counts outlive an eviction. Here they
+do not, as in LFU caches in use (in `LFU lasting` they do). Section 4.3.2 estimates the time until a model's next
+request from its rate, and so does IAM here; section 6.3.1 explains its hits by "foreknowledge of the upcoming
+requests", which `IAM foreseeing` has.
 """
 
 from bisect import bisect_right
@@ -33,9 +33,9 @@ ALGORITHMS = ("IAM", "SRRIP", "ARC", "LRU", "LFU", "Belady")
 RANKED = ("IAM", "SRRIP", "LRU", "LFU")
 SEEN = "IAM foreseeing"
 EXTRA = ("LFU lasting", SEEN)
-PRINTED, NEAR = (-0.27, -0.43, -0.62), 0.15  # the paper's gains, and how far from them ours may be
+PRINTED, NEAR = (-0.27, -0.43, -0.62), 0.15  # the paper's gains, and the tolerance
 MAPPINGS = ("random", "round-robin", "quantile", "quantile-r")
-EXECUTE_S = 0.05  # of running a model (Table 2: 16 to 70 ms)
+EXECUTE_S = 0.05  # to run a model (Table 2: 16 to 70 ms)
 TABLE_3 = {
     0.4: {"LFU": 8.20, "LRU": 6.93, "ARC": 6.36, "SRRIP": 6.32, "IAM": 5.96},
     0.6: {"LFU": 7.35, "LRU": 5.48, "ARC": 4.89, "SRRIP": 4.74, "IAM": 4.21},
@@ -71,7 +71,7 @@ class Foreseeing:
 
 
 class LastingLfu(Lfu):
-    """LFU whose counts outlive evictions."""
+    """LFU with counts that outlive evictions."""
 
     def used(self, name: str, num_bytes: int, now_s: float, *, hit: bool) -> None:
         self._uses[name] = self._uses.get(name, 0) + 1
@@ -122,7 +122,7 @@ def simulate(
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
-    """Means over several hours, each with a mapping of its own: one popular client decides much of a single one."""
+    """Average several hours, each with a mapping of its own, since one popular client decides much of a single hour."""
     name, mapping = case.split()
     source = SOURCES[name]
     capacities = {share: round(sum(source.memory.values()) * share) for share in SHARES}
@@ -144,7 +144,7 @@ def gain(runs: Runs, case: str, name: str, share: float) -> float:
 
 
 def cases(quick: bool) -> tuple[str, ...]:
-    """The paper's mappings, and each of the other sources with its random one."""
+    """The paper's mappings, and each other source with its random mapping."""
     others = (BYTES, BASE, ALIKE, SHUFFLED, BURSTS, BURSTS_BYTES)
     return (MAIN, BURSTS) if quick else (*(f"parts {mapping}" for mapping in MAPPINGS), *others)
 
@@ -158,7 +158,7 @@ def _gains(runs: Runs, case: str, name: str = "IAM") -> list[float]:
 
 
 def _by_policy(runs: Runs) -> str:
-    """Seconds of loading per request, ours with their range over seeds, and what LFU's are cut by."""
+    """Seconds of loading per request, ours with their range over seeds, and the reduction against LFU."""
     rows = []
     for name in (*ALGORITHMS, *EXTRA):
         cells = []
@@ -172,7 +172,7 @@ def _by_policy(runs: Runs) -> str:
 
 
 def _by_source(runs: Runs) -> str:
-    """What the other sources and mappings say."""
+    """Likewise for the other sources and mappings."""
     names = ("IAM", "IAM foreseeing", "Belady", "SRRIP", "ARC", "LRU", "LFU lasting")
     rows = []
     for case in runs.cases:
@@ -182,13 +182,12 @@ def _by_source(runs: Runs) -> str:
 
 
 def _throughput(runs: Runs, name: str) -> str:
-    """Requests served against LFU's where one loads after the other, at 40 and at 80 %."""
+    """Requests served against LFU's with one load after the other, at 40 and at 80 %."""
     pairs = ((runs.of(MAIN, f"load LFU {s}").mean, runs.of(MAIN, f"load {name} {s}").mean) for s in (0.4, 0.8))
     return " / ".join(f"{(lfu + EXECUTE_S) / (own + EXECUTE_S):.2f}x" for lfu, own in pairs)
 
 
 def judge_loading(runs: Runs) -> Verdict:
-    """M1."""
     gains, seen = _gains(runs, MAIN), _gains(runs, MAIN, "IAM foreseeing")
     near = all(abs(ours - printed) <= NEAR for ours, printed in zip(gains, PRINTED, strict=True))
     passed = near and all(g < -0.15 for g in gains) and gains[0] > gains[1] > gains[2]
@@ -237,14 +236,14 @@ def _pair(runs: Runs, case: str, first: str, second: str) -> str:
 
 
 def _level(apart: Spread) -> bool:
-    """No further apart, or the other way round, than two standard errors over the seeds."""
+    """Whether the difference is within two standard errors over the seeds."""
     num = len(apart.values)
     return num > 1 and abs(apart.mean) <= 2 * stdev(apart.values) / sqrt(num)
 
 
 def _in_order(runs: Runs, case: str) -> tuple[bool, list[str]]:
-    """IAM >= SRRIP >= LRU >= LFU in hits at 40 % and nobody above Belady; and the neighbours that the seeds cannot tell
-    apart, which may stand either way."""
+    """Whether hits at 40 % are in the order IAM >= SRRIP >= LRU >= LFU with none above Belady; and the neighbours that
+    the seeds cannot tell apart, in either order."""
     hits = {a: runs.of(case, f"hit {a} 0.4") for a in ALGORITHMS}
     found, level = all(hits["Belady"].mean >= hit.mean for hit in hits.values()), []
     for better, worse in pairwise(RANKED):
@@ -261,7 +260,7 @@ def _hits(runs: Runs, case: str) -> str:
 
 
 def _hit_tables(runs: Runs) -> tuple[str, ...]:
-    """By policy and size for the two sources that say most, at 40 % for all."""
+    """By policy and size for the two most telling sources, at 40 % for all."""
     names, shares, tables = (*ALGORITHMS, *EXTRA), (0.2, 0.4, 0.6, 0.8), []
     for case in (BURSTS, MAIN):
         rows = ((name, *(runs.of(case, f"hit {name} {share}").show(".1%") for share in shares)) for name in names)
@@ -271,7 +270,6 @@ def _hit_tables(runs: Runs) -> tuple[str, ...]:
 
 
 def judge_hits(runs: Runs) -> Verdict:
-    """M2."""
     at_40 = {a: runs.of(MAIN, f"hit {a} 0.4").mean for a in (*ALGORITHMS, SEEN)}
     passed, level = _in_order(runs, BURSTS)
     generic = max(at_40[a] for a in ("SRRIP", "ARC", "LRU", "LFU"))

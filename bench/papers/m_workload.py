@@ -1,15 +1,15 @@
-"""What mCache's rows run on: seven models, what a miss of them costs, and an hour of requests for them (section 6.1).
+"""The workload of mCache's rows: seven models, the cost of their misses, and an hour of requests (section 6.1).
 
 The paper takes an hour of the Azure Functions trace of 2019: services that HTTP calls, below the 90th percentile of
-popularity, their calls in random order within ten minutes, thinned to 15 %, "around 2389 requests". That trace cannot
-be had; what is published of its popularity can, and says how often a service below the 90th percentile is called.
-`bursts` and `shuffled` draw from ServeGen's measured clients, the least popular of a day first, as many as keep the
-hour within the paper's volume (below their own 90th percentile they still send 1.6 million an hour, of which 2389 are
-0.15 %): each by its own renewal process, or in random order within ten minutes.
+popularity, their calls in random order within ten minutes, thinned to 15 %, "around 2389 requests". That trace is not
+available; its published popularity is, and gives the call rates of services below the 90th percentile. `bursts` and
+`shuffled` draw from ServeGen's measured clients, the least popular of a day first, as many as keep the hour within the
+paper's volume (below their own 90th percentile they still send 1.6 million an hour, of which 2389 are 0.15 %): each by
+its own renewal process, or in random order within ten minutes.
 
-What a model takes of the cache is not printed. Section 6.3.1 says that with 20 % of the memory every algorithm
+The paper does not print a model's share of the cache. Section 6.3.1 says that with 20 % of the memory every algorithm
 thrashes, and section 4's Figure 5 counts the cache in models. So a model takes one part in seven here; with the bytes
-of the checkpoints (`bytes`) the small models stay in 20 % of the memory and a third to a half of all requests hit.
+of the checkpoints (`bytes`) the small models stay in 20 % of the memory, and a third to a half of all requests hit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,15 +47,15 @@ Penalty = Callable[[str, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One way to make the hour."""
+    """One way to generate the hour."""
 
-    memory: Mapping[str, int]  # bytes a model takes of the cache
-    checkpoints: Mapping[str, int]  # bytes that a miss reads
+    memory: Mapping[str, int]  # bytes of the cache per model
+    checkpoints: Mapping[str, int]  # bytes read by a miss
     functions: bool = False  # the published popularity of the Functions trace, or ServeGen's clients
     bursts: bool = False  # each client's renewal process, or random order within ten minutes
 
     def load_s(self, name: str, num_bytes: int) -> float:
-        """Seconds to bring a model in, whatever it takes of the cache."""
+        """Seconds to load a model, independent of its share of the cache."""
         return LOAD_BASE_S + self.checkpoints[name] / LOAD_BYTES_PER_S
 
 
@@ -78,12 +78,12 @@ class Window(NamedTuple):
     shape: float
 
 
-Client = dict[int, Window]  # number of the window -> what it holds
+Client = dict[int, Window]  # by number of the window
 
 
 @cache
 def clients() -> dict[str, Client]:
-    """Every client of ServeGen's language models."""
+    """The clients of ServeGen's language models."""
     found: dict[str, Client] = {}
     for row in rows(trace("servegen_clients_10min")):
         if row.text("model").startswith("m-"):
@@ -98,8 +98,8 @@ def _sent(client: Client, first: int, num: int) -> int:
 
 
 def unpopular(first: int) -> dict[str, int]:
-    """The clients that are left in the hour from window `first`, least popular first -> requests in their whole day: as
-    many as keep the hour within the paper's volume."""
+    """The clients kept for the hour from window `first`, least popular first -> requests in their whole day: as many as
+    keep the hour within the paper's volume."""
     day = first // WINDOWS_A_DAY * WINDOWS_A_DAY
     popularity = {name: _sent(client, day, WINDOWS_A_DAY) for name, client in clients().items()}
     ordered = sorted((name for name, num in popularity.items() if num), key=lambda name: (popularity[name], name))
@@ -116,8 +116,8 @@ def unpopular(first: int) -> dict[str, int]:
 def functions_rates(chance: Random, num: int = 1200) -> list[float]:
     """Requests a second of `num` HTTP functions below the 90th percentile of popularity.
 
-    Lognormal through what is published of the Azure Functions trace: 45 % of functions at most once an hour, 81 % at
-    most once a minute, 98.83 % at most once a second (mCache section 3.1; Shahrad et al., 2020).
+    Lognormal through the published figures of the Azure Functions trace: 45 % of functions at most once an hour, 81 %
+    at most once a minute, 98.83 % at most once a second (mCache section 3.1; Shahrad et al., 2020).
     """
     rates: list[float] = []
     while len(rates) < num:
@@ -149,7 +149,7 @@ def mapped(rates: Sequence[float], mapping: str, chance: Random) -> list[str]:
 
 def requests(source: Source, mapping: str, seed: int) -> Asked:
     """About 2389 requests within an hour, drawn from the first eight days: placed first, then thinned, as in the paper.
-    The same seed has the same services and models in every source that draws them alike."""
+    The same seed gives the same services and models in all sources that draw them alike."""
     chance = Random(f"{mapping} {seed}")
     if source.functions:
         rates = functions_rates(chance)
@@ -170,7 +170,7 @@ def requests(source: Source, mapping: str, seed: int) -> Asked:
 
 
 def _offsets(window: Window, keep: float, bursts: bool, chance: Random) -> Iterator[float]:
-    """Seconds into the window of each request that is kept."""
+    """Seconds into the window of each kept request."""
     if not bursts:
         return (chance.random() * WINDOW_S for _ in range(binomial(window.num_requests, keep, chance)))
     times = renewal_times(window.num_requests, WINDOW_S, window.dist, window.shape, chance)

@@ -1,4 +1,5 @@
-"""P0: how far PreServe's workload predictor is off, two days after two days, beside what costs nothing to compute."""
+"""P0: errors of PreServe's workload predictor, two days after two days, beside forecasts that cost nothing to
+compute."""
 
 import math
 import statistics
@@ -36,8 +37,8 @@ MEANS = {"chat": 4.23, "code": 8.10}
 
 
 def windows(service: str, seed: int) -> list[WindowTotals]:
-    """Four days in windows of 10 minutes. Every request has the lengths of one of the service's 2023 trace: thousands
-    of them per window, so their sums are drawn as normal ones with that mean and covariance."""
+    """Four days in windows of 10 minutes. Every request has the lengths of some request of the service's 2023 trace:
+    thousands of them per window, so their sums are drawn as normal ones with that mean and covariance."""
     counted, measured = SERVICES[service]
     bins = bin_counts(counted)[: (TRAIN_DAYS + TEST_DAYS) * DAY_S // BIN_S]
     prompts, responses = zip(*lengths(measured), strict=True)

@@ -1,4 +1,4 @@
-"""P4: what PreServe's router takes for one decision, its bookkeeping included. Measured by this machine's clock."""
+"""P4: the time of PreServe's router for one decision, its bookkeeping included, by this machine's clock."""
 
 import statistics
 import time
@@ -12,12 +12,13 @@ from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import preserve_load_aware, union
 
 KV_TOKENS = 44_000  # per instance
-OFF_BY = 0.7  # the logarithm of expected over actual length, its standard deviation
-IN_FLIGHT, CROWDED = 16, 32  # requests on each: half of the KV cache, and more than T_mem of it
+OFF_BY = 0.7  # standard deviation of the logarithm of expected over actual length
+IN_FLIGHT, CROWDED = 16, 32  # requests on each instance: half of its KV cache, and more than T_mem of it
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
-    """Requests come and go, so many on each instance; each costs a choice, a start, a first token and an end."""
+    """Hold so many requests on each instance while they come and go; each costs a choice, a start, a first token and an
+    end."""
     num, chance = int(case.split()[0]), Random(seed)
     each = CROWDED if "crowded" in case else IN_FLIGHT
     pairs = lengths("azure_2023_conv")

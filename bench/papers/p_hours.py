@@ -1,5 +1,5 @@
-"""P2m: instance-hours against the fewest instances that hold the objective, with mu measured on the way, and what each
-of PreServe's rules is worth with true figures."""
+"""P2m: instance-hours against the fewest instances that hold the objective, with mu measured on the way, and the value
+of each of PreServe's rules with true figures."""
 
 import math
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ from bench.papers.u_union import UNION_CODE
 
 CAPACITY = "params.predictor.capacity"
 HOURS = (48, 48 + 36)  # of the trace, as in P2
-BINS_PER_WINDOW = 60  # of 10 s: a window of PreServe's
+BINS_PER_WINDOW = 60  # of 10 s: PreServe's window
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One service at a rate for which eight instances are just enough."""
 
-    name: str  # before each of its cases
+    name: str  # prefix of its cases
     trace: str
     rps: float
     profile: dict[str, int]
-    objective_s: float  # mean seconds a token of any minute
+    objective_s: float  # mean seconds a token, in any minute
     given: tuple[str, ...] = ()
 
 
@@ -36,7 +36,7 @@ STATIC = ("static 8", "static 7")
 MEASURED, OURS, ORACLE = "PreServe", "union", "oracle"
 STATIC_OF_UNION = tuple(f"{static}, union's routing" for static in STATIC)
 BESIDE = (*STATIC, *STATIC_OF_UNION, MEASURED, OURS, ORACLE)  # on both services
-STARTS = {  # what is declared before the first clean window, as a share of the profile
+STARTS = {  # declared before the first clean window, as a share of the profile
     MEASURED: 0.0,
     "PreServe, twice declared": 2.0,
 }
@@ -48,7 +48,7 @@ WITHOUT = {
 FROZEN = "PreServe, profile"
 NEAR_FEWEST = 0.10
 UNPACED, UNHELD = "policies.routing=union:stall_ratio=1000", "policies.routing=union:hold_overloaded=false"
-OF_UNION = {  # what the union's routing adds, each on the workload that it was made for
+OF_UNION = {  # rules of the union's routing, each on the workload it is for
     "union on HydraServe's": ("HydraServe's", ()),
     "union on HydraServe's, without pacing": ("HydraServe's", (UNPACED,)),
     "union on PreServe's routing": ("PreServe's routing", ()),
@@ -64,7 +64,7 @@ def cases(quick: bool) -> tuple[str, ...]:
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
-    """One system on one service, or the union on a workload of row U."""
+    """Run one system on one service, or the union on a workload of row U."""
     if case in OF_UNION:
         name, more = OF_UNION[case]
         return u_workloads.run(name, "union", seed, quick, *more)
@@ -85,7 +85,7 @@ def run(case: str, seed: int, quick: bool) -> Outcome:
 
 
 def peak_over_mean(trace: str) -> float:
-    """Of the trace's windows in those hours."""
+    """The highest window of the trace in those hours over their mean."""
     first, last = (hours * 360 for hours in HOURS)
     counts = bin_counts(trace)[first:last]
     windows = [sum(counts[at : at + BINS_PER_WINDOW]) for at in range(0, len(counts), BINS_PER_WINDOW)]
@@ -93,12 +93,12 @@ def peak_over_mean(trace: str) -> float:
 
 
 def saved(runs: Runs, case: str) -> Spread:
-    """Of eight instances that stay."""
+    """The change in instance-hours against eight instances that stay."""
     return Spread(tuple(value / 8 - 1 for value in runs.of(case, "instances").values))
 
 
 def over_fewest(runs: Runs, workload: Workload) -> float:
-    """The union's instance-hours over the fewest found, less one; nan where the search was not run."""
+    """The union's instance-hours over the fewest found, less one; nan if the search was not run."""
     if not runs.has(workload.name + ORACLE):
         return math.nan
     return runs.of(workload.name + OURS, "instances").mean / runs.of(workload.name + ORACLE, "instances").mean - 1

@@ -1,5 +1,5 @@
-"""P1e and P3e: what it costs rows P1 and P3 that the router expects lengths as far off as those of the length model
-that is shipped, beside the true ones. The runs are those of P1 and P3."""
+"""P1e and P3e: the cost to rows P1 and P3 of a router whose expected lengths have the errors of the shipped length
+model, beside true lengths. The runs are those of P1 and P3."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from bench.papers.p_serve import EDGE, LLUMNIX, PRINTED, PRINTED_PEAKS, REAL, SH
 UNION, UNION_SHIPPED = "union", f"union{REAL}"
 COUNTED = "least request"
 ROUTERS = tuple(f"{router} @{EDGE}" for router in (TRUE, SHIPPED, UNION, UNION_SHIPPED, LLUMNIX, COUNTED))
-AT_MOST = 0.250 / 0.197  # the paper's peak with load errors over the one with true lengths
+AT_MOST = 0.250 / 0.197  # the paper's peak with load errors over that with true lengths
 AT_LEAST = 0.9
 
 
@@ -37,7 +37,7 @@ def judge_peak(runs: Runs) -> Verdict:
 
 
 def judge_routing(runs: Runs) -> Verdict:
-    """P3e: what true lengths gain over the best baseline, and what is left of it; the union's beside the paper's."""
+    """P3e: the gain over the best baseline with true lengths, and with errors; the union's beside the paper's."""
     p99 = {case.removesuffix(f" @{EDGE}"): runs.of(case, "norm_p99") for case in runs.cases}
     best = min((LLUMNIX, COUNTED), key=lambda router: p99[router].mean)
     gain = {router: p99[best].mean / p99[router].mean for router in (TRUE, SHIPPED, UNION, UNION_SHIPPED)}

@@ -1,11 +1,11 @@
-"""The fewest instance-hours found that hold an objective where all of the demand is known beforehand: what the scalers
-of P2m are measured against. Starts take what they take and windows are as wide as theirs.
+"""Search for the fewest instance-hours that hold an objective with all of the demand known beforehand, as the reference
+for the scalers of P2m. Starts take as long, and windows are as wide, as for those.
 
-    counts_w = ceil(tokens of window w / what an instance takes), then, run by run of the simulator:
+    counts_w = ceil(tokens of window w / tokens an instance takes), then, run by run of the simulator:
     repair     one more in the windows about each minute that missed, until none does
     trim       one less at an end of some instances' lives, far from each other; taken back where a minute misses
 
-What is found is no bound: fewer may do. It is within a window at either end of each instance's life.
+The result is no bound: fewer may do. It is within a window at either end of each instance's life.
 """
 
 import math
@@ -19,16 +19,16 @@ from glowplug_lab.simulator.workload.arrival import Arrival
 from glowplug_lab.simulator.world import World
 
 WINDOW_S = 25.0
-LEAD_S = 31.0  # of a start: 30 s, and the time to its grant and to load weights from host memory
+LEAD_S = 31.0  # a start: 30 s, and the time to its grant and to load weights from host memory
 MOST = 8
 MODEL = "llama-7b"
 MINUTE_S = 60.0
-APART = 7  # windows between two ends that are trimmed at once
+APART = 7  # windows between two ends trimmed at once
 MAX_REPAIRS, NUM_TRIMS = 12, 5
 
 
 def demand(arrivals: Iterable[Arrival], profile: dict[str, int], seconds: float) -> list[float]:
-    """Instances that each window's tokens take, by Algorithm 2's three ratios, not rounded."""
+    """Instances that each window's tokens require by Algorithm 2's three ratios, not rounded."""
     prompt, response = ([0.0] * math.ceil(seconds / WINDOW_S) for _ in range(2))
     for one in arrivals:
         number = int(one.at_s // WINDOW_S)
@@ -43,7 +43,7 @@ def demand(arrivals: Iterable[Arrival], profile: dict[str, int], seconds: float)
 
 
 def steps(counts: Sequence[int]) -> list[tuple[float, int]]:
-    """(seconds, instances there are to be from then on): those of any window that a start begun now would serve."""
+    """(seconds, number of instances from then on): the most of the windows that a start begun now would serve."""
     ends = {number * WINDOW_S for number in range(len(counts))}
     found: list[tuple[float, int]] = []
     for at_s in sorted({0.0} | ends | {end - LEAD_S for end in ends if end > LEAD_S}):
@@ -55,7 +55,7 @@ def steps(counts: Sequence[int]) -> list[tuple[float, int]]:
 
 
 def follow(world: World, counts: Sequence[int]) -> None:
-    """Have the model's least number changed as planned: by its operator, under a scaler that does nothing more."""
+    """Change the model's least number as planned, by its operator, under a scaler that does nothing more."""
     model = world.models[MODEL].model
 
     def deploy(num: int) -> None:
@@ -67,13 +67,13 @@ def follow(world: World, counts: Sequence[int]) -> None:
 
 @dataclass(slots=True)
 class Search:
-    """The plan as it is, and what each run says of it."""
+    """The current plan, improved after each run."""
 
     run: Callable[[Sequence[int]], Outcome]
     objective_s: float
     demand: Sequence[float]
     counts: list[int] = field(init=False)
-    kept: set[tuple[int, int]] = field(default_factory=set)  # (window, count): one less missed there
+    kept: set[tuple[int, int]] = field(default_factory=set)  # (window, count): a smaller count missed there
     num_runs: int = 0
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Search:
         return [int(minute) for minute, mean in outcome["minutes"] if mean > self.objective_s]
 
     def fewest(self) -> Outcome:
-        """The outcome of the best plan."""
+        """Return the outcome of the best plan."""
         outcome = self._repaired()
         for number in range(NUM_TRIMS):
             if not self._trim(number):
@@ -109,13 +109,13 @@ class Search:
         return outcome
 
     def _short(self, minute: int) -> list[int]:
-        """Of the windows that a late minute may be due to, the two that have the least for what they are asked."""
+        """Of the windows that can have caused a late minute, the two with the highest demand per instance."""
         first, last = ((minute + more) * MINUTE_S / WINDOW_S for more in (-0.5, 1.0))
         near = [n for n in range(max(0, int(first)), min(len(self.counts), math.ceil(last))) if self.counts[n] < MOST]
         return sorted(near, key=lambda n: self.demand[n] / self.counts[n], reverse=True)[:2]
 
     def _trim(self, number: int) -> bool:
-        """Cut some ends, and take those back that a minute misses."""
+        """Trim some ends, and take back those that make a minute miss."""
         cuts = self._ends(number)
         for at in cuts:
             self.counts[at] -= 1
@@ -131,7 +131,7 @@ class Search:
         return True
 
     def _ends(self, number: int) -> list[int]:
-        """Windows with more than one beside them has, that have not been tried, `APART` from each other."""
+        """Windows with more instances than a neighbour, not tried yet, `APART` from each other."""
         found: list[int] = []
         counts = [1, *self.counts, 1]
         order = range(len(self.counts)) if number % 2 == 0 else reversed(range(len(self.counts)))
@@ -145,7 +145,7 @@ class Search:
 def fewest(
     seed: int, quick: bool, profile: dict[str, int], objective_s: float, given: Sequence[str], start: float = 1.15
 ) -> Outcome:
-    """The outcome of the fewest found for one service at a rate. The search begins with `start` of the profile."""
+    """The outcome of the best plan for one service at a rate. The search begins with `start` of the profile."""
 
     def run(counts: Sequence[int]) -> Outcome:
         found, world = p_preserve.world_of("oracle", seed, quick, *given, lead_s=p_preserve.LEARN_S)

@@ -1,5 +1,5 @@
-"""PreServe's scaler and router, and what they are compared with: Llumnix-like, reactive, proactive, hybrid and static.
-`p_serve` makes the rows P1 to P3 of them."""
+"""PreServe's scaler and router, and their baselines: Llumnix-like, reactive, proactive, hybrid and static. `p_serve`
+builds the rows P1 to P3 on them."""
 
 from bench.papers.cache import ROOT
 from bench.papers.experiment import Finding, Outcome, Runs, Spread, Verdict
@@ -11,7 +11,7 @@ from glowplug_lab.simulator.world import World
 LEAD_S, SQUEEZE = 200.0, 24
 LEARN_S = 600.0
 START = "models.llama-7b.start={launch_s: 15s, warmup_s: 15s}"
-SYSTEMS = {  # whole ones of libs/glowplug/policies/systems.py, and what a case does otherwise
+SYSTEMS = {  # those of libs/glowplug/policies/systems.py, with each case's changes
     "PreServe": ["policies=preserve"],
     "PreServe, load errors": ["policies=preserve", "workload.length_errors=true"],
     "Llumnix-like": ["policies=llumnix_like"],
@@ -23,7 +23,7 @@ SYSTEMS = {  # whole ones of libs/glowplug/policies/systems.py, and what a case 
 }
 OF_P2M = {
     "union": ["policies=union"],
-    "oracle": ["policies=union", *policies(scaling="static")],  # p_oracle.py says how many there are
+    "oracle": ["policies=union", *policies(scaling="static")],  # p_oracle.py sets how many there are
 }
 ROUTERS = {
     "PreServe": "preserve",
@@ -38,13 +38,13 @@ LENGTHS = "{prompt_mean: 236, prompt_cv: 4.4, response_mean: 180, response_cv: 1
 
 
 class Minutes(Peak):
-    """Every minute's mean, beside the highest of them."""
+    """The mean of every minute, beside the highest of them."""
 
     __slots__ = ("means",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.means: dict[int, float] = {}  # number of the minute -> mean seconds a token of what ended in it
+        self.means: dict[int, float] = {}  # minute -> mean seconds a token of requests that ended in it
 
     def close(self) -> None:
         super().close()
@@ -53,7 +53,7 @@ class Minutes(Peak):
 
 
 def forget(world: World) -> None:
-    """What came before counts no more: the first instances needed their start, and nobody measures that."""
+    """Reset the figures: the time before, with the first instances' start, does not count."""
     world.results.by_model.clear()
     world.results.normalised_peak = Minutes()
 
@@ -61,8 +61,8 @@ def forget(world: World) -> None:
 def world_of(
     system: str, seed: int, quick: bool, *more: str, lead_s: float = LEAD_S, expect: Expect | None = None
 ) -> tuple[Scenario, World]:
-    """A system on 36 hours from the third day on in 90 minutes, or 8 of them. What requests take in the `lead_s` before
-    them counts for nothing."""
+    """A system on 36 hours from the third day on in 90 minutes, or 8 of them. Requests of the `lead_s` before them do
+    not count."""
     seconds = 240 if quick else 5400
     start_s = 48 * 3600 - lead_s * SQUEEZE
     given = [START, "params.exact_lengths=true", f"workload.start_s={start_s}", f"seconds={seconds + lead_s}"]
@@ -91,13 +91,12 @@ def run_scaling(system: str, seed: int, quick: bool, *more: str, expect: Expect 
 
 
 def run_learned(system: str, seed: int, quick: bool, *more: str) -> Outcome:
-    """P2m: what comes before is long enough for mu to be measured, and no instance of that time counts."""
+    """P2m: the time before is long enough to measure mu, and no instance of that time counts."""
     lead_s = LEAD_S if quick else LEARN_S
     return outcome_of(*world_of(system, seed, quick, *more, lead_s=lead_s), lead_s)
 
 
 def judge_hours(runs: Runs) -> Verdict:
-    """P2."""
     saved = {case: Spread(tuple(v / 8 - 1 for v in runs.of(case, "instances").values)) for case in runs.cases}
     ours = saved["PreServe"].mean
     printed = {"PreServe": "-49.38 %", "Llumnix-like": "-48.26 %"}

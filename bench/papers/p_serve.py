@@ -1,5 +1,5 @@
-"""P1 to P3: PreServe with mu from a profile taken beforehand, and requests that wait while all are overloaded. What is
-judged expects lengths as far off as those of the length model that is shipped; rows P1e and P3e say what that costs."""
+"""P1 to P3: PreServe with mu from a profile taken beforehand, and requests that wait while all are overloaded. The
+judged runs expect lengths with the errors of the shipped length model; rows P1e and P3e give their cost."""
 
 import statistics
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from bench.papers.simulated import SIMULATOR, Expect, points, policies, simulate
 NEVER_HOLDS = "policies.routing=preserve_load_aware"
 PROFILE = {"prompt_per_s": 1560, "response_per_s": 285, "total_per_s": 1845}
 """mu: what one instance takes at 1.35 requests a second, the most with a mean below 0.2 s a token (`PROFILED`)."""
-FROZEN = "params.predictor.capacity.busy_ratio=1000"  # nothing is learned of mu
+FROZEN = "params.predictor.capacity.busy_ratio=1000"  # mu is not learned
 PARTS = {"PreServe, never holds": [FROZEN, NEVER_HOLDS]}
 CODE = "code: "
 REAL, QUICK_STARTS = ", real errors", ", starts of 5 s"
@@ -32,7 +32,7 @@ CODE_WORKLOAD = ("workload.source=azure_2024_code_10s", "workload.lengths=azure_
 
 
 def run_scaling(case: str, seed: int, quick: bool) -> Outcome:
-    """P1 and P2: a system on one of the two services; or one instance at a rate."""
+    """P1 and P2: a system on one of the two services, or one instance at a rate."""
     named, on_code = case.removeprefix(CODE), case.startswith(CODE)
     service = CODE_WORKLOAD if on_code else ()
     if named.startswith("one instance"):
@@ -54,7 +54,7 @@ def _shipped(on_code: bool) -> Expect:
 
 
 def profile(rps: str, seed: int, quick: bool, *service: str) -> Outcome:
-    """One instance that stays, Poisson arrivals with the service's lengths."""
+    """One instance that stays, and Poisson arrivals with the service's lengths."""
     workload = [*service, "workload.source=gamma", f"workload.rps={rps}", "workload.squeeze=1", "workload.start_s=0"]
     given = [*workload, "history.seconds=0", "models.llama-7b.max_instances=1", "models.llama-7b.preload=true"]
     given += policies(scaling="static", routing="least_loaded", prediction="none")
@@ -68,7 +68,7 @@ def scaling_cases(quick: bool) -> tuple[str, ...]:
 
 
 def peak_cases(quick: bool) -> tuple[str, ...]:
-    """P1: with the profile of one instance."""
+    """P1's cases, with the profile of one instance."""
     return scaling_cases(quick) if quick else (*scaling_cases(quick), *PROFILED, *CODE_PROFILED)
 
 
@@ -76,7 +76,6 @@ PRINTED_PEAKS = {TRUE: "0.197 s", PRINTED: "0.250 s", SHIPPED: "0.250 s (its err
 
 
 def judge_peak(runs: Runs) -> Verdict:
-    """P1."""
     profiled = [case for case in runs.cases if "one instance" in case]
     systems = [case for case in runs.cases if case not in profiled]
     peak = {case: runs.of(case, "norm_peak") for case in systems}
@@ -155,7 +154,6 @@ AT_EDGE = tuple(f"{router} @{EDGE}" for router in (SHIPPED, f"union{REAL}", "Pre
 
 
 def run_routing(case: str, seed: int, quick: bool) -> Outcome:
-    """P3."""
     named, _, rate = case.partition(" @")
     router = named.removesuffix(REAL).removesuffix(", never holds")
     given = [
@@ -176,7 +174,7 @@ def routing_cases(quick: bool) -> tuple[str, ...]:
 
 
 def judge_routing(runs: Runs) -> Verdict:
-    """P3: at the highest rate, the overload edge, with the lengths that a router has."""
+    """Judge P3 at the highest rate, the edge of overload, with the lengths of a real router."""
     rates = list(dict.fromkeys(case.partition(" @")[2] for case in runs.cases))
     p99 = {case.removesuffix(f" @{EDGE}"): runs.of(case, "norm_p99") for case in runs.cases if case.endswith(EDGE)}
     others = {router: p99[router].mean for router in p_preserve.ROUTERS if router not in ("PreServe", "union")}

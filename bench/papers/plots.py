@@ -156,7 +156,7 @@ class Bars:
 
 
 def read(data: Mapping[str, Any]) -> Lines | Bars:
-    """A picture as results.py keeps it: nothing stands for nan."""
+    """Read a picture from a result file, where null is nan."""
     kind: type[Lines] | type[Bars] = Lines if data["kind"] == "Lines" else Bars
     given = {name: value for name, value in data.items() if name != "kind"}
     if kind is Bars:
@@ -167,6 +167,6 @@ def read(data: Mapping[str, Any]) -> Lines | Bars:
 
 
 def day(title: str, y_label: str, outcome: Mapping[str, Sequence[tuple[float, float]]]) -> Lines:
-    """What came and what was forecast, as (hour, value), over one day."""
+    """The actual and the forecast values, as (hour, value), over one day."""
     series = {name: outcome[name] for name in ("came", "forecast")}
     return Lines(title=title, x_label="hour of the day", y_label=y_label, series=series)

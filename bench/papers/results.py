@@ -1,20 +1,21 @@
-"""One row's results as data, bench/papers/results/<row>.json: a run writes it, and the page is rendered from it alone.
+"""The results of a row as data, bench/papers/results/<row>.json: a run writes it, and the page is rendered from it
+alone.
 
-run.py        cases and seeds -> outcomes, kept under build/papers (one file each, so that a run goes on later)
+run.py        cases and seeds -> outcomes, kept under build/papers (one file each, so that a run can resume)
 results.py    outcomes, judged -> bench/papers/results/<row>.json, which is part of the repository
 table.py      these files -> docs/papers/results.md and its pictures (`python -m bench.papers --page`: no run)
 
-commit        whose code made the outcomes, 12 digits; the oldest where they are of several; "-dirty" where files
-              of it had been changed
+commit        of the code that made the outcomes, 12 digits; the oldest, if they have several; "-dirty" if files had
+              been changed
 date          of the last outcome
 machine       cores, processor, Python
 load          the load average while they were made, lowest and highest
-command       that makes them again
-digest        of the code and scenarios that the row reads (cache.py): another one today means that they changed
+command       to make them again
+digest        of the code and scenarios that the row reads (cache.py): it differs today if they have changed
 row, title, paper, band, setup, seeds, held_out, ours, verdict ("inside", "calibrated", "outside"), deviation
 rows          the row's own table: what, ours, paper
 tables        Markdown
-plots         name -> what plots.py draws
+plots         name -> data for plots.py
 """
 
 import json
@@ -34,7 +35,7 @@ CALIBRATED, INSIDE, OUTSIDE = "calibrated", "inside", "outside"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one file holds."""
+    """The content of one file."""
 
     row: str
     commit: str
@@ -64,7 +65,7 @@ def state(experiment: Experiment, verdict: Verdict) -> str:
 
 
 def judged(experiment: Experiment, runs: Runs, made: Sequence[Kept]) -> Result:
-    """The result of a row. `made`: every outcome that it stands on."""
+    """Judge a row. `made`: every outcome that the result uses."""
     verdict = experiment.judge(runs)
     tuned = [seed for seed in runs.seeds if seed not in experiment.held_out]
     loads = [kept.load for kept in made if kept.load >= 0]
@@ -92,19 +93,19 @@ def judged(experiment: Experiment, runs: Runs, made: Sequence[Kept]) -> Result:
 
 
 def oldest(made: Sequence[Kept]) -> str:
-    """The commit of the outcome that was made first: what the whole row can be said to be of."""
+    """The commit of the outcome that was made first, which stands for the whole row."""
     return min(made, key=lambda kept: kept.date).commit
 
 
 def dump(result: Result) -> str:
-    """As JSON, one entry of a list to a line, so that a change of one figure is a change of one line."""
+    """Format as JSON, one entry of a list per line, so that a change of one figure changes one line."""
     data = asdict(result)
     data["plots"] = {name: {"kind": type(plot).__name__} | asdict(plot) for name, plot in result.plots.items()}
     return json.dumps(_plain(data), indent=1, ensure_ascii=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    """Without what JSON has no word for, and with six digits of a number."""
+    """Replace values that JSON lacks, and round numbers to six digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -113,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(text: str) -> Result:
-    """Raises ValueError where something is missing or unknown."""
+    """Parse a result file. Raises ValueError if a field is missing or unknown."""
     data = json.loads(text)
     unknown = set(data) ^ {one.name for one in fields(Result)}
     if unknown:
@@ -131,7 +132,7 @@ def save(result: Result, folder: Path = FOLDER) -> Path:
 
 
 def saved(experiments: Sequence[Experiment], folder: Path = FOLDER) -> Iterator[Result]:
-    """Those there are, in the order of the rows."""
+    """The saved results, in the order of the rows."""
     for experiment in experiments:
         path = folder / f"{experiment.id}.json"
         if path.exists():

@@ -1,9 +1,9 @@
-"""The papers' tables, reproduced in the simulator: `python -m bench.papers [--only W1,M2] [--seeds 10] [--quick]`.
+"""Reproduce the papers' tables in the simulator: `python -m bench.papers [--only W1,M2] [--seeds 10] [--quick]`.
 
 Every figure is simulated. Outcomes are kept per case and seed under build/papers, with the version of the code, so that
-a second run computes only what has changed, and one that was broken off goes on. What comes out is judged and written
-to bench/papers/results/<row>.json (results.py says what stands there), and docs/papers/results.md and its plots are
-rendered from those files; `--page` does that alone. A quick run prints the table and writes nothing.
+a second run computes only outdated ones, and an interrupted run resumes. The outcomes are judged and written to
+bench/papers/results/<row>.json (results.py describes the format), and docs/papers/results.md and its plots are rendered
+from those files; `--page` does that alone. A quick run prints the table and writes nothing.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from bench.papers.experiment import Experiment, Outcome, Runs
 from bench.papers.table import show, write
 
 QUICK_SEEDS = 1
-CASES_PER_PROCESS = 64  # a new process reads the traces again; an old one holds memory it no longer needs
+CASES_PER_PROCESS = 64  # a new process reads the traces again; an old one holds unused memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Job:
 
 
 def carry_out(job: Job) -> tuple[Job, Outcome | None, str, float]:
-    """(job, outcome or None, what went wrong, seconds it took). The outcome is kept."""
+    """(job, outcome or None, error, seconds it took). The outcome is kept."""
     experiment = by_id(job.experiment_id)
     made_by, load, began = cache.digest(tuple(experiment.reads)), os.getloadavg()[0], time.perf_counter()
     try:
         outcome = experiment.run(job.case, job.seed, job.quick)
-    except Exception as error:  # noqa: BLE001 - one failed case must not take the other rows with it
+    except Exception as error:  # noqa: BLE001 - a failed case must not end the other rows
         return job, None, f"{type(error).__name__}: {error}", time.perf_counter() - began
     seconds = time.perf_counter() - began
     kept = cache.made(made_by, outcome, seconds, load)
@@ -52,7 +52,7 @@ def seeds_of(experiment: Experiment, num_seeds: int, quick: bool) -> list[int]:
 
 
 def missing(chosen: Sequence[Experiment], num_seeds: int, quick: bool) -> Iterator[Job]:
-    """What must be computed, seed by seed, so that a broken-off run has whole seeds."""
+    """The jobs to compute, seed by seed, so that an interrupted run has whole seeds."""
     found: set[tuple[str, str, int]] = set()
     for seed in sorted({seed for experiment in chosen for seed in seeds_of(experiment, num_seeds, quick)}):
         for experiment in chosen:
@@ -66,8 +66,8 @@ def missing(chosen: Sequence[Experiment], num_seeds: int, quick: bool) -> Iterat
 
 
 def longest_first(jobs: Sequence[Job], num_seeds: int) -> list[Job]:
-    """Seed by seed, and in each what took longest the last time first, so that no process waits for the other's last
-    case; what was never timed may take long."""
+    """Order the jobs of each seed by their last duration, the longest first, so that no process waits for another's
+    last case; jobs without one may take long."""
     seconds: dict[tuple[str, str], float] = {}
     for job in jobs:
         kept_as, seeds = by_id(job.experiment_id).kept_as, range(1, num_seeds + 1)
@@ -77,7 +77,7 @@ def longest_first(jobs: Sequence[Job], num_seeds: int) -> list[Job]:
 
 
 def compute(jobs: Sequence[Job], num_jobs: int) -> dict[Job, str]:
-    """Carry out all jobs; returns those that failed with their reasons."""
+    """Carry out all jobs. Returns the failed ones with their reasons."""
     failed: dict[Job, str] = {}
     context = multiprocessing.get_context("spawn")
     with context.Pool(num_jobs, maxtasksperchild=CASES_PER_PROCESS) as pool:
@@ -91,7 +91,7 @@ def compute(jobs: Sequence[Job], num_jobs: int) -> dict[Job, str]:
 
 
 def judged(experiment: Experiment, num_seeds: int, quick: bool, *, stale: bool) -> results.Result | None:
-    """The result over the seeds for which every case is kept; None when there is none."""
+    """The result over the seeds for which every case is kept; None if there is none."""
     outcomes: dict[str, dict[int, Outcome]] = {case: {} for case in experiment.cases(quick)}
     made: list[cache.Kept] = []
     for seed in seeds_of(experiment, num_seeds, quick):
@@ -107,14 +107,14 @@ def judged(experiment: Experiment, num_seeds: int, quick: bool, *, stale: bool) 
 
 
 def changed() -> set[str]:
-    """Rows whose code is another today."""
+    """Rows whose code has changed since their results."""
     return {
         found.row for found in results.saved(EXPERIMENTS) if found.digest != cache.digest(tuple(by_id(found.row).reads))
     }
 
 
 def render() -> None:
-    """The page, from what is saved."""
+    """Write the page from the saved results."""
     for path in write(list(results.saved(EXPERIMENTS)), changed()):
         print(f"wrote {path.relative_to(cache.ROOT)}")
 
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one seed and short traces; prints, writes nothing")
     parser.add_argument("--page", action="store_true", help="run nothing: render the page from the saved results")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--kept", action="store_true", help="run nothing: judge what is kept, of whatever code")
+    parser.add_argument("--kept", action="store_true", help="run nothing: judge the kept outcomes, of any code")
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs: at least 1")

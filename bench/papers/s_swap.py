@@ -1,4 +1,4 @@
-"""S1, S2: a swap-in against a cold start, through the agent's and the placer's own path."""
+"""S1, S2: a swap-in against a cold start, through the code path of the agent and the placer."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from glowplug_lab.simulator.workload.arrival import Arrival
 from glowplug_lab.simulator.world import World
 
 GB = 1e9
-Sizes = dict[str, tuple[float, float, float, float]]  # weights GB, resident GB, cold start s, of which warm-up s
+Sizes = dict[str, tuple[float, float, float, float]]  # weights GB, resident GB, cold start s, its warm-up s
 VLLM: Sizes = {  # cold starts as printed in section 5.3; compiling and graphs of Table 1
     "LLaMA-3.2 1B": (2.5, 72.5, 101.0, 30.85),
     "DeepSeek-R1 14B": (29.5, 72.5, 173.0, 64.18),
@@ -28,7 +28,7 @@ VLLM_INIT: Sizes = {  # Table 1: initialization of the engine alone, no containe
     "Gemma-3 12B": (24.4, 72.5, 123.71, 90.42),
 }
 OLLAMA: Sizes = {"LLaMA-3.2 1B": (2.5, 3.6, 1.96, 0.0), "DeepSeek-R1 14B": (29.5, 30.5, 5.93, 0.0)}
-OLLAMA_8B: Sizes = {"LLaMA-3.1 8B": (16.1, 17.1, 4.38, 0.0)}  # Figure 2; resident as of the other two, 1 GB above
+OLLAMA_8B: Sizes = {"LLaMA-3.1 8B": (16.1, 17.1, 4.38, 0.0)}  # Figure 2; resident 1 GB above, as for the other two
 KNOWN = {"vLLM": VLLM | VLLM_INIT, "Ollama": OLLAMA | OLLAMA_8B}
 PAPER = {"vLLM": (18.4, 23.1), "Ollama": (2.6, 1.29)}
 
@@ -56,7 +56,7 @@ def tree(engine: str, name: str) -> dict[str, object]:
         "max_wait_s": 600,
         "start": start,
     }
-    size = 80 if engine == "vLLM" else int(1.1 * resident + 0.5)  # the next one does not fit beside it
+    size = 80 if engine == "vLLM" else int(1.1 * resident + 0.5)  # so that no second model fits beside it
     server = {
         "num_gpus": 1,
         "gpu_bytes": size * 10**9,
@@ -77,8 +77,8 @@ def tree(engine: str, name: str) -> dict[str, object]:
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
-    """A cold start and, once the engine has gone to sleep by itself, a second request; then the same with a victim: a
-    request of another model in between, whose engine has to leave first."""
+    """A cold start and, once the engine has gone to sleep by itself, a second request; then the same with a victim: in
+    between another model's request, whose engine has to leave first."""
     engine, _, name = case.partition(" ")
     alone = tree(engine, name)
     alone["models"][0]["keep_alive_s"] = 30  # type: ignore[index]
@@ -100,13 +100,13 @@ def _mean(given: dict[str, object], asked: tuple[int, ...]) -> Outcome:
 
 
 def by_formula(engine: str, name: str) -> float:
-    """Seconds of a swap-in, by the fit alone."""
+    """Seconds of a swap-in by the fit alone."""
     weights, resident, _, _ = KNOWN[engine][name]
     return 5.3 + weights / 13.5 if engine == "vLLM" else 0.23 + resident / 7.0
 
 
 def _sizes(engine: str, runs: Runs) -> str:
-    """Every model there is a cold start of, by size."""
+    """Every model with a known cold start, by size."""
     heads = ("weights, GB", "cold start put in, s", "first token cold, s", "after a swap-in, s", "formula alone, s")
     rows = []
     known = KNOWN[engine]

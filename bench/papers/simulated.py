@@ -1,4 +1,4 @@
-"""One run of a scenario, as an outcome: the figures every row is made of."""
+"""Run a scenario once; the outcome has the figures for every row."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -33,7 +33,7 @@ def simulate(scenario: str, settings: Iterable[str], seed: int, *, expect: Expec
 
 
 def figures(results: Results) -> Outcome:
-    """What rows ask for. Seconds, bytes, shares of 1."""
+    """The figures of a run. Seconds, bytes, shares of 1."""
     whole = results.total()
     out: Outcome = {
         "arrived": whole.num_arrived,

@@ -1,5 +1,5 @@
-"""docs/papers/results.md from the rows' results: one table of all rows, then of each row its set-up in a sentence, why
-it deviates, and pictures. Nothing is computed here; the row's file has every figure."""
+"""docs/papers/results.md from the rows' results: one table of all rows, then for each row its set-up in a sentence, the
+reason of a deviation, and pictures. Nothing is computed here; the row's file has every figure."""
 
 import re
 from collections import Counter
@@ -31,12 +31,12 @@ CHANGED = ", older code"
 
 
 def _seeds(result: Result) -> str:
-    """ "10", or "10 + 5" with those that were held out."""
+    """Format as "10", or "10 + 5" with held-out seeds."""
     return f"{len(result.seeds)}" + (f" + {len(result.held_out)}" if result.held_out else "")
 
 
 def _made(results: Sequence[Result], changed: Collection[str]) -> list[str]:
-    """Whose code made which rows, a line for each commit."""
+    """A line for each commit, with the rows that its code made."""
     rows: dict[str, list[str]] = {}
     for one in results:
         rows.setdefault(one.commit + (CHANGED if one.row in changed else ""), []).append(one.row)
@@ -72,7 +72,7 @@ def _picture(result: Result, name: str) -> str:
 
 
 def page(results: Sequence[Result], changed: Collection[str] = ()) -> str:
-    """`changed`: rows whose code is another today."""
+    """The whole page. `changed`: rows whose code has changed since."""
     count = Counter(one.verdict for one in results)
     verdicts = ", ".join(f"{count[word]} {word}" for word in (INSIDE, CALIBRATED, OUTSIDE) if count[word])
     lines = [HEAD.format(num=len(results), verdicts=verdicts), show(results, changed), ""]

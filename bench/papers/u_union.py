@@ -1,4 +1,4 @@
-"""U: the union of the five papers beside each paper alone and beside the baselines, on every paper's workload."""
+"""U: the union of the five papers beside each paper alone and the baselines, on every paper's workload."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ def cases(quick: bool) -> tuple[str, ...]:
 
 
 def systems(runs: Runs, workload: str) -> list[str]:
-    """Those that were run."""
+    """The systems that were run."""
     return [system for system in WORKLOADS[workload].systems if runs.has(f"{workload}: {system}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The union beside the best of the others, one figure on one workload."""
+    """The union beside the best other system, one figure on one workload."""
 
     workload: str
     name: str
@@ -46,18 +46,18 @@ class Comparison:
     ours: Spread
     best: str
     theirs: Spread
-    gpu_s: tuple[float, float]  # held, means: the union's, the other one's
-    serving_s: tuple[float, float]  # of them those of instances
+    gpu_s: tuple[float, float]  # held, means: the union's, the other system's
+    serving_s: tuple[float, float]  # those of instances among them
 
     @property
     def wins(self) -> bool:
-        """At least as good, means over seeds; on the mixed fleet better."""
+        """Whether the union is at least as good in the mean over seeds; on the mixed fleet, better."""
         gain = (self.ours.mean - self.theirs.mean) * (1 if self.more else -1)
         return gain > 0 if self.workload == MIXED else gain >= 0
 
     @property
     def num_seeds_won(self) -> int:
-        """Seeds in which the union was at least as good as that other one."""
+        """Seeds in which the union was at least as good as that other system."""
         pairs = zip(self.ours.values, self.theirs.values, strict=True)
         return sum(ours >= theirs if self.more else ours <= theirs for ours, theirs in pairs)
 
@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def short(self) -> str:
-        """What is gained, and for what: "P99 TTFT -43 % for +19 % GPU-seconds"."""
+        """Format gain and price: "P99 TTFT -43 % for +19 % GPU-seconds"."""
         if self.name.endswith("_met"):
             gained = f"{(self.ours.mean - self.theirs.mean) * 100:+.2f} points"
         else:
@@ -82,12 +82,12 @@ class Comparison:
 
     @property
     def shown(self) -> str:
-        """With the seeds that it holds for."""
+        """Likewise, with the number of seeds for which it holds."""
         return f"{self.said}; at least as good in {self.num_seeds_won} of {len(self.ours.values)} seeds"
 
 
 def compared(runs: Runs, workload: str, name: str, more: bool) -> Comparison:
-    """Against the system that is best in the mean over all seeds of `runs`."""
+    """Compare with the system that is best in the mean over all seeds of `runs`."""
     by_system = {s: runs.of(f"{workload}: {s}", name) for s in systems(runs, workload)}
     others = {s: spread.mean for s, spread in by_system.items() if s != UNION and spread.mean == spread.mean}
     best = max(others, key=others.__getitem__) if more else min(others, key=others.__getitem__)
@@ -108,14 +108,14 @@ def _both(runs: Runs, workload: str, best: str, name: str) -> tuple[float, float
 
 
 def comparisons(runs: Runs) -> list[Comparison]:
-    """Every headline figure on every workload there is."""
+    """Compare every headline figure on every workload."""
     workloads = list(dict.fromkeys(case.partition(": ")[0] for case in runs.cases))
     found = [compared(runs, workload, *WORKLOADS[workload].headline) for workload in workloads]
     return [*found, compared(runs, MIXED, "both_met", True)] if MIXED in workloads else found
 
 
 def judge(whole: Runs) -> Verdict:
-    """By the seeds that the rules were found on; those that were held out stand beside it."""
+    """Judge by the seeds on which the rules were found; the held-out seeds are shown beside it."""
     runs, held_out = whole.among(range(1, HELD_OUT[0])), whole.among(HELD_OUT)
     workloads = list(dict.fromkeys(case.partition(": ")[0] for case in runs.cases))
     found = comparisons(runs)
@@ -216,7 +216,7 @@ def table(runs: Runs, workload: str) -> str:
 
 
 def _share(spread: Spread, form: str = ".1%") -> str:
-    """ "-" where nothing is to be met, or nothing started."""
+    """Format a share; "-" without objectives, or without starts."""
     return spread.show(form) if spread.mean == spread.mean else "-"
 
 

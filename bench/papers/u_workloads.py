@@ -1,5 +1,5 @@
-"""U: the systems compared (the union, every paper alone, the baselines they were compared with; what each is stands in
-`libs/glowplug/policies/systems.py`), and the workload of every paper and a mixed fleet for any of them to be laid over.
+"""U: the compared systems (the union, every paper alone and the papers' baselines, defined in
+`libs/glowplug/policies/systems.py`), and the workloads to put under any of them: every paper's, and a mixed fleet.
 """
 
 import math
@@ -44,7 +44,7 @@ ROUTERS = ("PreServe", "Llumnix-like", "round robin", "minimum use", "serverless
 """Where instances neither come nor go a system is its router; least request is that of all others."""
 
 ABLE = "servers.*.abilities=[prewarm, swap, stages]"
-ASKED_EVERY_S = 120.0  # in SwapServeLLM's opening: longer than a start of its engines takes
+ASKED_EVERY_S = 120.0  # in SwapServeLLM's opening: longer than its engines take to start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +53,19 @@ class Workload:
 
     scenario: str
     seconds: float
-    given: Callable[[float], list[str]]  # what is laid over the scenario, policies aside
+    given: Callable[[float], list[str]]  # settings on top of the scenario, policies aside
     headline: tuple[str, bool]
     systems: tuple[str, ...]
     draw: Callable[[Scenario, int], Iterable[Arrival]] = lambda found, seed: found.arrivals(seed)
-    own: Mapping[str, list[str]] = field(default_factory=dict)  # system -> what else it needs here
-    alike: tuple[str, ...] = ()  # systems that do here what serverless vLLM does, request by request, so are not run
-    because: str = ""  # they do
-    opening_s: float = 0.0  # what comes earlier does not count
+    own: Mapping[str, list[str]] = field(default_factory=dict)  # system -> further settings here
+    alike: tuple[str, ...] = ()  # systems equal to serverless vLLM here, request by request, so not run
+    because: str = ""  # the reason
+    opening_s: float = 0.0  # does not count
     starts_each: bool = False  # SwapServeLLM section 4: every engine has been started once before the first request
 
 
 def _bare(settings: Iterable[str]) -> list[str]:
-    """What a paper's own row lays over its scenario, its system aside."""
+    """The settings of a paper's own row, without its system."""
     return [setting for setting in settings if not setting.startswith("policies")]
 
 
@@ -175,7 +175,7 @@ WORKLOADS = {
 
 
 def laid_over(name: str, system: str, quick: bool = False) -> tuple[Path, list[str]]:
-    """The scenario of one system on one workload, and what is laid over it."""
+    """The scenario of one system on one workload, and the settings on top of it."""
     workload = WORKLOADS[name]
     given = workload.given(150 if quick else workload.seconds)
     laid = [*given, ABLE, f"policies={SYSTEMS[system]}", *workload.own.get(system, ())]
@@ -183,7 +183,7 @@ def laid_over(name: str, system: str, quick: bool = False) -> tuple[Path, list[s
 
 
 def run(name: str, system: str, seed: int, quick: bool, *more: str) -> Outcome:
-    """One system on one workload, with `more` settings over both. Raises ScenarioError."""
+    """Run one system on one workload, with `more` settings over both. Raises ScenarioError."""
     path, laid = laid_over(name, system, quick)
     workload, found = WORKLOADS[name], load(path, [*laid, *more])
     arrivals, from_s = workload.draw(found, seed), workload.opening_s
@@ -197,8 +197,7 @@ def run(name: str, system: str, seed: int, quick: bool, *more: str) -> Outcome:
 
 
 def settled(found: Scenario, arrivals: Iterable[Arrival], from_s: float, seconds: float) -> Outcome:
-    """A run whose requests count from `from_s` on, as far as times and objectives go. Attainment is nan where no model
-    has an objective."""
+    """A run whose times and objectives count from `from_s` on. Attainment is nan if no model has an objective."""
     world = World(found.setup, arrivals)
     slo = {one.model.key: one.model.slo for one in found.setup.models}
     ttft, normalised, num = Quantiles(), Quantiles(), dict.fromkeys(("came", "ttft", "tpot", "both"), 0)

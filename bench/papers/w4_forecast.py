@@ -1,4 +1,4 @@
-"""W4: how far the corrective seasonal predictor is off, on the real Azure week."""
+"""W4: errors of the corrective seasonal predictor on the real Azure week."""
 
 import statistics
 from collections.abc import Sequence
@@ -23,8 +23,9 @@ PAPER = {("conv", "average"): 5.25, ("conv", "peak"): 7.34, ("code", "average"):
 
 
 def windows(service: str, speed: float, seed: int, num_days: int) -> tuple[list[float], list[float]]:
-    """(average, peak) concurrency of every window: arrivals spread over their 10 s bin, each in flight as long as its
-    lengths take at `speed` times the base speed. speed 0: requests per bin instead (no model of service times)."""
+    """(average, peak) concurrency of every window: arrivals are spread over their 10 s bin, and each is in flight as
+    long as its lengths take at `speed` times the base speed. speed 0: requests per bin instead (no model of service
+    times)."""
     counted, measured, first_s = SERVICES[service]
     bins = bin_counts(counted)[first_s // BIN_S : first_s // BIN_S + num_days * DAY_S // BIN_S]
     per_window = WINDOW_S // BIN_S

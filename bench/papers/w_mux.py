@@ -1,4 +1,4 @@
-"""MuxServe-like static sharing on WarmServe's workload: the groups of its section 7.3, steps as wide as they are."""
+"""MuxServe-like static sharing on WarmServe's workload: the groups of its section 7.3, with steps for their widths."""
 
 GROUPS = {"7b-0": 8, "70b": 8, "7b-1": 4, "13b": 4}
 """GPUs of each model's only instance. Section 7.3: 7B-0 and 70B share eight, the other two share with nobody."""
@@ -10,9 +10,9 @@ PROMPT_TOKENS = 732.964  # mean of the Azure 2023 conversations, each cut at MAX
 
 
 def widened(model: str, prefill_ms: float, decode_ms: float) -> tuple[float, float]:
-    """(prefill, decode) ms on the model's group. More GPUs divide what a decode step reads (all weights, at 3.35 TB/s)
-    and what a prefill computes (2 FLOP for a weight and a token, at half of the 1e15 FLOP/s of such a GPU without
-    sparsity); the rest of a step stays as long as it was."""
+    """(prefill, decode) ms on the model's group. More GPUs divide the reads of a decode step (all weights, at 3.35
+    TB/s) and the arithmetic of a prefill (2 FLOP for a weight and a token, at half of the 1e15 FLOP/s of such a GPU
+    without sparsity); the rest of a step keeps its length."""
     own, gigabytes, billions = OWN[model]
     saved = 1 / own - 1 / GROUPS[model]
     computes_ms = 1e3 * 2 * billions * 1e9 * PROMPT_TOKENS / FLOP_PER_S
@@ -20,7 +20,7 @@ def widened(model: str, prefill_ms: float, decode_ms: float) -> tuple[float, flo
 
 
 def settings(steps_ms: dict[str, tuple[int, int]]) -> list[str]:
-    """What is laid over scenarios/warmserve.yaml. Engines are "created in prior" (section 7.1): a launch takes
+    """Settings on top of scenarios/warmserve.yaml. Engines are "created in prior" (section 7.1): a launch takes
     nothing."""
     out = ["policies=muxserve_like"]
     for model, (prefill, decode) in steps_ms.items():

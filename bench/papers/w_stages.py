@@ -1,10 +1,10 @@
-"""W3s: what each stage of a prewarm saves (WarmServe section 7.2, Figure 8).
+"""W3s: the savings of each stage of a prewarm (WarmServe section 7.2, Figure 8).
 
-Figure 8 is a picture; its text gives the range over three models of what each step divides the first token's seconds
-by, and one time, 665 ms for 70B. `STAGES` is one model of a start for all of them: seconds that all models share, and
-what grows with GPUs or bytes. Its constants are calibrated: least squares of the logarithms of the eight ends of the
-four ranges, the 665 ms met exactly; a prefill takes the constants of the published simulator. The first tokens are
-simulated.
+Figure 8 is a picture; its text gives the factor by which each step divides the seconds to the first token, as a range
+over three models, and one time, 665 ms for 70B. `STAGES` models a start for all of them: seconds that all models share,
+and terms that grow with GPUs or bytes. Its constants are calibrated: least squares of the logarithms of the eight ends
+of the four ranges, the 665 ms met exactly; a prefill takes the constants of the published simulator. The first tokens
+are simulated.
 """
 
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ class StartStages:
 
     device_s: float = 4.79  # the worker of the first GPU: its actor and context
     device_s_per_gpu: float = 1.12  # ... of each further one
-    engine_s: float = 6.39  # packages and the serving endpoint, whatever the model
+    engine_s: float = 6.39  # packages and the serving endpoint, for any model
     load_bytes_per_s: float = 8.7e9  # weights onto each GPU, as vLLM brings them
     group_s: float = 0.90  # the communication group, where there is more than one GPU
-    switch_s: float = 0.199  # what is left of a start from a prewarmed slot, before its first prefill
-    first_token_70b_s: float = 0.665  # printed: fixes what a switch takes with more GPUs
+    switch_s: float = 0.199  # a start from a prewarmed slot, before its first prefill
+    first_token_70b_s: float = 0.665  # printed: fixes the time of a switch with more GPUs
 
     def device(self, num_gpus: int) -> float:
         return self.device_s + self.device_s_per_gpu * (num_gpus - 1)
@@ -53,12 +53,12 @@ RANGES = {
     ("+Engine", "+CommGroup"): (7.0, 7.8),
     ("No Prewarm", "+CommGroup"): (29.8, 54.8),
 }
-SHARE = 0.1  # how far an end of a range may lie from the printed one
+SHARE = 0.1  # tolerance of the ends of a range
 FIRST_S, LATER_S = 1.0, 120.0
 
 
 def expected_s(model: str, step: str, stages: StartStages = STAGES) -> float:
-    """Seconds to the first token by the stage model alone: what is left once all up to `step` is prewarmed."""
+    """Seconds to the first token by the stage model alone, with all stages up to `step` prewarmed."""
     num_gpus, num_bytes = MODELS[model]
     at = STEPS.index(step)
     left = (
@@ -71,7 +71,7 @@ def expected_s(model: str, step: str, stages: StartStages = STAGES) -> float:
 
 
 def settings(model: str, step: str) -> list[str]:
-    """What is laid over scenarios/warmserve.yaml: one stage after the other, what is prewarmed taking no time."""
+    """Settings on top of scenarios/warmserve.yaml: one stage after the other, prewarmed ones taking no time."""
     num_gpus, _ = MODELS[model]
     at = STEPS.index("+Engine" if step == PCIE else step)
     group_s, switch_s = STAGES.group(num_gpus) * (at < 4), STAGES.switch(num_gpus)
@@ -95,7 +95,7 @@ def settings(model: str, step: str) -> list[str]:
 
 
 def run(case: str, seed: int, quick: bool) -> Outcome:
-    """One request to a model without an instance; where weights lie on the GPU, they are those an earlier one left."""
+    """One request to a model without an instance; weights that are on the GPU were left by an earlier instance."""
     model, _, step = case.partition(" ")
     found = load(ROOT / "scenarios" / "warmserve.yaml", settings(model, step))
     world = World(found.setup, [Arrival(at_s, model, 512, 64) for at_s in (FIRST_S, LATER_S)])
@@ -148,7 +148,7 @@ def judge(runs: Runs) -> Verdict:
 
 
 def _stage_table(runs: Runs) -> str:
-    """Seconds to the first token by model and step, with what the step divides it by."""
+    """Seconds to the first token by model and step, with the factor of the step."""
     rows = []
     for model in MODELS:
         cells, before = [], 0.0

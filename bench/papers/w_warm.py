@@ -43,12 +43,12 @@ ALONE = {
 }
 BACK = ("drains taken back", "drains taken back, no proactive")
 WINDOWS_S = {"3 min": 180, "5 min": 300, "10 min": 600, "40 min": 2400}
-DAY_S, FAST = 86_400.0, ", 12x"  # the latter: with a trace that runs so many times as fast; 40 min still divide its day
+DAY_S, FAST = 86_400.0, ", 12x"  # FAST: with a trace 12 times as fast; 40 min still divide its day
 SHOWN = {"under": ("under_100ms", ".1%", ""), "hits": ("hit_ratio", ".1%", ""), "p99": ("ttft_p99", ".2f", " s")}
 
 
 def settings(system: str, rps: float, cv: float, seconds: float) -> list[str]:
-    """What is laid over scenarios/warmserve.yaml."""
+    """Settings on top of scenarios/warmserve.yaml."""
     asked = [f"workload.rps={rps}", f"workload.cv={cv}", f"seconds={seconds}"]
     if system == MUX:
         return [*asked, *w_mux.settings(STEPS_MS)]
@@ -90,8 +90,8 @@ def p99(runs: Runs, system: str, rps: str) -> Spread:
 
 
 def over(runs: Runs, system: str, rps: str, share: str = "99") -> float:
-    """Its P99 (or P95) TTFT over WarmServe's, of the means over seeds: a seed whose WarmServe happened to wait for
-    little would weigh too much in a mean of ratios."""
+    """Its P99 (or P95) TTFT over WarmServe's, as a ratio of means over seeds: a mean of ratios would give much weight
+    to a seed in which WarmServe happened to wait for little."""
     theirs, ours = (runs.of(f"{name} @{rps}", f"ttft_p{share}").mean for name in (system, "WarmServe"))
     return theirs / ours
 
@@ -110,7 +110,6 @@ def cdf(runs: Runs, rps: str, *systems: str) -> Lines:
 
 
 def judge_baseline(runs: Runs) -> Verdict:
-    """W1."""
     at = rates(runs)
     ratios = [over(runs, "SLLM-GPU", rps) for rps in at]
     bare = [over(runs, UNPOOLED, rps) for rps in at]
@@ -162,7 +161,6 @@ def _ranges(runs: Runs, system: str) -> str:
 
 
 def judge_proactive(runs: Runs) -> Verdict:
-    """W2."""
     at = rates(runs)
     ratios = [over(runs, "no proactive", rps) for rps in at]
     passed = min(ratios) >= 0.995 and 3 < max(ratios) <= 40
@@ -194,7 +192,6 @@ def judge_proactive(runs: Runs) -> Verdict:
 
 
 def judge_hits(runs: Runs) -> Verdict:
-    """W3."""
     at = rates(runs)
     low, high = runs.of(f"WarmServe @{at[0]}", "hit_ratio"), runs.of(f"WarmServe @{at[-1]}", "hit_ratio")
     passed = low.mean > 0.98 and 0.70 <= high.mean <= 0.92
@@ -235,7 +232,6 @@ def run_window(case: str, seed: int, quick: bool) -> Outcome:
 
 
 def judge_windows(runs: Runs) -> Verdict:
-    """W5."""
     plain = [case for case in runs.cases if case in WINDOWS_S]
     base = {fast: runs.of(f"5 min{fast}", "under_100ms").mean for fast in ("", FAST)}
     relative = {c: runs.of(c, "under_100ms").mean / base[FAST if c.endswith(FAST) else ""] for c in runs.cases}

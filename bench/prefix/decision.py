@@ -1,9 +1,9 @@
-"""The price of a choice by prefix: seconds and memory, with many instances and many tracked blocks.
+"""Measure the cost of a choice by prefix: seconds and memory, with many instances and many tracked blocks.
 
     python bench/prefix/decision.py [--instances 1000] [--blocks 100000] [--choices 5000]
 
-Conversations of 5 to 60 blocks go to instances that answer at once, until so many blocks are tracked; then each choice
-is timed alone, in seconds of CPU. Real code, no engine behind it.
+Conversations of 5 to 60 blocks go to instances that answer at once, until `--blocks` are tracked; then each choice is
+timed alone, in seconds of CPU. Real code, no engine behind it.
 """
 
 import argparse

@@ -4,9 +4,9 @@
 
 Each round starts a fleet for each policy in turns. The conversations run beside one another; each begins with a system
 prompt of about 300 tokens (its own, or with `--shared` the same for all) and waits between its turns. Each instance has
-two slots, and llama.cpp keeps the last sequence of each. Printed are the share of prompt tokens that engines had
-cached, by their own counts, in all turns but the first; the mean time to the first token of those; how many went to the
-instance of the turn before; and the load average.
+two slots, and llama.cpp keeps the last sequence of each. Prints, for all turns but the first, the share of prompt
+tokens that engines had cached, by their own counts; the mean time to the first token; and how many went to the instance
+of the turn before. Prints the load average, too.
 """
 
 import argparse
@@ -100,7 +100,7 @@ async def ask(http: httpx.AsyncClient, messages: list[dict[str, str]]) -> Turn:
                 said = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
                 first_at, text = first_at or (time.monotonic() if said else 0.0), text + said
                 usage = event.get("usage") or usage
-        instance_id = answer.headers.get("x-glowplug-instance", "")  # "": it was held, and its headers came first
+        instance_id = answer.headers.get("x-glowplug-instance", "")  # "" if held: its headers came before the choice
     messages.append({"role": "assistant", "content": text})
     cached = int(usage["prompt_tokens_details"]["cached_tokens"])
     return Turn(instance_id, int(usage["prompt_tokens"]), cached, first_at - began)

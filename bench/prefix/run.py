@@ -1,13 +1,13 @@
-"""What routing by prefixes is worth: cached tokens, time to first token and throughput by routing policy, simulated.
+"""Compare routing by prefixes with other policies, simulated: cached tokens, time to first token and throughput.
 
     python bench/prefix/run.py [--cases mooncake chats apart slots ...] [--seeds 3] [--policies round_robin ...]
 
 Instances of qwen2.5-7b on A100 (step costs as measured), whose engines keep blocks of 512 tokens of the prompts they
 have read. `mooncake`: the first 20 minutes of the shared conversation trace with its own blocks, three times as fast as
-it came. `chats`: conversations of several turns, each turn with all before it as its prompt, from a seed that nothing
-was tuned on. `apart`: prompts that never repeat. `slots`, `slots_full`, `slots_apart`: engines of four slots that keep
-one sequence in each, as llama.cpp does, with chats that take some of them or nearly all, and with prompts that never
-repeat. All policies see the same requests; the figures are means over the seeds.
+recorded. `chats`: conversations of several turns; the prompt of each turn includes all turns before it; no policy was
+tuned on the seed. `apart`: prompts that never repeat. `slots`, `slots_full`, `slots_apart`: engines of four slots that
+keep one sequence in each, as llama.cpp does, with chats that take some of them or nearly all, and with prompts that
+never repeat. All policies see the same requests; the figures are means over the seeds.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Row:
     ttft_s_p95: float
     e2e_s_mean: float
     tokens_per_s: float
-    of_best_other: float  # mean TTFT over that of the best of the policies that are not ours
+    of_best_other: float  # mean TTFT over that of the best policy that is not ours
 
 
 def scenario(policy: str, how: "Case") -> dict[str, Any]:
@@ -92,14 +92,14 @@ def chats(seconds: float, rps: float, seed: int, mean_s: float = TURN_S) -> Iter
 
 
 def apart(seconds: float, rps: float, seed: int, mean_s: float = TURN_S) -> Iterator[Arrival]:
-    """The same lengths, no two prompts alike."""
+    """Requests of the same lengths, no two prompts alike."""
     for number, one in enumerate(chats(seconds, rps, seed, mean_s)):
         yield one._replace(prefix=tuple(number * 1000 + n for n in range(len(one.prefix))))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A workload on so many GPUs of a kind. `rate`: requests a second, or how much faster a trace is replayed."""
+    """A workload on a number of GPUs of one kind. `rate`: requests a second, or the speed-up of a replayed trace."""
 
     seconds: float
     num_gpus: int
@@ -108,7 +108,7 @@ class Case:
     make: Callable[[float, float, int, float], Iterator[Arrival]] | None = None
     engine: str = "emulated"
     slots: int = 64  # requests that an instance runs at once
-    turn_s: float = TURN_S  # between two turns, in the mean
+    turn_s: float = TURN_S  # mean, between two turns
 
 
 CASES = {

@@ -3,7 +3,7 @@
  *   mock_engine PORT
  *   GET /configure?chunks=N&interval_us=U    N events (then [DONE]), U microseconds apart, from the next request on
  *
- * It is cheap on purpose, so that what is measured is what stands in front of it. */
+ * It is cheap on purpose, so that the proxy before it dominates the measurement. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,7 +24,7 @@ struct conn {
     int fd, used, left;
     int64_t due_us;
     struct conn *next_due;
-    unsigned generation; /* a reused descriptor makes what the wheel still holds void */
+    unsigned generation; /* outdates wheel entries once a descriptor is reused */
     char in[IN_BYTES];
 };
 
@@ -64,7 +64,7 @@ static void schedule(struct conn *c) {
     wheel[ms % WHEEL] = d;
 }
 
-/* Send what is due; the last event goes with [DONE] and the end of the chunked body in one packet. */
+/* Send the events that are due; the last one goes with [DONE] and the end of the chunked body in one packet. */
 static void step(struct conn *c, int64_t now) {
     while (c->left > 0 && c->due_us <= now) {
         if (--c->left == 0) { put(c->fd, last, last_len); return; }

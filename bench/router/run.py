@@ -1,4 +1,4 @@
-"""CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
+"""Measure the CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
 
     python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--against TREE] [--keys 10000 [--limits]]
 
@@ -6,11 +6,10 @@ A run starts both proxies anew; its ratios are of medians over its rounds, and s
 Both proxy the same mock engine for the same load generator, in turns, on the same machine: the proxy alone on core 0;
 mock, load generator and bus on core 1. The router is the unchanged service (`python -m services.router`) with routing,
 metrics, request ids, request facts and load reports, and with traces at their default rate. `--against` also measures
-the router of another checkout of this repository, in the same turns. `--keys` also measures a router with so many
+the router of another checkout of this repository, in the same turns. `--keys` also measures a router with that many
 named keys of ten tenants, `--limits` with every limit per minute on each tenant and key; requests then carry one of the
-keys, in the same turns. CPU is the kernel's count for the process
-(/proc/PID/schedstat).
-Needs cc and, for the comparison, nginx (Debian package `nginx`; installed through apt when run as root).
+keys, in the same turns. CPU is the kernel's count for the process (/proc/PID/schedstat). Needs cc and, for the
+comparison, nginx (Debian package `nginx`; installed through apt when run as root).
 """
 
 import argparse

@@ -1,12 +1,11 @@
-"""What a choice costs: the look-ahead over 1,000 instances, and the whole router's brain per request.
+"""Measure the cost of a choice: the look-ahead over 1,000 instances, and the whole router controller per request.
 
     python bench/routing/run.py [--instances 1000] [--requests 20000]
 
-Requests come in a Poisson stream to one model, each of its instances runs `busy` of them on average, and every one is
-sent, has its first token and ends, in virtual time. Counted is the CPU time on this machine of everything the policy
-does for a request (choice and bookkeeping) divided by the requests; then the same through `RouterController`, which
-adds queues, counts and effects. The lengths of the answers are given: predicting them is not part of it (PreServe
-section 5.5 reports 9.7 ms for its router without that).
+Requests come in a Poisson stream to one model, and each of its instances runs `busy` of them on average. Every request
+is sent, has its first token and ends, in virtual time. The result is this machine's CPU time for the policy (choice and
+bookkeeping), per request; then the same through `RouterController`, which adds queues, counts and effects. The lengths
+of the answers are given; predicting them is left out (PreServe section 5.5 reports 9.7 ms for its router without that).
 """
 
 import argparse
@@ -42,7 +41,7 @@ class Row:
     busy: float  # requests at each instance, on average
     kv_tokens: int
     num_requests: int
-    us_mean: float  # per request, everything amortised
+    us_mean: float  # per request, all work amortised
     us_p50: float  # of the call that decides
     us_p99: float
 
@@ -56,7 +55,7 @@ class Load:
 
 
 LIGHT = Load(10, 200_000)
-TIGHT = Load(12, 14_000)  # most pass four fifths of their cache all the time, so the steps ahead have to be looked at
+TIGHT = Load(12, 14_000)  # most are above four fifths of their cache, so the look-ahead has to run
 
 
 def stream(num: int, num_instances: int, load: Load, seed: int) -> list[tuple[float, int, int]]:
@@ -72,13 +71,14 @@ def stream(num: int, num_instances: int, load: Load, seed: int) -> list[tuple[fl
 
 
 class Side:
-    """What is timed, and the same with nothing in it: the difference is the cost. `chose` are seconds of choices."""
+    """The timed side, and the same calls with empty bodies: the difference is the cost. `chose` are seconds of
+    choices."""
 
     def __init__(self) -> None:
         self.chose: list[float] = []
 
     def arrive(self, ticket: int, now_s: float, prompt: int, response: int) -> str:
-        """Send it somewhere; "" when nobody takes it."""
+        """Send the request to an instance; "" if none takes it."""
         began = time.perf_counter()
         self.chose.append(time.perf_counter() - began)
         return "-"
@@ -89,7 +89,7 @@ class Side:
 
 
 class PolicySide(Side):
-    """One balancer, and the counts its router keeps."""
+    """One balancer, with the counts that its router keeps."""
 
     def __init__(self, policy: str, num_instances: int, load: Load) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def _instances(num: int, load: Load) -> list[Instance]:
 
 
 def replay(requests: list[tuple[float, int, int]], side: Side) -> float:
-    """The life of every request in order of time. Returns the CPU seconds it took."""
+    """Play the life of every request in order of time. Returns the CPU seconds it took."""
     began = time.thread_time()
     later: list[tuple[float, int, int, bool]] = []  # seconds, ticket, response, whether it ends
     for ticket, (at_s, prompt, response) in enumerate(requests, 1):
@@ -171,8 +171,8 @@ def replay(requests: list[tuple[float, int, int]], side: Side) -> float:
 
 
 def time_of(side: type[PolicySide] | type[RouterSide], policy: str, num_instances: int, load: Load, num: int) -> Row:
-    """`num` requests, from empty instances on: `busy` of them are at each after some seconds. The quickest of
-    `NUM_ROUNDS` counts, since whatever else the machine does only adds to it."""
+    """Send `num` requests, from empty instances on; after some seconds each has `busy` of them. The quickest of
+    `NUM_ROUNDS` counts, since other load on the machine only adds time."""
     requests = stream(num, num_instances, load, seed=1)
     rounds = []
     for _ in range(NUM_ROUNDS):

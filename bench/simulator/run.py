@@ -1,11 +1,11 @@
-"""How fast the simulator is, and how much memory it takes: simulated requests per second of CPU on one core.
+"""Measure the speed and memory of the simulator: simulated requests per second of CPU on one core.
 
     python bench/simulator/run.py [--seconds 1200] [--only NAME] [--json FILE]
 
  warmserve    scenarios/warmserve.yaml at RPS 25, every mechanism on, against the mode that visits each engine step
  length       the same fleet over a trace four times as long: peak memory, requests a second
  hydraserve   384 models on 24 GPUs, one hour
- scale        200 servers of 8 GPUs, 500 models: that it completes, and what its decisions take, forecasts among them
+ scale        200 servers of 8 GPUs, 500 models: that it completes, and the time of its decisions, forecasts included
 Every case runs in a process of its own. CPU is the process's own (user and system); memory is the peak of its resident
 set. A decision's time is the CPU time of one `handle` that gave any effect, over the decisions it recorded (a tick of
 the autoscaler settles every model that has something to settle); placements are those of the placer that recorded one.

@@ -1,4 +1,4 @@
-"""What processes cost: CPU seconds, and how often they give up a core and wake again, as the kernel counts both."""
+"""The cost of processes: CPU seconds, and how often they give up a core and wake again, as the kernel counts both."""
 
 import contextlib
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one process, all of its threads, since it started."""
+    """The counts of one process, all of its threads, since it started."""
 
     cpu_s: float
     wakeups: int  # voluntary context switches: it waited for something, and was woken
@@ -20,7 +20,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage | None:
-    """None when it is gone."""
+    """The counts of a process; None if it is gone."""
     cpu_ns, wakeups = 0, 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -34,11 +34,11 @@ def usage(pid: int) -> Usage | None:
 
 
 def usages(pids: Iterable[int]) -> dict[int, Usage]:
-    """By pid, of those that live."""
+    """The counts by pid, of those that live."""
     return {pid: used for pid in pids if (used := usage(pid)) is not None}
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """The pids of a process and its descendants."""
     leader = psutil.Process(pid)
     return [process.pid for process in (leader, *leader.children(recursive=True))]

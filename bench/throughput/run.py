@@ -1,4 +1,4 @@
-"""Tokens a second through a fleet, beside the engine library's own server: `python -m bench.throughput`.
+"""Measure tokens a second through a fleet, beside the engine library's own server: `python -m bench.throughput`.
 
     python -m bench.throughput [--rounds 3] [--at 1 2 4 8 16] [--json FILE]
     python -m bench.throughput --engine vllm [...]
@@ -6,8 +6,8 @@
 Contenders take turns, each alone while it is asked: `raw` is xllamacpp's server with the library's defaults, on the
 same file with the same slots; `engine` is the engine as Glowplug's driver starts it, asked directly; `fleet` is one
 instance through the router of `glowplug up`. Every answer has the same number of tokens; its prompt is new. A figure is
-the median of the rounds, a ratio that of medians to those of `raw`; beside it stand tokens per CPU second of all
-processes of a contender, which say more where others load the machine.
+the median of the rounds, and a ratio compares medians with those of `raw`. Tokens per CPU second of all of a
+contender's processes are printed beside them; they tell more if others load the machine.
 
 With `--engine vllm` `raw` is vLLM's own server without our plug-in, on the same directory with as many sequences and
 bytes of KV cache, and like ours without compiling, which takes minutes on a CPU.
@@ -48,7 +48,7 @@ MODEL, SLOTS, CONTEXT_TOKENS, NUM_TOKENS = "smol", 6, 2048, 48
 KV_BYTES: Final = 288 << 20  # six slots of SmolLM2's 22.5 KiB a token
 WAIT_S: Final = 300.0
 KINDS = {"whole": False, "stream": True}
-WEIGHTS: Final = {"llamacpp": sample_weights_path, "vllm": vllm_sample.prepare}  # engine -> where they are
+WEIGHTS: Final = {"llamacpp": sample_weights_path, "vllm": vllm_sample.prepare}  # by engine
 STARTS_WITHIN_S: Final = 180.0
 MODEL_FILE: Final = """
 name: {name}
@@ -63,7 +63,7 @@ keep_alive_s: -1
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Who answers at `url`, and the first of the processes whose CPU that takes."""
+    """A server at `url`, and the first of the processes whose CPU counts."""
 
     name: str
     url: str
@@ -84,7 +84,7 @@ class Sample:
 
 
 async def answer(http: httpx.AsyncClient, number: int, *, stream: bool) -> int:
-    """Tokens of one answer."""
+    """Request one answer. Returns its tokens."""
     content = f"Number {number}. Tell me a long story of the sea."
     body: dict[str, Any] = {
         "model": MODEL,
@@ -107,7 +107,7 @@ async def answer(http: httpx.AsyncClient, number: int, *, stream: bool) -> int:
 
 
 async def turn(one: Contender, kind: str, num_requests: int, first: int) -> Sample:
-    """So many answers at once, the first of them about number `first`."""
+    """Request `num_requests` answers at once; the prompts are numbered from `first`."""
     load, pids = load_now(), family(one.pid)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=one.url, timeout=WAIT_S, limits=limits) as http:
@@ -123,7 +123,7 @@ async def turn(one: Contender, kind: str, num_requests: int, first: int) -> Samp
 
 @contextlib.contextmanager
 def raw() -> Iterator[Contender]:
-    """The library's own server."""
+    """Run the library's own server."""
     argv = [sys.executable, "-m", "bench.throughput.server", str(sample_weights_path())]
     argv += [str(SLOTS), str(CONTEXT_TOKENS)]
     with tempfile.TemporaryFile() as log:
@@ -138,7 +138,7 @@ def raw() -> Iterator[Contender]:
 
 @contextlib.contextmanager
 def raw_vllm() -> Iterator[Contender]:
-    """vLLM's own server."""
+    """Run vLLM's own server."""
     plain = {"VLLM_PLUGINS": "", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     env = os.environ | plain
     with socket.socket() as free:
@@ -159,7 +159,7 @@ def raw_vllm() -> Iterator[Contender]:
 
 
 def await_health(url: str, process: subprocess.Popen[bytes], log: IO[str]) -> None:
-    """Return once the server answers there. Raises SystemExit with its log where it ends, or takes too long."""
+    """Return once the server answers there. Raises SystemExit with its log if it ends, or takes too long."""
     deadline = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
@@ -175,7 +175,7 @@ RAW: Final = {"llamacpp": raw, "vllm": raw_vllm}
 
 @contextlib.asynccontextmanager
 async def engine(kind: str) -> AsyncIterator[Contender]:
-    """The engine as the driver of an agent starts it."""
+    """Start an engine through an agent's driver."""
     weights, engines = WEIGHTS[kind](), driver(kind, EngineSettings())
     model = Model(
         name=MODEL,
@@ -201,7 +201,7 @@ async def engine(kind: str) -> AsyncIterator[Contender]:
 
 @contextlib.contextmanager
 def one_node(kind: str) -> Iterator[Contender]:
-    """A fleet of one node and one model."""
+    """Run a fleet of one node and one model."""
     weights = WEIGHTS[kind]()
     budget = KV_BYTES + tree_bytes(weights) + (64 << 20)
     with tempfile.TemporaryDirectory(prefix="glowplug-bench-models-") as folder:
@@ -214,15 +214,15 @@ def one_node(kind: str) -> Iterator[Contender]:
 
 
 def tree_bytes(path: Path) -> int:
-    """Of a file, or of all files below a directory."""
+    """The bytes of a file, or of all files below a directory."""
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
 
 
 async def measure(args: argparse.Namespace, contenders: Sequence[Contender]) -> list[Sample]:
-    """Every contender in turns, the order of a round the other way round in the next."""
+    """Measure every contender in turns; each round reverses the order of the one before."""
     samples: list[Sample] = []
     for one in contenders:
-        await turn(one, "whole", 1, 0)  # starts what sleeps, and warms up
+        await turn(one, "whole", 1, 0)  # starts or wakes it, and warms it up
     for number in range(args.rounds):
         for kind in args.kinds:
             for num_requests in args.at:
@@ -253,7 +253,7 @@ def table(samples: Sequence[Sample]) -> str:
 
 
 def circumstances() -> dict[str, Any]:
-    """What a figure needs beside it."""
+    """The conditions to print with a figure."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
@@ -266,7 +266,7 @@ def circumstances() -> dict[str, Any]:
 
 
 async def compete(args: argparse.Namespace) -> list[Sample]:
-    """Bring up every contender that is asked for, and measure."""
+    """Start every contender asked for, and measure."""
     async with contextlib.AsyncExitStack() as stack:
         contenders = [stack.enter_context(RAW[args.engine]())]
         if "engine" in args.beside:

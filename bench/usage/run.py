@@ -1,17 +1,17 @@
-"""Usage against the engine's own counts, over kills of router, console and database.
+"""Check recorded usage against the engine's own counts, over kills of router, console and database.
 
     python bench/usage/run.py [--engine counting|emulated|llamacpp] [--requests 10000] [--kills 9] [--postgres FOLDER]
 
 A router, a console, NATS and Valkey as processes, and an engine: by default one in this process that reports another
-usage in each answer, and knows which requests it was given; else an emulated or a real one as a process. Every request
-is one that a client asks until it has a whole answer; meanwhile router and console are killed and the database is taken
+usage in each answer, and knows which requests it was given; else an emulated or a real one as a process. A client
+repeats each request until it has a whole answer; meanwhile router and console are killed and the database is taken
 away, in turns: SQLite is locked for three seconds; with `--postgres` (the folder of initdb and pg_ctl; Debian's package
 postgresql, and psycopg for Python) the server is stopped at once and started again.
 
-Compares each record with the engine's own count, which is the usage in the answer as the client got it. Of requests
-that a killed router was at, which are no whole answers, it counts those that have a record (`router_lost`), and those
-that the engine was given and that have none. Prints the sums; `--out` keeps them, and the counts of each request
-whose record is missing or differs, as JSON. Exits with 1 if a record is missing, differs or comes twice.
+Compares each record with the engine's own count, which is the usage in the client's answer. Among requests broken off
+by the kill of a router it counts those with a record (`router_lost`), and those that reached the engine and have none.
+Prints the sums; `--out` keeps them, and the counts of each request whose record is missing or differs, as JSON. Exits
+with 1 if a record is missing, differs or comes twice.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Writes Alertmanager's configuration and starts it. ALERT_WEBHOOK_URL, which may hold a secret, is read from a file in
-# memory and stands on no command line; with none alerts are kept and shown, and sent nowhere.
+# memory, so that no command line has it; without one alerts are kept and shown, and sent nowhere.
 # usage: alertmanager.sh [DIRECTORY]    where to write; /tmp where it is a container's own memory
 set -eu
 umask 077

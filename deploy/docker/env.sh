@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes .env from .env.example, readable by its owner alone. Empty secrets are generated. What .env has already stays as
-# it is; settings that are new in .env.example are added at its end.
+# Makes .env from .env.example, readable by its owner alone. Empty secrets are generated. Settings that .env
+# has stay unchanged; new ones of .env.example are added at its end.
 # usage: env.sh [TARGET]
 set -eu
 cd "$(dirname "$0")/../.."

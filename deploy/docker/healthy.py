@@ -1,6 +1,6 @@
 #!/opt/glowplug/bin/python -IS
-"""The image's health check: exit 0 when /ready of this container's service answers 200. Imports next to nothing, since
-it runs every few seconds beside the service.
+"""Check the container's health: exit with 0 if /ready of its service answers 200. Imports next to nothing, since it
+runs every few seconds beside the service.
 
     glowplug-healthy [PATH]     PATH defaults to /ready
 """
@@ -11,7 +11,7 @@ import sys
 
 
 def status(port: int, path: str) -> int:
-    """Of an HTTP answer on loopback; 0 when nothing answers within 3 s."""
+    """The status of an HTTP answer on loopback; 0 if none comes within 3 s."""
     try:
         with socket.create_connection(("127.0.0.1", port), 3.0) as connection:
             connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds every image, or those named, and prints what each weighs.
+# Builds every image, or those named, and prints their sizes.
 # usage: images.sh [build|list|sbom] [IMAGE...]
-# DOCKER names the engine's command, VERSION is the tag and IMAGE_PREFIX what stands before the names, as in .env.
+# DOCKER names the engine's command, VERSION is the tag and IMAGE_PREFIX comes before the names, as in .env.
 # DOCKER_BUILD_ARGS goes to each build, after its own arguments (e.g. "--network host").
 set -eu
 cd "$(dirname "$0")/../.."
@@ -34,7 +34,7 @@ build() {
         [ "$packages" = - ] && packages=
         [ "$libraries" = - ] && libraries=
         printf 'building %s/%s:%s\n' "$prefix" "$name" "$version"
-        # Of two values of one build argument docker takes the last: what the caller gives comes after the table's.
+        # Docker takes the last value of a build argument, so the caller's come after the table's.
         # shellcheck disable=SC2086
         "$docker" build -q -f deploy/docker/Dockerfile --target "$stage" \
             --build-arg SERVICE="$service" --build-arg NAME="$name" --build-arg EXTRAS="$extras" \
@@ -44,7 +44,7 @@ build() {
     done
 }
 
-# The size is what `docker image inspect` says: all layers, unpacked. The first layers are the same in every image.
+# The size is that of `docker image inspect`: all layers, unpacked. The first layers are the same in every image.
 list() {
     echo "$table" | while read -r name _; do
         [ -n "$name" ] && wanted "$name" || continue

@@ -1,7 +1,8 @@
-"""Reduce the file system of a base image to what a running service needs: the interpreter, its libraries, certificates,
-a shell with coreutils to look around. Compiler, package managers, perl, setuid programs and documentation leave.
+"""Reduce the file system of a base image to the needs of a running service: the interpreter, its libraries,
+certificates, and a shell with coreutils for inspection. Removes compiler, package managers, perl, setuid programs and
+documentation.
 
-Packages leave as a whole and are taken out of dpkg's records too, so that a scanner reads what is really there.
+Packages are removed whole, with their dpkg records, so that a scanner sees the real contents.
 
     python prune.py [ROOT]      ROOT defaults to /
 """
@@ -35,7 +36,7 @@ STDLIB_LEAVES = ("ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages
 
 
 def remove(path: Path) -> None:
-    """A file, a link or a whole directory; nothing when it is not there."""
+    """Remove a file, a link or a whole directory, if it exists."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.is_dir():
@@ -43,7 +44,7 @@ def remove(path: Path) -> None:
 
 
 def drop_packages(root: Path) -> None:
-    """Remove every package that is not kept, files and record."""
+    """Remove every package that is not kept, with its files and record."""
     dpkg = root / "var/lib/dpkg"
     kept_stanzas: list[tuple[str, str]] = []
     dropped: list[tuple[str, str]] = []
@@ -72,14 +73,14 @@ def drop_paths(root: Path) -> None:
     for folder in ("usr/bin", "usr/sbin", "usr/local/bin", "etc/alternatives"):
         for path in (root / folder).glob("*"):
             if path.is_symlink() and not path.exists():
-                path.unlink()  # pointed to a package that left
+                path.unlink()  # pointed into a removed package
     for path in (root / "usr/local/bin").glob("*"):
         if re.match(r"(pip|wheel|idle|2to3|pydoc)", path.name):
             remove(path)
 
 
 def prune_python(stdlib: Path) -> None:
-    """Without installers, tests and windows; compiled, because the root will be read-only."""
+    """Remove installers, tests and Windows files, and compile the rest, because the root will be read-only."""
     for path in (*(stdlib / name for name in STDLIB_LEAVES), *stdlib.glob("config-3*")):
         remove(path)
     compileall.compile_dir(stdlib, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)

@@ -3,7 +3,7 @@
     put-weights sample s3://weights/smollm2.gguf
     put-weights ./my-model/ s3://weights/my-model/
 
-Endpoint, region and credentials come from the AWS_* variables. The bucket is made when it does not exist.
+Endpoint, region and credentials come from the AWS_* variables. The bucket is created if it does not exist.
 """
 
 import argparse
@@ -23,19 +23,18 @@ from obstore.store import S3Store
 
 from glowplug.engines.samples import sample_weights_path
 
-PATIENCE_S = 300.0  # with a store that is starting, or slow
+PATIENCE_S = 300.0  # for a store that is starting, or slow
 EXISTS = 409  # BucketAlreadyOwnedByYou
 
 
 def open_bucket(bucket: str) -> Any:
-    """The bucket's store."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3")
     config: Any = {"aws_endpoint_url_s3": endpoint, "virtual_hosted_style_request": False} if endpoint else {}
     return S3Store(bucket, config=config, client_options={"allow_http": True, "timeout": timedelta(seconds=PATIENCE_S)})
 
 
 def make_bucket(store: Any) -> None:
-    """CreateBucket, by a signed PUT of the bucket's own address. Raises OSError when the store refuses or is away."""
+    """Send CreateBucket, a signed PUT of the bucket's own address. Raises OSError if the store refuses or is away."""
     address = obstore.sign(store, "PUT", "", timedelta(minutes=5))
     try:
         urllib.request.urlopen(urllib.request.Request(address, method="PUT", data=b""), timeout=30).close()
@@ -45,7 +44,7 @@ def make_bucket(store: Any) -> None:
 
 
 def put(store: Any, source: Path, key: str) -> None:
-    """One object; nothing is sent when one of that size is there. Raises OSError or obstore's own errors."""
+    """Upload one object, unless the store has one of that size. Raises OSError or obstore's own errors."""
     size = source.stat().st_size
     try:
         if obstore.head(store, key)["size"] == size:
@@ -57,7 +56,7 @@ def put(store: Any, source: Path, key: str) -> None:
 
 
 def put_all(store: Any, source: Path, key: str) -> None:
-    """A file, or every file below a directory."""
+    """Upload a file, or every file below a directory."""
     make_bucket(store)
     files = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
     for file in files:

@@ -1,4 +1,4 @@
-"""Writes the bill of materials of an image: CycloneDX 1.6 JSON of every Python distribution and Debian package in it.
+"""Write the bill of materials of an image: CycloneDX 1.6 JSON of every Python distribution and Debian package in it.
 
 python sbom.py NAME VERSION [--site DIR] [--dpkg FILE] > sbom.cdx.json
 """
@@ -43,7 +43,7 @@ def _licence(metadata: PackageMetadata) -> dict[str, Any] | None:
 
 
 def debian_components(status: Path) -> list[dict[str, Any]]:
-    """One component per package of a dpkg status file; none when there is no such file."""
+    """One component per package of a dpkg status file; none without the file."""
     components = []
     for stanza in status.read_text().split("\n\n") if status.exists() else ():
         fields = dict(re.findall(r"^(Package|Version|Architecture): (.*)$", stanza, re.MULTILINE))
@@ -56,7 +56,8 @@ def debian_components(status: Path) -> list[dict[str, Any]]:
 
 
 def document(name: str, version: str, components: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole bill, components in a fixed order. No time and no serial number: equal images say equal things."""
+    """The whole bill, components in a fixed order. Without time and serial number, so that equal images give equal
+    bills."""
     ordered = sorted(components, key=lambda c: str(c["purl"]))
     root = {
         "type": "container",

@@ -1,6 +1,6 @@
-"""Make an environment fit for an image that is never written to: no installers, no build inputs, everything compiled.
+"""Prepare an environment for a read-only image: no installers, no build inputs, everything compiled.
 
-python trim.py ENV [--newer MARK --into DIR]    what is younger than the file MARK, copied below DIR
+python trim.py ENV [--newer MARK --into DIR]    copies files younger than MARK below DIR
 """
 
 import argparse
@@ -16,7 +16,7 @@ SCRIPTS = ("pip*", "activate*", "Activate*")
 
 
 def trim(env: Path, mark: Path | None = None) -> list[Path]:
-    """Trim what is younger than `mark`, or all. Returns the files that stay of it, compiled ones included."""
+    """Trim the files younger than `mark`, or all. Returns those that stay, compiled ones included."""
     since = mark.stat().st_mtime if mark else 0.0
     (site,) = env.glob("lib/python3*/site-packages")
     for name in INSTALLERS:

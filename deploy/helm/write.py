@@ -1,11 +1,12 @@
-"""Writes deploy/k8s from the chart, so that `helm install` and `kubectl apply -k` make the same fleet.
+"""Write deploy/k8s from the chart, so that `helm install` and `kubectl apply -k` make the same fleet.
 
     python deploy/helm/write.py        # make k8s-write
 
-The chart is rendered once for each of its values files. What all renderings have in common goes to `base`, what differs
-to the overlay of that name, what `monitoring.enabled` and `operator.enabled` add to `components`; settings become files
-that kustomize makes ConfigMaps of, whose names carry a hash of what they hold. Left out is what kustomize says itself:
-namespace, `part-of`, `managed-by`, the chart's label, and the checksums that do in the chart what those hashes do.
+The chart is rendered once for each of its values files. Objects common to all renderings go to `base`, others to the
+overlay of their values file, and those added by `monitoring.enabled` and `operator.enabled` to `components`. Settings
+become files, from which kustomize makes ConfigMaps with a hash of the content in the name. Fields that kustomize sets
+itself are left out: namespace, `part-of`, `managed-by`, the chart's label, and the chart's checksums, which those
+hashes replace.
 """
 
 import os
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/glowplug"
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("sim", "gpu")
-COMPONENTS = ("monitoring", "operator")  # each is what its `enabled` adds
+COMPONENTS = ("monitoring", "operator")  # added by their `enabled`
 HEADER = "# Rendered from deploy/helm/glowplug by `make k8s-write`: change it there.\n"
 _KUSTOMIZE_SAYS = re.compile(
     r"^ *(app\.kubernetes\.io/(part-of|managed-by)|helm\.sh/chart|checksum/\w+): .*\n", re.MULTILINE
@@ -34,7 +35,7 @@ _FROM_OBSERVABILITY = "observability.yaml"  # deploy/observability is a kustomiz
 
 
 class Rendered(NamedTuple):
-    """One object: the template it came from, its text without what kustomize adds, and what the text says."""
+    """One object: its template, its text without the fields of kustomize, and the text as data."""
 
     template: str
     text: str
@@ -42,13 +43,13 @@ class Rendered(NamedTuple):
 
 
 def helm() -> str | None:
-    """The helm of this machine: $HELM, the one that `make k8s-tools` brought, or the one on PATH."""
+    """The helm of this machine: $HELM, that of `make k8s-tools`, or the one on PATH."""
     brought = ROOT / ".venv/helm/helm/helm"
     return os.environ.get("HELM") or (str(brought) if brought.exists() else shutil.which("helm"))
 
 
 def template(*arguments: str, namespace: str = "glowplug") -> str:
-    """What `helm template` prints of the chart. Raises RuntimeError with helm's own words when it refuses."""
+    """Render the chart by `helm template`. Raises RuntimeError with helm's own words."""
     found = helm()
     if found is None:
         raise RuntimeError("no helm here: make k8s-tools")
@@ -60,7 +61,7 @@ def template(*arguments: str, namespace: str = "glowplug") -> str:
 
 
 def overlay_arguments(overlay: str) -> list[str]:
-    """With these the chart makes what the overlay of deploy/k8s makes: "sim", "gpu", or one with "-monitored"."""
+    """Arguments to render the objects of an overlay of deploy/k8s: "sim", "gpu", or one with "-monitored"."""
     name, _, monitored = overlay.partition("-")
     more = ["--set", "monitoring.enabled=true"] if monitored else []
     return ["--values", str(CHART / f"values-{name}.yaml"), "--set", "namespace.create=true,tokens.create=false", *more]
@@ -83,14 +84,14 @@ def _of_settings(manifest: Mapping[str, Any], folder: str) -> dict[str, str]:
     if name.endswith("settings"):
         return {f"{folder}/{name}.env": "".join(f"{key}={value}\n" for key, value in data.items())}
     if name == "nats":
-        return {f"{folder}/nats.conf": data["nats.conf"]}  # the users' files are there: glowplug.runtime.privileges
+        return {f"{folder}/nats.conf": data["nats.conf"]}  # glowplug.runtime.privileges writes the users' files
     if name == "models" and "gpu" in folder:
         return {f"{folder}/models/{key}": text for key, text in data.items()}
-    return {}  # those of sim are deploy/models
+    return {}  # sim has those of deploy/models
 
 
 def files() -> dict[str, str]:
-    """Everything that is written: path below deploy/k8s -> text."""
+    """All written files: path below deploy/k8s -> text."""
     renderings = {overlay: objects(template(*overlay_arguments(overlay))) for overlay in OVERLAYS}
     first, *others = ({r.text for r in rendered} for rendered in renderings.values())
     shared = first.intersection(*others)

@@ -1,6 +1,6 @@
 """A Prometheus configuration for the local fleet: `python deploy/observability/local.py [STATE_DIR] > prometheus.yml`.
 
-Rules are those of the compose fleet; jobs have the same names, so that dashboards and alerts work unchanged.
+The rules are those of the compose fleet, and jobs have the same names, so that dashboards and alerts work unchanged.
 """
 
 import json
@@ -17,7 +17,7 @@ SERVICES = ("router", "predictor", "placer", "autoscaler", "prefetcher", "agent"
 
 
 def configuration(fleet: dict[str, Any], interval: str = "5s") -> dict[str, Any]:
-    """From the document a running fleet keeps in its state directory."""
+    """Make it from the document that a running fleet keeps in its state directory."""
     targets: dict[str, list[str]] = {service: [] for service in SERVICES}
     for process in fleet["processes"]:
         if process["service"] in targets and process.get("url"):

@@ -1,6 +1,6 @@
-"""The four pictures of the README, taken in one go: `make screenshots`.
+"""Take the four pictures of the README in one go: `make screenshots`.
 
-Starts an emulated fleet of its own (four nodes of two GPUs, eight models), lets people talk to it, and photographs its
+Starts an emulated fleet of its own (four nodes of two GPUs, eight models), sends it requests, and photographs its
 console with Debian's chromium. Everything on the pictures is emulated and says so.
 """
 
@@ -63,7 +63,7 @@ async def ask(client: httpx.AsyncClient, fleet: Fleet, model: str, text: str, ma
 
 
 async def wake(client: httpx.AsyncClient, fleet: Fleet) -> str:
-    """Models woken one after the other, the last one twice; the request id of its second start."""
+    """Wake the models one after the other, the last one twice. Returns the request id of its second start."""
     for name in AWAKE:
         answer = await ask(client, fleet, name, ASKED[0])
         answer.raise_for_status()
@@ -71,7 +71,7 @@ async def wake(client: httpx.AsyncClient, fleet: Fleet) -> str:
 
 
 async def wake_again(client: httpx.AsyncClient, fleet: Fleet, name: str) -> str:
-    """A second start of one model, which the first one lets the agent predict; its request id."""
+    """Start one model a second time, which the agent predicts from the first. Returns the request id."""
     told = await client.post(f"{fleet.url('autoscaler')}/v1/models/{name}/unload", headers=fleet.admin)
     told.raise_for_status()
     while fleet.instances(name):
@@ -82,7 +82,7 @@ async def wake_again(client: httpx.AsyncClient, fleet: Fleet, name: str) -> str:
 
 
 async def talk(client: httpx.AsyncClient, fleet: Fleet, seed: int) -> None:
-    """One of the people who keep the fleet busy."""
+    """Act as one of the people who keep the fleet busy."""
     chance = random.Random(seed)
     while True:
         with contextlib.suppress(httpx.HTTPError):
@@ -108,7 +108,7 @@ async def photograph(fleet: Fleet) -> None:
         page = await new_page(browser, complaints, viewport=WINDOW)
         console = fleet.url("console")
 
-        await page.set_viewport_size({**WINDOW, "height": 660})  # four nodes fill no more
+        await page.set_viewport_size({**WINDOW, "height": 660})  # enough for four nodes
         await page.goto(f"{console}/#/fleet")
         await expect(page.locator(".node")).to_have_count(NODES)
         waking = asyncio.create_task(ask(client, fleet, "reviewer", ASKED[2]))

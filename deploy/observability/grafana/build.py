@@ -1,6 +1,6 @@
-"""Writes the dashboards: `make dashboards`, which is `python deploy/observability/grafana/build.py`.
+"""Write the dashboards: `make dashboards`, which is `python deploy/observability/grafana/build.py`.
 
-Beside them it writes prometheusrule.yaml, the rules as the object that the Prometheus operator of Kubernetes reads.
+Also writes prometheusrule.yaml, the rules as the object for the Prometheus operator of Kubernetes.
 """
 
 import json
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 def variable(name: str) -> Json:
-    """A drop-down at the top of the page, filled from the labels there are."""
+    """A drop-down at the top of the page, filled from the metrics' labels."""
     queries = {
         "model": "label_values(glowplug_requests_total, model)",
         "node": "label_values(glowplug_gpu_total_bytes, node)",
@@ -60,7 +60,7 @@ def variables(board: Board) -> list[Json]:
 
 
 def panels(board: Board) -> list[Json]:
-    """Every row's panels from left to right, a new line where one does not fit."""
+    """Lay out every row's panels from left to right, on a new line if one does not fit."""
     made: list[Json] = []
     y = 0
     for title, row in board.rows:
@@ -88,7 +88,7 @@ def links(board: Board) -> list[Json]:
 
 
 def dashboard(board: Board) -> Json:
-    """One board as Grafana keeps it."""
+    """One board in Grafana's format."""
     return {
         "uid": board.uid,
         "title": board.title,
@@ -109,7 +109,7 @@ def dashboard(board: Board) -> Json:
 
 
 def prometheus_rule() -> str:
-    """Recording rules and alerts in one PrometheusRule."""
+    """Put recording rules and alerts into one PrometheusRule."""
     rules = HERE.parent / "rules"
     groups = [
         group
@@ -126,7 +126,7 @@ def prometheus_rule() -> str:
 
 
 def written() -> dict[str, str]:
-    """Path below deploy/observability -> what stands there."""
+    """All written files: path below deploy/observability -> text."""
     files = {f"grafana/dashboards/{b.uid}.json": json.dumps(dashboard(b), indent=1) + "\n" for b in BOARDS}
     return files | {"prometheusrule.yaml": prometheus_rule()}
 

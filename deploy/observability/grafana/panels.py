@@ -1,4 +1,4 @@
-"""The parts dashboards are made of. A board is rows of panels; build.py lays them out and writes the JSON."""
+"""Parts of dashboards. A board is rows of panels; build.py lays them out and writes the JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ NODE = 'node=~"$node"'
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """`asks` are (PromQL, legend). `about` is what the reader sees behind the i: what it means, when to worry."""
+    """`asks` are (PromQL, legend). `about` is the text behind the i: the meaning, and when to worry."""
 
     title: str
     about: str
@@ -58,7 +58,7 @@ def rate(metric: str, by: str = "", matchers: str = "", window: str = "$__rate_i
 
 
 def per_minute(metric: str, by: str = "", matchers: str = "") -> str:
-    """For what happens seldom: over 5 minutes, so that single events are seen."""
+    """For rare events: over 5 minutes, so that single ones are visible."""
     return f"60 * {rate(metric, by, matchers, '5m')}"
 
 
@@ -68,14 +68,14 @@ def mean(metric: str, by: str, matchers: str = "", window: str = "$__rate_interv
 
 
 def stat(title: str, about: str, expr: str, unit: str = "short", **more: Any) -> Panel:
-    """One number of now."""
+    """One current number."""
     return Panel(
         title=title, about=about, asks=[(expr, "")], kind="stat", unit=unit, **{"width": 4, "height": 4} | more
     )
 
 
 def drawn(panel: Panel, panel_id: int, x: int, y: int) -> Json:
-    """One panel as Grafana keeps it."""
+    """One panel in Grafana's format."""
     made: Json = {
         "id": panel_id,
         "type": panel.kind,

@@ -129,7 +129,7 @@ def _engines(schema: dict[str, Any]) -> None:
 class ModelFile(Strict):
     """One served model, as its owner writes it."""
 
-    name: str = Field(min_length=1, max_length=200, description="what clients send as model")
+    name: str = Field(min_length=1, max_length=200, description="the name that clients send as model")
     engine: str = Field("", json_schema_extra=_engines, description="of an adapter: that of its base")
     weights: WeightsFile | str = Field("", description="a uri, or uri with sha256 and num_bytes")
     base: str = Field("", max_length=200, description="name of the model whose engines serve this LoRA adapter")

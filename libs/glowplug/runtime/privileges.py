@@ -184,9 +184,7 @@ def variable(user: str) -> str:
     return f"{user.upper()}_PASSWORD"
 
 
-_MADE = (
-    "# Made by python -m glowplug.runtime.privileges {}; do not edit. What it says: libs/glowplug/runtime/privileges.py"
-)
+_MADE = "# Made by python -m glowplug.runtime.privileges {}; do not edit. Source: libs/glowplug/runtime/privileges.py"
 
 
 def nats_document() -> str:

@@ -29,7 +29,7 @@ class TenantBody(Strict):
         default_factory=dict, max_length=256, description="limits by name or pattern of a model"
     )
     priority: Priority = Field(Priority.STANDARD, description="class of its requests")
-    weight: float = Field(1.0, ge=0.001, le=1000, description="its share of what is scarce, beside other tenants")
+    weight: float = Field(1.0, ge=0.001, le=1000, description="its share of scarce resources, beside other tenants")
 
     def to_tenant(self, name: str, source: str = "") -> Tenant:
         """Raises BadRequest for a bad name."""

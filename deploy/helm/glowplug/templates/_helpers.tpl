@@ -27,7 +27,7 @@ app.kubernetes.io/component: {{ . }}
       {{- include "glowplug.selector" . | nindent 6 }}
 {{- end }}
 
-{{/* (root, name) -> an image of ours; a name with a slash or a colon is taken as it is */}}
+{{/* (root, name) -> an image of ours; a name with a slash or a colon is used unchanged */}}
 {{- define "glowplug.image" -}}
 {{- $image := (index . 0).Values.image -}}
 {{- $name := index . 1 -}}
@@ -38,7 +38,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end -}}
 {{- end }}
 
-{{/* (root, component, seconds of grace) -> what every pod says of itself */}}
+{{/* (root, component, seconds of grace) -> the common fields of every pod */}}
 {{- define "glowplug.pod" -}}
 {{- $root := index . 0 -}}
 serviceAccountName: {{ index . 1 }}
@@ -53,7 +53,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* where the pods run that are no nodes */}}
+{{/* where pods other than nodes run */}}
 {{- define "glowplug.scheduling" -}}
 {{- with .Values.controlPlane.priorityClassName }}
 priorityClassName: {{ . }}
@@ -145,7 +145,7 @@ readinessProbe:
       fieldPath: {{ index . 1 }}
 {{- end }}
 
-{{/* (root, variable, Service's address, scheme, end of the address, values of the server, user) -> where a server is */}}
+{{/* (root, variable, Service's address, scheme, end of the address, values of the server, user) -> the address of a server */}}
 {{- define "glowplug.server" -}}
 {{- $existing := (index . 5).existing }}
 - name: {{ index . 1 }}
@@ -161,7 +161,7 @@ readinessProbe:
   {{- end }}
 {{- end }}
 
-{{/* (root, user) -> who a service is to the bus and the store, and where these are */}}
+{{/* (root, user) -> the addresses of bus and store, and the service's user there */}}
 {{- define "glowplug.servers" -}}
 {{- $root := index . 0 }}
 {{- $user := index . 1 }}
@@ -195,7 +195,7 @@ spec:
 {{- mul (regexFind "^[0-9]+" . | int64) (get $units (regexFind "[A-Z]i$" .) | int64) -}}
 {{- end }}
 
-{{/* values of a pool's disk -> what the pod asks of the server's own disk: the copies, `state` (10Gi), `tmp` (4Gi) and 1Gi
+{{/* values of a pool's disk -> the pod's request of the server's own disk: the copies, `state` (10Gi), `tmp` (4Gi) and 1Gi
 for logs. The request is the limit, so that the kubelet has no reason to evict. */}}
 {{- define "glowplug.ephemeral" -}}
 {{- if eq .type "ephemeral" }}
@@ -236,7 +236,7 @@ ephemeral-storage: {{ add (include "glowplug.bytes" .size | int64) 16106127360 |
 {{- end }}
 {{- end }}
 
-{{/* what every service is told; a map as YAML */}}
+{{/* settings of every service; a map as YAML */}}
 {{- define "glowplug.settings" -}}
 {{- $here := .Release.Namespace -}}
 {{- $names := list "router" "console" "autoscaler" "placer" "predictor" (printf "*.%s" $here) (printf "*.%s.svc" $here) -}}
@@ -258,7 +258,7 @@ ephemeral-storage: {{ add (include "glowplug.bytes" .size | int64) 16106127360 |
 {{- toYaml (merge (deepCopy .Values.settings) $settings) -}}
 {{- end }}
 
-{{/* (root, pool) -> what the agent and the prefetcher of a node must agree on; a map as YAML */}}
+{{/* (root, pool) -> settings common to the agent and the prefetcher of a node; a map as YAML */}}
 {{- define "glowplug.poolSettings" -}}
 {{- $pool := index . 1 -}}
 {{- $region := include "glowplug.bytes" $pool.region | int64 -}}
@@ -287,7 +287,7 @@ ephemeral-storage: {{ add (include "glowplug.bytes" .size | int64) 16106127360 |
 
 {{/* nats.conf: alone, or a cluster that keeps every stream three times */}}
 {{- define "glowplug.natsConf" -}}
-# Listens, keeps and bounds. Users and what each may do are in nats-users.conf; passwords come from the environment.
+# Listens, keeps and bounds. Users and their rights are in nats-users.conf; passwords come from the environment.
 server_name: $POD_NAME
 port: 4222
 http_port: 8222

@@ -1,4 +1,4 @@
-"""Where the time of a cold start goes, against what was expected; and the starts that came to nothing."""
+"""The phases of a cold start against their expectations, and the failed starts."""
 
 from panels import MODEL, Board, Panel, mean, per_minute, quantile, rate, stat
 
@@ -73,8 +73,8 @@ PHASE = [
 LEAVING = [
     Panel(
         title="Leaving a GPU, p95",
-        about="What a start waits for that has to be given memory first. drained: until nothing ran any more; asleep: "
-        "until the engine slept then.",
+        about="Waits for memory that others give back. drained: until the last request ended; asleep: until the engine "
+        "slept after that.",
         asks=[(quantile(0.95, "glowplug_drain_seconds", MODEL, "part", "5m"), "{{part}}")],
         unit="s",
         width=12,
@@ -118,8 +118,7 @@ EXPECTED = [
     ),
     Panel(
         title="How far off, p95 by phase",
-        about="Difference between expected and actual, either way. What clients are told as their waiting time is as "
-        "good as this.",
+        about="Difference between expected and actual, either way. The waiting times told to clients are as accurate.",
         asks=[(quantile(0.95, "glowplug_cold_start_error_seconds", "", "phase", "5m"), "{{phase}}")],
         unit="s",
         width=12,

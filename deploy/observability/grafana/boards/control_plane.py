@@ -1,4 +1,4 @@
-"""Whether the services themselves are well: leaders, latency, queues, bus, store, traces, processes."""
+"""The health of the services themselves: leaders, latency, queues, bus, store, traces, processes."""
 
 from panels import Board, Panel, per_minute, quantile, rate, stat
 
@@ -43,7 +43,7 @@ LEADING = (
 LEADERS = [
     Panel(
         title="Leaders",
-        about="1 leads, 0 stands by; only services that elect one.",
+        about="1 leads, 0 is a standby; only services that elect a leader.",
         asks=[(LEADING, "{{service}} {{instance}}")],
         kind="state-timeline",
         base="blue",
@@ -85,13 +85,13 @@ LATENCY = [
     ),
     Panel(
         title="Effects per second",
-        about="What controllers ask of the world.",
+        about="Effects that controllers ask for.",
         asks=[(f"topk(10, {rate('glowplug_effects_total', 'service, effect')})", "{{service}} {{effect}}")],
         unit="ops",
     ),
     Panel(
         title="Age of the tables",
-        about="Each process reads its tables every 2 s; so old may what it missed on the bus be.",
+        about="Each process reads its tables every 2 s, so changes missed on the bus are at most that old.",
         asks=[("time() - glowplug_table_sync_timestamp_seconds", "{{job}} {{instance}}")],
         unit="s",
         bounds=[("red", 30)],
@@ -175,7 +175,7 @@ PROCESSES = [
     ),
     Panel(
         title="Open files",
-        about="Share of what is allowed.",
+        about="Share of the limit.",
         asks=[("process_open_fds / process_max_fds", "{{job}} {{instance}}")],
         unit="percentunit",
     ),

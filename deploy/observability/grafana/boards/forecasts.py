@@ -1,4 +1,4 @@
-"""What was expected of demand, and demand as it was."""
+"""Expected and actual demand."""
 
 from panels import MODEL, Board, Panel, rate
 
@@ -7,8 +7,8 @@ AT_ONCE = f"sum by (model) (glowplug_requests_held{{{MODEL}}} + glowplug_request
 EXPECTED = [
     Panel(
         title="Expected and actual, requests at once",
-        about="Mean and peak forecast of the window that is open, over what is there. Empty while no forecasting "
-        "policy is chosen (GLOWPLUG_POLICY_PREDICTION).",
+        about="Mean and peak forecast of the open window, over actual demand. Empty without a forecasting policy "
+        "(GLOWPLUG_POLICY_PREDICTION).",
         asks=[
             (f'max by (model) (glowplug_forecast_concurrency{{stat="mean", {MODEL}}})', "{{model}} expected"),
             (f'max by (model) (glowplug_forecast_concurrency{{stat="peak", {MODEL}}})', "{{model}} expected peak"),
@@ -20,7 +20,7 @@ EXPECTED = [
     ),
     Panel(
         title="Expected and actual, response tokens per second",
-        about="What PreServe's scaler plans by.",
+        about="The basis of PreServe's scaler.",
         asks=[
             (
                 f'max by (model) (glowplug_forecast_tokens_per_second{{kind="response", {MODEL}}})',
@@ -33,7 +33,7 @@ EXPECTED = [
     ),
     Panel(
         title="Error of late",
-        about="Mean absolute error of the concurrency forecast for the last 30 windows, over the mean of what came.",
+        about="Mean absolute error of the concurrency forecast over the last 30 windows, by the mean of demand.",
         asks=[(f"max by (model) (glowplug_forecast_error_ratio{{{MODEL}}})", "{{model}}")],
         unit="percentunit",
         width=12,
@@ -65,19 +65,19 @@ DEMAND = [
     ),
     Panel(
         title="At once, by model",
-        about="Requests held and in flight: what has to fit on instances.",
+        about="Requests held and in flight, which have to fit on instances.",
         asks=[(AT_ONCE, "{{model}}")],
         width=12,
     ),
     Panel(
         title="Instances by model",
-        about="What the autoscaler keeps for that demand.",
+        about="Instances that the autoscaler keeps for that demand.",
         asks=[(f"sum by (model) (glowplug_model_instances{{{MODEL}}})", "{{model}}")],
         width=12,
     ),
     Panel(
         title="This week and last",
-        about="Requests per second of all chosen models, and of a week before: what repeats can be expected.",
+        about="Requests per second of all chosen models, now and a week before.",
         asks=[
             (rate("glowplug_requests_total", "", MODEL, "5m"), "now"),
             (f"sum (rate(glowplug_requests_total{{{MODEL}}}[5m] offset 1w))", "a week before"),

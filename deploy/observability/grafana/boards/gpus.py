@@ -1,4 +1,4 @@
-"""Who holds the bytes: GPUs by owner, host memory, links, nodes."""
+"""Holders of memory: GPUs by owner, host memory, links, nodes."""
 
 from panels import NODE, Board, Panel, per_minute, rate, stat
 
@@ -8,7 +8,7 @@ NOW = [
     stat("GPU memory", "Of the chosen nodes.", f"sum(glowplug_gpu_total_bytes{{{NODE}}})", "bytes"),
     stat(
         "Free",
-        "Share nobody holds.",
+        "Share that is free.",
         f"1 - sum(glowplug_gpu_bytes{{{NODE}}}) / sum(glowplug_gpu_total_bytes{{{NODE}}})",
         "percentunit",
     ),
@@ -22,7 +22,7 @@ NOW = [
     stat("Instances ready", "On the chosen nodes.", f'sum(glowplug_instances{{state="ready", {NODE}}})'),
     stat(
         "Host memory in use",
-        "Of what weights may take.",
+        "Share of the bytes that weights may take.",
         f"sum(glowplug_cache_bytes{{{NODE}}}) / sum(glowplug_cache_capacity_bytes{{{NODE}}})",
         "percentunit",
     ),
@@ -30,8 +30,8 @@ NOW = [
 MEMORY = [
     Panel(
         title="By owner",
-        about="weights and kv belong to running engines; prewarm to copies nobody asked for yet; reservation to what "
-        "is on its way; sleeper to engines that sleep and keep a rest.",
+        about="weights and kv belong to running engines; prewarm to copies made before any request; reservation to "
+        "copies on their way; sleeper to the remains of sleeping engines.",
         asks=[(f"sum by (owner) (glowplug_gpu_bytes{{{NODE}}})", "{{owner}}")],
         unit="bytes",
         width=12,

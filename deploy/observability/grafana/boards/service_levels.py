@@ -1,4 +1,4 @@
-"""What clients get: first tokens, tokens, promises kept, requests and what became of them."""
+"""Service levels of clients: first tokens, tokens, objectives met, requests and their ends."""
 
 from panels import MODEL, Board, Panel, quantile, quantiles, rate, stat
 
@@ -83,7 +83,7 @@ FIRST = [
     ),
     Panel(
         title="Router's own time",
-        about="What the router adds to a request, queue excluded. Above 5 ms it is short of CPU.",
+        about="Time that the router adds to a request, queue excluded. Above 5 ms it is short of CPU.",
         asks=quantiles("glowplug_router_overhead_seconds"),
         unit="s",
     ),
@@ -167,7 +167,7 @@ REQUESTS = [
     ),
     Panel(
         title="Blocks of prompts tracked",
-        about="What routers believe is in KV caches (routing by prefix); about 0.4 KB of a router's memory each.",
+        about="Blocks that routers expect in KV caches (routing by prefix); about 0.4 KB of a router's memory each.",
         asks=[(f"sum by (model) (glowplug_router_prefix_blocks{{{MODEL}}})", "{{model}}")],
     ),
     Panel(
@@ -230,7 +230,7 @@ TENANTS = [
     ),
     Panel(
         title="Batches",
-        about="Those that are not over, by state (one that waits for others counts as validating), and those ended.",
+        about="Open ones by state (a queued one counts as validating), and ended ones.",
         asks=[
             ("sum by (state) (glowplug_batches)", "{{state}}"),
             (rate("glowplug_batches_ended_total", "state"), "{{state}} per second"),
@@ -240,7 +240,7 @@ TENANTS = [
 BOARD = Board(
     uid="glowplug-service-levels",
     title="Glowplug: service levels",
-    about="What clients get. Begin here.",
+    about="Service levels of clients. Begin here.",
     variables=["model"],
     rows=[
         ("Now", NOW),
