@@ -222,8 +222,6 @@ class Demand:
     def _replace_waiting(self, report: RouterLoadReported, sent_at: float) -> None:
         """Drop the waiting facts superseded by a report: of the models it names, and unless it is a part, of all
         others."""
-        if not self._waiting:
-            return
         is_part = report.num_parts not in (1, ONLY_CHANGES)
         for key in list(self._waiting):
             known = self._waiting[key].get(report.router_id)
@@ -245,22 +243,20 @@ class Demand:
 
     def _count(self, router_id: str, model_key: str, load: ModelLoad, now_s: float) -> None:
         """Add arrivals and dispatches since the router's last report; its first, also after a restart, adds nothing."""
-        counts = load.num_arrived, load.num_dispatched
         before = self._counted.get((router_id, model_key))
-        if before == counts:
-            return
-        self._counted[router_id, model_key] = counts
+        self._counted[router_id, model_key] = load.num_arrived, load.num_dispatched
         if before is None:
             return
-        if counts[0] > before[0] and (base := self.bases.get(model_key)):
-            self._arrived_at_adapters[base] = self._arrived_at_adapters.get(base, 0) + counts[0] - before[0]
-        if counts[0] > before[0]:
+        num_arrived, num_dispatched = load.num_arrived - before[0], load.num_dispatched - before[1]
+        if num_arrived > 0:
+            if base := self.bases.get(model_key):
+                self._arrived_at_adapters[base] = self._arrived_at_adapters.get(base, 0) + num_arrived
             arrived = self._arrived.setdefault(model_key, deque())
-            arrived.append((now_s, counts[0] - before[0]))
+            arrived.append((now_s, num_arrived))
             while arrived[0][0] < now_s - ARRIVALS_KEPT_S:
                 arrived.popleft()
-        if counts[1] > before[1]:
-            self._dispatched[model_key] = self._dispatched.get(model_key, 0) + counts[1] - before[1]
+        if num_dispatched > 0:
+            self._dispatched[model_key] = self._dispatched.get(model_key, 0) + num_dispatched
 
     def touch(self, model_key: str, now_s: float) -> None:
         self._last_active[model_key] = max(now_s, self._last_active.get(model_key, 0.0))

@@ -103,7 +103,7 @@ class Prior:
     reads_args: bool = False  # `engine_args` may override these fields and set `time_scale`
 
     def of(self, model: Model) -> "Prior":
-        if not self.reads_args or not model.engine_args:
+        if not self.reads_args:
             return self
         scale = _number(model, "time_scale", 0.0) or 1.0
         return replace(
