@@ -71,8 +71,6 @@ class LoadReports:
         loads = self.loads.setdefault(report.router_id, {})
         router = self._routers.setdefault(report.router_id, _Router())
         router.reported_at = now_s
-        if report.num_parts == 1:
-            loads.clear()
         loads.update(report.loads)
         if report.num_parts != ONLY_CHANGES:
             _count_parts(router, loads, report)
@@ -255,8 +253,7 @@ class Demand:
             arrived.append((now_s, num_arrived))
             while arrived[0][0] < now_s - ARRIVALS_KEPT_S:
                 arrived.popleft()
-        if num_dispatched > 0:
-            self._dispatched[model_key] = self._dispatched.get(model_key, 0) + num_dispatched
+        self._dispatched[model_key] = self._dispatched.get(model_key, 0) + max(0, num_dispatched)
 
     def touch(self, model_key: str, now_s: float) -> None:
         self._last_active[model_key] = max(now_s, self._last_active.get(model_key, 0.0))

@@ -391,7 +391,7 @@ class FleetView:
             return self.nodes
         if not self._built:
             self._built.append(NodeIndex(self.nodes, self.reserved, self.dormant, self.scores))
-        return self._built[0]
+        return self._built[-1]
 
 
 class _Maxima:
@@ -441,8 +441,7 @@ def _rates(node: Node) -> tuple[tuple[str, float], ...]:
 
 
 def _having(known: Mapping[str, set[str]], model: Model) -> Set[str]:
-    by_digest, by_key = known.get(model.weights.digest, set()), known.get(_key(model.key), set())
-    return by_digest | by_key if by_digest and by_key else by_digest or by_key
+    return known.get(model.weights.digest, set()) | known.get(_key(model.key), set())
 
 
 def _names(cached: Sequence[CachedWeights]) -> set[str]:

@@ -48,8 +48,7 @@ def release(gpu: Gpu, holder: str) -> Gpu:
         return gpu
     rest = replace(gpu, grants=kept, sleepers=asleep)
     for weights in gpu.shared:
-        if holder in weights.holders:
-            rest = _leave(rest, weights, holder)
+        rest = _leave(rest, weights, holder)
     return _with_role(rest)
 
 

@@ -226,7 +226,8 @@ def test_a_silent_router_is_forgotten_with_what_it_counted_and_the_others_are_no
     assert told("a", 5, 0.0) == told("b", 5, 0.0) == (0, 0)
     assert told("b", 6, 30.0) == (1, 2) and not view.expire(DEMAND_KEPT_S) and view.expire(DEMAND_KEPT_S + 1)
     assert told("a", 9, 32.0) == (1, 2), "it begins anew"
-    assert told("b", 8, 33.0) == (3, 6) and told("a", 11, 40.0) == (5, 10)
+    assert told("b", 3, 32.5) == (1, 2) and told("b", 5, 33.0) == (3, 6), "so does b"
+    assert told("a", 11, 40.0) == (5, 10)
     assert view.arrived("m", 33.0) == 2 and view.dispatched("other") == 0
     fact = RequestWaiting(
         model_key="m", request_id="q", router_id="a", num_waiting=1, waiting_since=0.0, deadline_at=99.0

@@ -239,7 +239,9 @@ def test_shared_weights_are_granted_once_and_the_last_holder_gets_them_back() ->
     assert {one.key: one.holders for one in three.shared} == {"k": ("a", "b", "c"), "other": ("x",)}
     with pytest.raises(OutOfMemory):
         grant(two, "c", {W: 66}, ("k", 40))
-    back = release(release(three, "a"), "c")
+    fewer = release(three, "a")
+    assert (fewer.free_bytes, held(fewer)) == (5, {"x": [20], "b": [10], "c": [25]})
+    back = release(fewer, "c")
     assert (back.free_bytes, held(back), back.role) == (30, {"x": [20], "b": [50]}, GpuRole.DEDICATED)
     assert release(release(back, "b"), "x") == GPU
 

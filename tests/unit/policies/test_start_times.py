@@ -451,6 +451,15 @@ def test_without_a_kind_of_gpu_that_of_the_newest_start_is_meant() -> None:
     assert times.has_seen(one) and times.knows(one) and StartTimes().knows(one)
 
 
+def test_adapters_are_timed_by_the_engine_that_took_them() -> None:
+    times, one = StartTimes(), model(base="b")
+    row = times.learn(replace(start("i", load=1.0), engine="vllm"), one)
+    assert row is not None and (row.engine, row.key) == ("vllm+adapter", "m/vllm+adapter/host/cached")
+    assert times.predict(one, StartKind.CACHED, "host") == StartTimes().predict(one, StartKind.CACHED, "host")
+    times.learn(start("j", load=1.0), one)
+    assert times.predict(one, StartKind.CACHED, "host").load_s == 1.0
+
+
 def test_the_quickest_growth_of_a_model_is_kept() -> None:
     times = StartTimes()
     for number, seconds in enumerate((3.0, 1.0, 2.0, 4.0, 5.0, 6.0)):

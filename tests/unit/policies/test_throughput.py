@@ -210,6 +210,9 @@ def test_an_answer_over_two_windows_counts_in_each_for_its_part():
         (70.0, 70.0, 5, (10, 5, 0, 0, 1)),
         (70.0, 70.05, 101, (10, 101, 0, 0, 1)),
         (59.99, 60.04, 101, (0, 0, 0, 0, 1)),
+        (60.0, 60.05, 101, (10, 101, 0, 0, 1)),
+        (120.0, 120.05, 101, (0, 0, 0, 0, 0)),
+        (70.0, 71.0, 1001, (10, 1001, 1000, 1, 1)),
     ],
 )
 def test_a_window_counts_what_happens_from_its_begin_to_before_its_end(first_at, ended_at, response, counted):
@@ -266,6 +269,10 @@ def test_windows_weigh_less_with_the_used_time_after_them():
     row = replace(ROW, max_concurrency=2, kv_tokens=0)
     made.add(Served("i-1", 60.0, 120.0, 120.0, 100, 1))
     assert closed(made, 2, row).used_s == 30.0, "half of its slots"
+    assert made.source == DECLARED
+    made.params = replace(made.params, enough_s=30.0)
+    assert made.source == MEASURED
+    made.params = replace(made.params, enough_s=60.0)
     made.add(Served("i-1", 1200.0, 1259.0, 1260.0, 100, 1))
     assert closed(made, 21, row).used_s == pytest.approx(30 * math.exp(-0.5) + 30)
     assert made.source == DECLARED and made._tokens == (pytest.approx(100), pytest.approx(1))
