@@ -217,7 +217,7 @@ class FleetCapacity:
 
     @contextmanager
     def without(self, holder: str) -> Iterator[None]:
-        """Within this context, ignore the holder's claims, to try its placement anew."""
+        """Within this context, ignore the holder's claims."""
         version, claims = self.version, {g: self._claims[g][holder] for g in self._claimed.get(holder, ())}
         share_key = self._share_keys.get(holder, "")
         self.claim(holder, {})

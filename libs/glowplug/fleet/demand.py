@@ -67,7 +67,7 @@ class LoadReports:
         self._routers: dict[str, _Router] = {}
 
     def take(self, report: RouterLoadReported, now_s: float) -> Mapping[str, ModelLoad]:
-        """Apply a report. Return the router's loads: the same mapping each time, updated in place."""
+        """Apply a report. Return the router's loads, always the same mapping."""
         loads = self.loads.setdefault(report.router_id, {})
         router = self._routers.setdefault(report.router_id, _Router())
         router.reported_at = now_s
@@ -170,7 +170,7 @@ class Demand:
     """Demand per model, summed over the routers that have reported recently.
 
     A request.waiting counts until a newer report of that router, by its own clock. Routers repeat both several times
-    within LOAD_STALE_S, after which a dead router's waiting requests no longer count.
+    within LOAD_STALE_S, after which a dead router's no longer count.
     """
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class Demand:
         self._waiting.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
-        """Return whether any router has recently reported all its models; otherwise no model may be called idle."""
+        """Return whether any router has recently reported all its models; else no model is called idle."""
         return self._reports.is_fresh(now_s)
 
     def expire(self, now_s: float) -> bool:

@@ -395,7 +395,7 @@ class FleetView:
 
 
 class _Maxima:
-    """A tree of maxima that finds the first numbers that are large enough."""
+    """A tree of maxima: finds the first numbers large enough."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._size = 1 << len(numbers).bit_length()

@@ -1,6 +1,6 @@
 """Learn and predict the seconds of each stage of a start, over the whole fleet, from a prior per engine.
 
-The placer learns them, stores them (table `start_times`) and sends its prediction with each start command. Eq. 5 of
+The placer learns and stores them (table `start_times`) and sends its prediction with each start command. Eq. 5 of
 HydraServe, WarmServe's T_c, a router's Retry-After and the console read the same figures.
 
 A prediction is the median of the last `KEPT` starts of the same model; else of models of its size class (weights within
@@ -373,7 +373,7 @@ def _key(model_key: str, engine: str, gpu_kind: str, kind: StartKind) -> str:
 
 
 def size_class(model: Model) -> int:
-    """Class of models whose weights are within a factor of two of each other."""
+    """Models of a class have weights within a factor of two."""
     return model.weights_bytes.bit_length()
 
 

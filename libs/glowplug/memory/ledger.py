@@ -75,7 +75,7 @@ def _leave(gpu: Gpu, weights: SharedWeights, holder: str) -> Gpu:
 
 
 def _add(gpu: Gpu, holder: str, num_bytes: int) -> Gpu:
-    """Change a grant, which stays even when empty."""
+    """Change a grant; an empty one stays."""
     changed = tuple(
         replace(g, num_bytes=g.num_bytes + num_bytes) if g.holder == holder and g.owner in WEIGHT_OWNERS else g
         for g in gpu.grants
