@@ -208,8 +208,7 @@ class FleetCapacity:
             self._claims.setdefault(gpu_id, {})[holder] = num
         if num_bytes:
             self._claimed[holder] = tuple(num_bytes)
-            if share_key:
-                self._share_keys[holder] = share_key
+            self._share_keys[holder] = share_key
         for gpu_id in {*old, *num_bytes}:
             before = self.free_bytes(gpu_id)
             self._add_up(gpu_id)

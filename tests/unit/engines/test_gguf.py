@@ -250,6 +250,14 @@ def test_numbers_take_their_blocks(kind: int, numbers: int, num_bytes: int) -> N
     assert bytes_as(kind, numbers) == num_bytes
 
 
+def test_numbers_of_each_type_take_the_bits_that_llamacpp_says() -> None:
+    plain, blocks = {0: 32, 1: 16, 30: 16}, {2: 4.5, 3: 5, 6: 5.5, 7: 6, 8: 8.5, 9: 9}
+    large = {10: 2.625, 11: 3.4375, 12: 4.5, 13: 5.5, 14: 6.5625, 15: 9.125}
+    for kind, bits in (plain | blocks | large).items():
+        assert bytes_as(kind, 512) * 8 == 512 * bits, kind
+        assert not bytes_as(kind, 0 if kind in plain else 31 if kind in blocks else 255), kind
+
+
 def test_values_and_tensors_are_told_with_their_places() -> None:
     kinds = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
     written = [pair(f"k{kind}", kind, struct.pack(f"<{form}", 1)) for kind, form in kinds.items()]

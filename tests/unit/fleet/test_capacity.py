@@ -182,7 +182,8 @@ def test_a_row_is_listed_by_what_it_does(state: InstanceState, fields: dict[str,
         "dormant": len(kept.dormant.get("node-1", ())) == 2,
     }
     assert {name for name, is_there in found.items() if is_there} == listed
-    for instance_id in ("i-1", "i-2"):
+    for num_left, instance_id in enumerate(("i-2", "i-1")):
+        assert kept.num_active["m"] == (2 - num_left if "active" in listed else 0)
         kept.forget(instance_id)
         kept.forget(instance_id)
     empty = (kept.reserved, kept.pipelines, kept.stages, kept.leaving, kept.dormant, kept.on_gpu, kept.on_node)
@@ -268,6 +269,14 @@ def test_weights_are_shared_while_a_gpu_has_them_and_a_claim_is_not_for_more_tha
     three = shared_by("i-1", "i-2", "i-4", revision=2)
     assert not kept.put_node(three) and kept.counted_twice(GPU, {"i-1", "i-2"}) == 200 * MIB
     assert kept.counted_twice(GPU, {"i-1", "i-2", "i-4"}) == 200 * MIB
+    kept.claim("i-5", {GPU: 40 * MIB}, "k")
+    kept.claim("i-5", {GPU: 40 * MIB})
+    assert kept.reserved == {GPU: 40 * MIB}, "now it shares nothing"
+    kept.claim("i-5", {})
+    there = [replace(three.gpus[0], gpu_id="node-2/0")]
+    kept.put_node(replace(three, node_id="node-2", gpus=tuple(there)))
+    kept.drop_node("node-2")
+    assert kept.is_shared("k"), "on the other GPU"
     kept.put_node(a_node(revision=3))
     assert not kept.is_shared("k") and kept.reserved == {GPU: 100 * MIB}
     with kept.seen_by("k"):
@@ -321,12 +330,13 @@ def test_a_dormant_row_is_promised_to_one_and_given_back_once() -> None:
 
 def test_rows_are_gone_since_the_change_that_the_last_of_them_tells() -> None:
     kept = capacity()
-    for number, at in enumerate((5.0, 3.0, 4.0)):
+    for number, at in enumerate((5.0, 3.0, 4.0, 2.0)):
         kept.put_row(an_instance(f"i-{number}", state=S.STOPPED, changed_at=at))
     kept.put_row(an_instance("i-2", state=S.FAILED, changed_at=8.0, revision=2))
+    kept.put_row(an_instance("i-3", state=S.FAILED, changed_at=6.0, revision=2))
     kept.put_row(an_instance("i-1", state=S.READY, revision=2))
     assert [row.instance_id for row in kept.gone_before(6.0)] == ["i-0"]
-    assert kept.gone_before(8.0) == [] and [row.instance_id for row in kept.gone_before(9.0)] == ["i-2"]
+    assert [[row.instance_id for row in kept.gone_before(at)] for at in (8.0, 9.0)] == [["i-3"], ["i-2"]]
     kept.keep_only(["i-2"])
     assert kept.rows.keys() == {"i-2"}
 
