@@ -13,7 +13,7 @@ from glowplug.domain.moment import moved
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event
 from glowplug.events.commands import PlaceInstance
-from glowplug.events.facts import InstanceReady, NodeBeat, RequestWaiting, RouterLoadReported
+from glowplug.events.facts import InstanceReady, ModelDeployed, NodeBeat, RequestWaiting, RouterLoadReported
 from glowplug.fleet.clocks import AHEAD_S, BEHIND_S, MAX_KNOWN, WINDOW_S, Clocks, laying
 from tests.fleet_builder import a_model, a_node, an_event, an_instance
 
@@ -69,6 +69,7 @@ def test_a_time_to_come_is_proof_at_once_and_a_time_long_ago_is_an_old_message()
     ahead, old = waiting(100.0 + HOUR_S), waiting(100.0 - HOUR_S)
     assert clocks.laid(ahead, 100.0).data.waiting_since == 99.0
     assert Clocks().laid(old, 100.0) is old, "it is kept on the bus for late readers"
+    assert Clocks().laid(waiting(100.5), 100.0).data.waiting_since == 99.0
 
 
 def test_a_delay_is_forgotten_with_the_first_message_that_has_none() -> None:
@@ -120,6 +121,10 @@ def test_the_last_beat_of_a_lost_node_tells_nothing() -> None:
 def test_a_payload_without_times_is_left_as_it_is() -> None:
     model = a_model()
     assert moved(model, 5.0) is model
+    clocks, event = Clocks(), sent(ModelDeployed(model=model), 108.0)
+    clocks.laid(report(108.0), 100.0)
+    assert clocks.laid(event, 100.0) is event
+    assert clocks.laid(event, 100.0, dated=True).occurred_at == 100.0
 
 
 @pytest.mark.parametrize(
@@ -131,8 +136,14 @@ def test_a_difference_counts_beyond_what_is_ordinary(off_s: float, ahead_s: floa
 
 def test_a_clock_counts_as_before_until_it_differs_by_more_than_is_ordinary() -> None:
     clocks = Clocks()
-    laid = [last_active(clocks.laid(report(now_s + off_s), now_s)) for now_s, off_s in ((0, 8), (0, 8.125), (0, 8.5))]
+    laid = [last_active(clocks.laid(report(off_s), 0.0)) for off_s in (8, 8.125, 8.5)]
     assert laid == [0.0, 0.125, 0.0]
+    clocks = Clocks()
+    assert [last_active(clocks.laid(report(off_s), 0.0)) for off_s in (0.25, 0.25 + AHEAD_S)] == [0.0, AHEAD_S]
+    clocks = Clocks()
+    clocks.laid(report(-3.0), -11.0)
+    event = report(AHEAD_S)
+    assert clocks.laid(event, 0.0) is event, "it is ordinary again"
 
 
 @pytest.mark.parametrize(

@@ -224,8 +224,13 @@ def test_a_change_is_seen_by_the_next_question_and_an_answer_is_kept_until_then(
     assert index.copies(a_model()) == (dormant["c"][0],) and index.copies(a_model("n")) == ()
     index.score({"r": 0.5})
     assert answers() == [0, 3, 5]
-    dormant["c"] = [an_instance("r-2", "n", gpu_id="c/0")]
-    index.touch("c")
+    dormant |= {"a": [a_copy("r-1", "a", 10)], "c": [an_instance("r-2", "n", gpu_id="c/0")]}
+    for node_id in "ac":
+        index.touch(node_id)
+        assert index.models_with_copies() == ({"m"} if node_id == "a" else {"m", "n"})
+    assert index.copies(a_model()) == (dormant["a"][0],)
+    del dormant["a"]
+    index.touch("a")
     assert index.copies(a_model()) == () and index.models_with_copies() == {"n"}
 
 

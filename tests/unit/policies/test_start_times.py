@@ -270,15 +270,20 @@ def test_models_that_are_gone_are_forgotten_and_their_class_with_them() -> None:
     times.learn(start("i-1", "a", launch=9.0), model("a"))
     times.learn(start("i-1", "a", kind="growth", load=1.0), model("a"))
     assert times.predict(model("b"), StartKind.CACHED, "host").launch_s == 9.0 and times.growths_s == {"a": 1.0}
+    times.learn(start("i-2", "z", launch=5.0), model("z"))
     assert times.forget(lambda key: key == "c") == []
     assert times.forget(lambda key: key == "a") == ["a/emulated/host/cached", "a/emulated/host/growth"]
-    assert times.rows == times.growths_s == {} and times.predict(model("b"), StartKind.CACHED, "host").launch_s == 2.0
+    assert times.growths_s == {} and times.predict(model("b"), StartKind.CACHED, "host").launch_s == 5.0
+    times.forget(lambda key: key == "z")
+    assert times.rows == {} and times.predict(model("b"), StartKind.CACHED, "host").launch_s == 2.0
 
 
 def test_weights_of_another_size_under_the_same_name_begin_anew() -> None:
     times = StartTimes()
     times.learn(start("i-1", load=1.0), model(size_gb=10))
+    assert times.predict(model(size_gb=10), StartKind.CACHED, "host").load_s == pytest.approx(1.0)
     times.learn(start("i-2", at=200.0, load=8.0), model(size_gb=80, revision=2))
+    assert times.predict(model(size_gb=10), StartKind.CACHED, "host").load_s == pytest.approx(8.0)
     assert times.predict(model(size_gb=80, revision=2), StartKind.CACHED, "host").load_s == pytest.approx(8.0)
 
 
@@ -474,5 +479,6 @@ def test_beyond_the_most_rows_the_one_without_news_for_longest_is_dropped() -> N
     times.restore({f"k{n}": replace(row, key=f"k{n}", model_key=f"k{n}") for n in range(MAX_ROWS - 1)})
     times.learn(start("i-2", at=200.0, launch=3.0), model())
     assert len(times.rows) == MAX_ROWS and list(times.rows)[-1] == row.key
+    times.restore({"k0": times.rows["k0"]})
     times.learn(start("i-3", "n", launch=3.0), model("n"))
     assert len(times.rows) == MAX_ROWS and "k0" not in times.rows and {"k1", row.key} <= times.rows.keys()
