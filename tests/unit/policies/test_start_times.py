@@ -476,7 +476,7 @@ def test_beyond_the_most_rows_the_one_without_news_for_longest_is_dropped() -> N
     times = StartTimes()
     row = times.learn(start("i", launch=3.0), model())
     assert row is not None
-    times.restore({f"k{n}": replace(row, key=f"k{n}", model_key=f"k{n}") for n in range(MAX_ROWS - 1)})
+    times.rows |= {f"k{n}": replace(row, key=f"k{n}", model_key=f"k{n}") for n in range(MAX_ROWS - 1)}
     times.learn(start("i-2", at=200.0, launch=3.0), model())
     assert len(times.rows) == MAX_ROWS and list(times.rows)[-1] == row.key
     times.restore({"k0": times.rows["k0"]})
