@@ -360,7 +360,6 @@ class NodeIndex(IndexedNodes):
             self._count(self._kinds, gone.kind, -1)
             self._cache(self._caching, node_id, gone.node.cached, ())
             self._cache(self._on_disk, node_id, gone.node.on_disk, ())
-            self._worthless.discard(node_id)
             self._reorder()
 
     def score(self, scores: Mapping[str, float]) -> None:

@@ -200,7 +200,7 @@ def test_a_change_is_seen_by_the_next_question_and_an_answer_is_kept_until_then(
     assert found(index, 50, num=9) == ["a", "c"]
     index.put(node("b", 60))
     index.put(node("a", 50, draining=True))
-    assert found(index, 50, num=9) == ["b", "c"]
+    assert found(index, 50) == ["b"] and found(index, 50, num=9) == ["b", "c"]
     index.put(node("0", 100))
     assert found(index, 50, num=9) == ["0", "b", "c"]
     reserved["c/0"] = MIB
@@ -256,6 +256,20 @@ def test_nodes_are_found_like_in_a_list_however_their_bytes_change() -> None:
             name = chance.choice(list(free))
             free[name] = chance.randrange(5)
             index.put(node(name, free[name]))
+
+
+def test_of_each_kind_of_node_the_one_that_loses_least_comes_and_a_silent_one_does_not() -> None:
+    kinds = {"a": (), "b": (), "c": ("emulated:swap",), "d": ("emulated:swap",)}
+    nodes = [
+        a_node(name, gpus_mib=(100,), grants={0: [(name, 100)]}, abilities=able) for name, able in kinds.items()
+    ]  # fmt: skip
+    rows = {name: [a_copy(name, name, 100)] for name in (*kinds, "silent")}
+    index = NodeIndex(nodes, {}, rows, dict.fromkeys(rows, 1.0))
+    losses = {"a": 2.0, "b": 1.0, "c": 4.0, "d": 3.0}
+    assert found(index, 50, drops="free", loses=lambda known: losses[known.node.node_id]) == ["b", "d"]
+    assert {row.instance_id for row in index.copies(a_model())} == rows.keys()
+    index.drop("d")
+    assert found(index, 50, drops="free", loses=lambda known: losses[known.node.node_id]) == ["b", "c"]
 
 
 def test_a_view_makes_its_index_of_a_list_once() -> None:
