@@ -95,11 +95,12 @@ class FleetCapacity:
         self._nodes[node.node_id] = node
         if known is None or _terms(known) != _terms(node):
             self.version += 1
-        for gpu_id in {g.gpu_id for g in known.gpus} - {g.gpu_id for g in node.gpus} if known is not None else ():
-            self._drop_gpu(gpu_id)
+        if known is not None and known.gpus != node.gpus:
+            for gpu_id in {g.gpu_id for g in known.gpus} - {g.gpu_id for g in node.gpus}:
+                self._drop_gpu(gpu_id)
         for gpu in node.gpus:
             _, was = self._gpus.get(gpu.gpu_id, ("", None))
-            if was == gpu:
+            if was is gpu or was == gpu:
                 continue
             free = -1 if was is None else self.free_bytes(gpu.gpu_id)
             self._note_shared(node.node_id, was, gpu)
@@ -208,7 +209,8 @@ class FleetCapacity:
             self._claims.setdefault(gpu_id, {})[holder] = num
         if num_bytes:
             self._claimed[holder] = tuple(num_bytes)
-            self._share_keys[holder] = share_key
+            if share_key:
+                self._share_keys[holder] = share_key
         for gpu_id in {*old, *num_bytes}:
             before = self.free_bytes(gpu_id)
             self._add_up(gpu_id)
@@ -216,7 +218,7 @@ class FleetCapacity:
 
     @contextmanager
     def without(self, holder: str) -> Iterator[None]:
-        """Within this context, ignore the holder's claims."""
+        """Within this context, ignore the holder's claims, to try its placement anew."""
         version, claims = self.version, {g: self._claims[g][holder] for g in self._claimed.get(holder, ())}
         share_key = self._share_keys.get(holder, "")
         self.claim(holder, {})
@@ -229,8 +231,10 @@ class FleetCapacity:
     def _add_up(self, gpu_id: str) -> None:
         claims = self._claims.get(gpu_id, {})
         granted = self._granted.get(gpu_id, {})
-        waiting = ((holder, num) for holder, num in claims.items() if holder not in granted)
-        total = sum(num - self._shared_already(gpu_id, holder, num) for holder, num in waiting)
+        total = sum(num for holder, num in claims.items() if holder not in granted) if claims else 0
+        if total and self._share_keys:
+            waiting = ((holder, num) for holder, num in claims.items() if holder not in granted)
+            total -= sum(self._shared_already(gpu_id, holder, num) for holder, num in waiting)
         if total != self.reserved.get(gpu_id, 0) and gpu_id in self._gpus:
             self.nodes.touch(self._gpus[gpu_id][0])
         if total:
@@ -314,19 +318,23 @@ class FleetCapacity:
             self.dormant.setdefault(row.node_id, []).append(row)
 
     def _unlist(self, row: Instance) -> None:
-        _out_of(self.stages, row.part_of, row.instance_id)
+        if row.part_of:
+            _out_of(self.stages, row.part_of, row.instance_id)
         if row.state.is_gone:
             return
         self.pipelines.pop(row.instance_id, None)
+        self.nodes.touch(row.node_id)
         _out_of(self.on_node, row.node_id, row.instance_id)
         for worker in row.workers:
             _out_of(self.on_gpu, worker.gpu_id, row.instance_id)
-        _out_of(self.leaving, row.node_id, row.instance_id)
+        if row.state in LEAVING:
+            _out_of(self.leaving, row.node_id, row.instance_id)
         if row.serves and row.state is not InstanceState.DRAINING:
             self.num_active[row.model_key] -= 1
             if not self.num_active[row.model_key]:
                 del self.num_active[row.model_key]
-        self._not_dormant(row)
+        if _is_copy(row):
+            self._not_dormant(row)
 
     # promised copies
 

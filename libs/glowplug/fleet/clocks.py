@@ -83,7 +83,7 @@ class Clocks:
             clock.newest, clock.since = -math.inf, now_s
         if ahead_s > clock.newest and (is_live or ahead_s > 0):
             clock.newest = ahead_s
-        best = max(clock.newest, clock.before)
+        best = clock.newest if clock.newest > clock.before else clock.before
         if -BEHIND_S <= best <= AHEAD_S or best == -math.inf:
             best = 0.0
         if not -AHEAD_S <= best - clock.ahead_s <= AHEAD_S:

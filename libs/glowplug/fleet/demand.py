@@ -67,10 +67,12 @@ class LoadReports:
         self._routers: dict[str, _Router] = {}
 
     def take(self, report: RouterLoadReported, now_s: float) -> Mapping[str, ModelLoad]:
-        """Apply a report. Return the router's loads, always the same mapping."""
+        """Apply a report. Return the router's loads: the same mapping each time, updated in place."""
         loads = self.loads.setdefault(report.router_id, {})
         router = self._routers.setdefault(report.router_id, _Router())
         router.reported_at = now_s
+        if report.num_parts == 1:
+            loads.clear()
         loads.update(report.loads)
         if report.num_parts != ONLY_CHANGES:
             _count_parts(router, loads, report)
@@ -170,7 +172,7 @@ class Demand:
     """Demand per model, summed over the routers that have reported recently.
 
     A request.waiting counts until a newer report of that router, by its own clock. Routers repeat both several times
-    within LOAD_STALE_S, after which a dead router's no longer count.
+    within LOAD_STALE_S, after which a dead router's waiting requests no longer count.
     """
 
     def __init__(self) -> None:
@@ -220,6 +222,8 @@ class Demand:
     def _replace_waiting(self, report: RouterLoadReported, sent_at: float) -> None:
         """Drop the waiting facts superseded by a report: of the models it names, and unless it is a part, of all
         others."""
+        if not self._waiting:
+            return
         is_part = report.num_parts not in (1, ONLY_CHANGES)
         for key in list(self._waiting):
             known = self._waiting[key].get(report.router_id)
@@ -241,19 +245,22 @@ class Demand:
 
     def _count(self, router_id: str, model_key: str, load: ModelLoad, now_s: float) -> None:
         """Add arrivals and dispatches since the router's last report; its first, also after a restart, adds nothing."""
+        counts = load.num_arrived, load.num_dispatched
         before = self._counted.get((router_id, model_key))
-        self._counted[router_id, model_key] = load.num_arrived, load.num_dispatched
+        if before == counts:
+            return
+        self._counted[router_id, model_key] = counts
         if before is None:
             return
-        num_arrived, num_dispatched = load.num_arrived - before[0], load.num_dispatched - before[1]
-        if num_arrived > 0:
-            if base := self.bases.get(model_key):
-                self._arrived_at_adapters[base] = self._arrived_at_adapters.get(base, 0) + num_arrived
+        if counts[0] > before[0] and (base := self.bases.get(model_key)):
+            self._arrived_at_adapters[base] = self._arrived_at_adapters.get(base, 0) + counts[0] - before[0]
+        if counts[0] > before[0]:
             arrived = self._arrived.setdefault(model_key, deque())
-            arrived.append((now_s, num_arrived))
+            arrived.append((now_s, counts[0] - before[0]))
             while arrived[0][0] < now_s - ARRIVALS_KEPT_S:
                 arrived.popleft()
-        self._dispatched[model_key] = self._dispatched.get(model_key, 0) + max(0, num_dispatched)
+        if counts[1] > before[1]:
+            self._dispatched[model_key] = self._dispatched.get(model_key, 0) + counts[1] - before[1]
 
     def touch(self, model_key: str, now_s: float) -> None:
         self._last_active[model_key] = max(now_s, self._last_active.get(model_key, 0.0))
@@ -266,7 +273,7 @@ class Demand:
         self._waiting.pop(model_key, None)
 
     def is_fresh(self, now_s: float) -> bool:
-        """Return whether any router has recently reported all its models; else no model is called idle."""
+        """Return whether any router has recently reported all its models; otherwise no model may be called idle."""
         return self._reports.is_fresh(now_s)
 
     def expire(self, now_s: float) -> bool:

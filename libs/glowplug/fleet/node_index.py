@@ -201,13 +201,10 @@ class IndexedNodes:
     def _ids(self) -> list[str]:
         if self._order is None:
             self._order = sorted(self._by_id)
+            self._trees.clear()
             for place, node_id in enumerate(self._order):
                 self._by_id[node_id].at = place
         return self._order
-
-    def _reorder(self) -> None:
-        self._order = None
-        self._trees.clear()
 
     def _taking(self, engine: str) -> list[NodeKind]:
         return [kind for kind in self._kinds if kind.takes(engine)]
@@ -229,6 +226,7 @@ class IndexedNodes:
         only: Set[str] | None = None,
         besides: Sequence[Collection[str]] = (),
     ) -> list[int]:
+        self._work_out()
         ids = self._ids()
         trees = self._trees.setdefault(kind, {})
         tree = trees.get((num_gpus, which))
@@ -247,6 +245,8 @@ class IndexedNodes:
         return places
 
     def _work_out(self) -> None:
+        if not self._changed:
+            return
         changed, self._changed = self._changed, set()
         for node_id in changed:
             self._note_rows(node_id)
@@ -279,14 +279,20 @@ class IndexedNodes:
             if not copies:
                 bare.append(here)
         known.free, known.bare, known.cleared = (tuple(sorted(has, reverse=True)) for has in (free, bare, cleared))
-        for (num_gpus, which), tree in self._trees.get(known.kind, {}).items():
-            tree.put(known.at, _nth(getattr(known, which), num_gpus))
+        if self._order is not None:
+            for (num_gpus, which), tree in self._trees.get(known.kind, {}).items():
+                tree.put(known.at, _nth(getattr(known, which), num_gpus))
 
     def _judge(self, node_id: str, known: NodeMemory) -> None:
         if any(not self.scores.get(row.instance_id) for row in known.rows):
             self._worthless.add(node_id)
         else:
             self._worthless.discard(node_id)
+
+    def _leave_trees(self, known: NodeMemory) -> None:
+        if self._order is not None:
+            for tree in self._trees.get(known.kind, {}).values():
+                tree.put(known.at, _NOWHERE)
 
     @staticmethod
     def _cache(
@@ -329,22 +335,21 @@ class NodeIndex(IndexedNodes):
         if known is None:
             self._by_id[node_id] = known = NodeMemory(node, self._kind(node))
             self._kinds[known.kind] += 1
-            self._reorder()
+            self._order = None
             self._cache(self._caching, node_id, (), node.cached)
             self._cache(self._on_disk, node_id, (), node.on_disk)
             self._changed.add(node_id)
             return
         before, known.node = known.node, node
-        if before.cached != node.cached:
+        if before.cached is not node.cached and before.cached != node.cached:
             self._cache(self._caching, node_id, before.cached, node.cached)
             known.answers.clear()
-        if before.on_disk != node.on_disk:
+        if before.on_disk is not node.on_disk and before.on_disk != node.on_disk:
             self._cache(self._on_disk, node_id, before.on_disk, node.on_disk)
         if not _is_like(before, node):
             kind = self._kind(node)
             if kind is not known.kind:
-                for tree in self._trees.get(known.kind, {}).values():
-                    tree.put(known.at, _NOWHERE)
+                self._leave_trees(known)
                 self._count(self._kinds, known.kind, -1)
                 self._kinds[kind] += 1
                 known.kind = kind
@@ -357,10 +362,12 @@ class NodeIndex(IndexedNodes):
     def drop(self, node_id: str) -> None:
         gone = self._by_id.pop(node_id, None)
         if gone is not None:
+            self._leave_trees(gone)
             self._count(self._kinds, gone.kind, -1)
             self._cache(self._caching, node_id, gone.node.cached, ())
             self._cache(self._on_disk, node_id, gone.node.on_disk, ())
-            self._reorder()
+            self._worthless.discard(node_id)
+            self._order = None
 
     def score(self, scores: Mapping[str, float]) -> None:
         self._work_out()
@@ -390,14 +397,14 @@ class FleetView:
             return self.nodes
         if not self._built:
             self._built.append(NodeIndex(self.nodes, self.reserved, self.dormant, self.scores))
-        return self._built[-1]
+        return self._built[0]
 
 
 class _Maxima:
-    """A tree of maxima: finds the first numbers large enough."""
+    """A tree of maxima that finds the first numbers that are large enough."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self._size = 1 << len(numbers).bit_length()
+        self._size = 1 << max(0, len(numbers) - 1).bit_length()
         self._most = [_NOWHERE] * self._size + list(numbers) + [_NOWHERE] * (self._size - len(numbers))
         for at in range(self._size - 1, 0, -1):
             self._most[at] = max(self._most[2 * at], self._most[2 * at + 1])
@@ -407,7 +414,10 @@ class _Maxima:
         most[at] = number
         while at > 1:
             at >>= 1
-            most[at] = max(most[2 * at], most[2 * at + 1])
+            largest = max(most[2 * at], most[2 * at + 1])
+            if most[at] == largest:
+                break
+            most[at] = largest
 
     def at_least(self, least: int) -> Iterator[int]:
         waiting = [1]
@@ -426,12 +436,11 @@ def _nth(has: Sequence[int], num: int) -> int:
 
 
 def _is_like(one: Node, other: Node) -> bool:
-    return (
-        one.gpus == other.gpus
-        and one.engines == other.engines
+    return (one.gpus is other.gpus or one.gpus == other.gpus) and (
+        one.engines == other.engines
         and one.abilities == other.abilities
         and one.draining == other.draining
-        and _rates(one) == _rates(other)
+        and (one.links is other.links or _rates(one) == _rates(other))
     )
 
 
@@ -440,7 +449,8 @@ def _rates(node: Node) -> tuple[tuple[str, float], ...]:
 
 
 def _having(known: Mapping[str, set[str]], model: Model) -> Set[str]:
-    return known.get(model.weights.digest, set()) | known.get(_key(model.key), set())
+    by_digest, by_key = known.get(model.weights.digest, set()), known.get(_key(model.key), set())
+    return by_digest | by_key if by_digest and by_key else by_digest or by_key
 
 
 def _names(cached: Sequence[CachedWeights]) -> set[str]:

@@ -1,6 +1,6 @@
 """Learn and predict the seconds of each stage of a start, over the whole fleet, from a prior per engine.
 
-The placer learns and stores them (table `start_times`) and sends its prediction with each start command. Eq. 5 of
+The placer learns them, stores them (table `start_times`) and sends its prediction with each start command. Eq. 5 of
 HydraServe, WarmServe's T_c, a router's Retry-After and the console read the same figures.
 
 A prediction is the median of the last `KEPT` starts of the same model; else of models of its size class (weights within
@@ -103,7 +103,7 @@ class Prior:
     reads_args: bool = False  # `engine_args` may override these fields and set `time_scale`
 
     def of(self, model: Model) -> "Prior":
-        if not self.reads_args:
+        if not self.reads_args or not model.engine_args:
             return self
         scale = _number(model, "time_scale", 0.0) or 1.0
         return replace(
@@ -373,7 +373,7 @@ def _key(model_key: str, engine: str, gpu_kind: str, kind: StartKind) -> str:
 
 
 def size_class(model: Model) -> int:
-    """Models of a class have weights within a factor of two."""
+    """Class of models whose weights are within a factor of two of each other."""
     return model.weights_bytes.bit_length()
 
 

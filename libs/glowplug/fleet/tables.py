@@ -87,7 +87,7 @@ class ModelTable(Rows[Model]):
         self._keys_by_name: dict[str, str] | None = None  # None: to be rebuilt
 
     def lookup(self, name: str) -> Model | None:
-        """Find a model as `find_model` does, by a kept index."""
+        """Find a model as `find_model` does, with an index that is kept."""
         if self._keys_by_name is None:
             self._keys_by_name = keys_by_name(self.by_id)
         found = self._keys_by_name.get(name)

@@ -48,7 +48,8 @@ def release(gpu: Gpu, holder: str) -> Gpu:
         return gpu
     rest = replace(gpu, grants=kept, sleepers=asleep)
     for weights in gpu.shared:
-        rest = _leave(rest, weights, holder)
+        if holder in weights.holders:
+            rest = _leave(rest, weights, holder)
     return _with_role(rest)
 
 
@@ -75,7 +76,7 @@ def _leave(gpu: Gpu, weights: SharedWeights, holder: str) -> Gpu:
 
 
 def _add(gpu: Gpu, holder: str, num_bytes: int) -> Gpu:
-    """Change a grant; an empty one stays."""
+    """Change a grant, which stays even when empty."""
     changed = tuple(
         replace(g, num_bytes=g.num_bytes + num_bytes) if g.holder == holder and g.owner in WEIGHT_OWNERS else g
         for g in gpu.grants
