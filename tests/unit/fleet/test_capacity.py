@@ -1,12 +1,16 @@
 """The placer's record of bytes and rows."""
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import pytest
 
 from glowplug.domain.hardware import SharedWeights
 from glowplug.domain.instance import InstanceState
-from glowplug.fleet.capacity import FleetCapacity
+from glowplug.fleet.capacity import FleetCapacity, LongestUnused
 from tests.fleet_builder import MIB, a_node, an_instance
 
 GPU = "node-1/0"
@@ -130,3 +134,235 @@ def test_a_node_that_left_offers_nothing_and_is_news_when_it_is_back():
     kept.drop_node("node-1")
     assert kept.free_bytes(GPU) == 0
     assert kept.put_node(a_node(revision=9)) and kept.free_bytes(GPU) == 300 * MIB
+
+
+def test_nodes_come_by_their_last_use_and_those_without_instances_not_at_all() -> None:
+    order, used = LongestUnused(), {"a": 5.0, "b": 7.0, "c": 5.5}
+    for node_id, at in (("a", 5.0), ("b", 3.0), ("gone", 1.0), ("c", 6.0), ("c", 5.5), ("b", 9.0), ("a", 5.0)):
+        order.note(node_id, at)
+    with closing(order.in_order(used.get)) as found:
+        assert next(found) == (5.0, "a/")
+    for _ in range(2):
+        assert list(order.in_order(used.get)) == [(5.0, "a/"), (5.5, "c/"), (7.0, "b/")]
+    used |= {"gone": 4.0, "b": 8.0, "c": 1.0}
+    order.note("gone", 4.0)
+    order.note("c", 1.0)
+    assert list(order.in_order(used.get)) == [(1.0, "c/"), (4.0, "gone/"), (5.0, "a/"), (8.0, "b/")]
+
+
+S = InstanceState
+PIPELINE = {"num_stages": 2}
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "listed"),
+    [
+        (S.STARTING, {}, {"active", "reserved", "used"}),
+        (S.READY, {}, {"active", "reserved", "used"}),
+        (S.READY, PIPELINE, {"active", "reserved", "used", "pipeline"}),
+        (S.READY, PIPELINE | {"part_of": "p"}, {"reserved", "used", "stage"}),
+        (S.READY, {"replica": True}, {"reserved", "used"}),
+        (S.LOADING, {"replica": True}, {"reserved", "used", "dormant"}),
+        (S.PREWARMED, {"replica": True}, {"used", "dormant"}),
+        (S.SWAPPED_OUT, {}, {"leaving", "dormant"}),
+        (S.DRAINING, {}, {"leaving"}),
+    ],
+)
+def test_a_row_is_listed_by_what_it_does(state: InstanceState, fields: dict[str, Any], listed: set[str]) -> None:
+    kept = capacity()
+    for instance_id in ("i-1", "i-2"):
+        kept.put_row(an_instance(instance_id, state=state, mib=10, **fields))
+    found = {
+        "active": kept.num_active["m"] == 2,
+        "reserved": kept.reserved == {GPU: 20 * MIB},
+        "used": len(list(kept.longest_unused.in_order(lambda _: 0.0))) == 1,
+        "pipeline": kept.pipelines.keys() == {"i-1", "i-2"},
+        "stage": len(kept.stages.get("p", ())) == 2,
+        "leaving": len(kept.leaving.get("node-1", ())) == 2,
+        "dormant": len(kept.dormant.get("node-1", ())) == 2,
+    }
+    assert {name for name, is_there in found.items() if is_there} == listed
+    for num_left, instance_id in enumerate(("i-2", "i-1")):
+        assert kept.num_active["m"] == (2 - num_left if "active" in listed else 0)
+        kept.forget(instance_id)
+        kept.forget(instance_id)
+    empty = (kept.reserved, kept.pipelines, kept.stages, kept.leaving, kept.dormant, kept.on_gpu, kept.on_node)
+    assert not any(empty) and kept.num_active == {} == kept.rows
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "mib", "is_worth_a_look"),
+    [
+        (None, S.STARTING, 100, False),
+        (None, S.READY, 100, True),
+        (S.STARTING, S.LOADING, 100, False),
+        (S.LOADING, S.READY, 100, True),
+        (S.READY, S.READY, 100, False),
+        (S.READY, S.READY, 99, True),
+        (S.READY, S.READY, 101, False),
+        (S.STARTING, S.FAILED, 100, True),
+        (S.DRAINING, S.STOPPED, 100, True),
+    ],
+)
+def test_a_row_that_frees_bytes_or_changes_its_state_is_worth_a_look_unless_it_starts(
+    before: InstanceState | None, after: InstanceState, mib: int, is_worth_a_look: bool
+) -> None:
+    kept = capacity()
+    if before is not None:
+        kept.put_row(an_instance(state=before))
+    assert kept.put_row(an_instance(state=after, mib=mib, revision=2)) is is_worth_a_look
+
+
+def test_a_row_claims_what_its_workers_hold_on_its_own_node() -> None:
+    kept = capacity(gpus_mib=(300, 300))
+    row = an_instance(mib=50)
+    (one,) = row.workers
+    there = [replace(one, node_id="node-2", gpu_id="node-2/0"), one, replace(one, gpu_id="node-1/1")]
+    kept.put_row(replace(row, workers=(one, *there)))
+    assert kept.reserved == {GPU: 100 * MIB, "node-1/1": 50 * MIB}
+    assert kept.on_gpu.keys() == {GPU, "node-1/1"} and kept.on_node.keys() == {"node-1"}
+
+
+def test_a_claim_is_replaced_by_the_next_and_what_it_frees_is_worth_a_look() -> None:
+    kept, other = capacity(gpus_mib=(300, 300)), {"node-1/1": 50 * MIB}
+    for claim, reserved, is_freed in ((CLAIM, CLAIM, 0), (CLAIM | other, CLAIM | other, 0), (other, other, 1)):
+        version = kept.version
+        kept.claim("i-1", claim)
+        assert (kept.reserved, kept.version - version) == (reserved, is_freed)
+    kept.claim("i-2", other)
+    assert kept.bytes_of("node-1/1", ("i-1", "i-2", "nobody")) == 100 * MIB == kept.reserved["node-1/1"]
+    version = kept.version
+    kept.claim("i-1", {})
+    assert (kept.reserved, kept.version - version) == (other, 1)
+
+
+def test_bytes_are_by_the_ledger_where_it_knows_the_holder() -> None:
+    grants = {0: [("i-1", 10), ("i-1", 20), ("i-2", 5)]}
+    kept = capacity(grants=grants)
+    kept.claim("i-1", {GPU: 100 * MIB})
+    kept.claim("i-3", {GPU: 7 * MIB})
+    assert kept.granted(GPU) == {"i-1": 30 * MIB, "i-2": 5 * MIB}
+    assert kept.bytes_of(GPU, ("i-1", "i-3")) == 37 * MIB and kept.reserved == {GPU: 7 * MIB}
+    kept.drop_node("node-1")
+    assert kept.granted(GPU) == {} and kept.reserved == {GPU: 107 * MIB} and kept.bytes_of(GPU, ("i-2",)) == 0
+
+
+def test_a_gpu_that_its_node_has_no_longer_offers_nothing() -> None:
+    kept = capacity(gpus_mib=(300, 300))
+    assert not kept.put_node(a_node(gpus_mib=(300,), revision=2))
+    assert (kept.free_bytes(GPU), kept.free_bytes("node-1/1")) == (300 * MIB, 0)
+    assert kept.put_node(a_node(gpus_mib=(300, 100), revision=3)) and kept.free_bytes("node-1/1") == 100 * MIB
+
+
+def test_weights_are_shared_while_a_gpu_has_them_and_a_claim_is_not_for_more_than_it_asks() -> None:
+    kept = FleetCapacity()
+    kept.put_node(shared_by("i-1", "i-2"))
+    kept.claim("i-3", {GPU: 40 * MIB}, "k")
+    assert kept.is_shared("k") and not kept.is_shared("other") and not kept.is_shared("")
+    assert kept.free_bytes(GPU) == 200 * MIB and kept.reserved == {}
+    with kept.without("i-3"):
+        pass
+    assert kept.reserved == {}, "its weights are shared as before"
+    kept.put_row(an_instance("i-3", state=S.LOADING))
+    assert kept.reserved == {}, "a row claims for the same weights"
+    assert (kept.counted_twice(GPU, {"i-1", "i-2", "i-3"}), kept.counted_twice(GPU, ())) == (100 * MIB, 0)
+    three = shared_by("i-1", "i-2", "i-4", revision=2)
+    assert not kept.put_node(three) and kept.counted_twice(GPU, {"i-1", "i-2"}) == 200 * MIB
+    assert kept.counted_twice(GPU, {"i-1", "i-2", "i-4"}) == 200 * MIB
+    kept.claim("i-5", {GPU: 40 * MIB}, "k")
+    kept.claim("i-5", {GPU: 40 * MIB})
+    assert kept.reserved == {GPU: 40 * MIB}, "now it shares nothing"
+    kept.claim("i-5", {})
+    there = [replace(three.gpus[0], gpu_id="node-2/0")]
+    kept.put_node(replace(three, node_id="node-2", gpus=tuple(there)))
+    kept.drop_node("node-2")
+    assert kept.is_shared("k"), "on the other GPU"
+    kept.put_node(a_node(revision=3))
+    assert not kept.is_shared("k") and kept.reserved == {GPU: 100 * MIB}
+    with kept.seen_by("k"):
+        assert list(kept.nodes) == [a_node(revision=3)]
+
+
+def test_a_cordoned_node_is_draining_until_it_is_not_and_a_silent_one_stays_away() -> None:
+    kept = capacity()
+    for is_cordoned in (True, False):
+        version = kept.version
+        kept.cordon("node-1", is_cordoned=is_cordoned)
+        (node,) = kept.nodes
+        assert node.draining is is_cordoned and kept.version == version + 1
+        kept.put_node(a_node(revision=2))
+        assert [node.draining for node in kept.nodes] == [is_cordoned]
+    kept.withdraw("node-1")
+    kept.cordon("node-1", is_cordoned=True)
+    assert list(kept.nodes) == [] and kept.free_bytes(GPU) == 300 * MIB
+    with kept.seen_by("k"):
+        assert list(kept.nodes) == []
+
+
+def test_a_dormant_row_is_promised_to_one_and_given_back_once() -> None:
+    kept = capacity()
+    kept.put_row(an_instance("r-1", state=S.PREWARMED, replica=True))
+    kept.put_row(an_instance("r-2", state=S.PREWARMED, replica=True))
+    kept.take("r-1", "x")
+    kept.take("unknown", "x")
+    assert [row.instance_id for row in kept.dormant["node-1"]] == ["r-2"] and kept.num_promises == 2
+    kept.put_row(an_instance("r-1", state=S.PREWARMED, replica=True, revision=2))
+    assert [row.instance_id for row in kept.dormant["node-1"]] == ["r-2"], "it is promised"
+    for freed in (1, 0):
+        version, num = kept.version, kept.num_promises
+        kept.give_back("r-1")
+        assert (kept.version - version, kept.num_promises - num) == (freed, 1)
+        assert [row.instance_id for row in kept.dormant["node-1"]] == ["r-2", "r-1"]
+    kept.give_back("unknown")
+    kept.take("r-1", "y")
+    kept.put_row(an_instance("y", state=S.READY))
+    assert [row.instance_id for row in kept.dormant["node-1"]] == ["r-2", "r-1"], "it was not needed"
+    kept.take("r-1", "y")
+    kept.forget("y")
+    assert len(kept.dormant["node-1"]) == 2 and kept.taken == {}
+    kept.take("r-1", "z")
+    kept.put_row(an_instance("r-1", state=S.STOPPED, replica=True, revision=3))
+    assert kept.taken == {}
+    kept.take("r-2", "z")
+    kept.forget("r-2")
+    assert kept.taken == kept.dormant == {}
+
+
+def test_rows_are_gone_since_the_change_that_the_last_of_them_tells() -> None:
+    kept = capacity()
+    for number, at in enumerate((5.0, 3.0, 4.0, 2.0)):
+        kept.put_row(an_instance(f"i-{number}", state=S.STOPPED, changed_at=at))
+    kept.put_row(an_instance("i-2", state=S.FAILED, changed_at=8.0, revision=2))
+    kept.put_row(an_instance("i-3", state=S.FAILED, changed_at=6.0, revision=2))
+    kept.put_row(an_instance("i-1", state=S.READY, revision=2))
+    assert [row.instance_id for row in kept.gone_before(6.0)] == ["i-0"]
+    assert [[row.instance_id for row in kept.gone_before(at)] for at in (8.0, 9.0)] == [["i-3"], ["i-2"]]
+    kept.keep_only(["i-2"])
+    assert kept.rows.keys() == {"i-2"}
+
+
+def test_what_is_answered_of_a_node_is_asked_anew_after_each_change_on_it() -> None:
+    kept, asked = capacity(grants={0: [("i-1", 100)]}), count()
+    row, replica = an_instance(), an_instance("r", state=S.PREWARMED, replica=True)
+    changes: list[tuple[Callable[[], object], bool]] = [
+        (lambda: kept.put_node(a_node(revision=2, grants={0: [("i-1", 100)]})), False),
+        (lambda: kept.put_row(row), True),
+        (lambda: kept.claim("i-1", {GPU: 50}), False),
+        (lambda: kept.put_row(replace(row, state=S.DRAINING)), True),
+        (lambda: kept.put_row(replace(row, state=S.STOPPED)), True),
+        (lambda: kept.forget("i-1"), False),
+        (lambda: kept.put_row(replica), True),
+        (lambda: kept.take("r", "x"), True),
+        (lambda: kept.give_back("r"), True),
+        (lambda: kept.give_back("r"), False),
+        (lambda: kept.claim("x", {GPU: 50}), True),
+        (lambda: kept.claim("x", {GPU: 50}), False),
+        (lambda: kept.claim("x", {}), True),
+        (lambda: kept.cordon("node-1", is_cordoned=True), True),
+        (lambda: kept.put_row(an_instance("elsewhere", gpu_id="node-2/0")), False),
+    ]
+    for number, (change, is_news) in enumerate(changes):
+        (before,) = kept.nodes.answers("which", lambda known: next(asked))
+        change()
+        (after,) = kept.nodes.answers("which", lambda known: next(asked))
+        assert (after != before) is is_news, number

@@ -1,17 +1,20 @@
 """The times of others are laid on the reader's clock where they come in."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from glowplug.domain.instance import Phase, PhaseName
+from glowplug.domain.hardware import Node
+from glowplug.domain.instance import Instance, Phase, PhaseName
+from glowplug.domain.model import Model
 from glowplug.domain.moment import moved
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import Event
 from glowplug.events.commands import PlaceInstance
-from glowplug.events.facts import InstanceReady, NodeBeat, RequestWaiting, RouterLoadReported
-from glowplug.fleet.clocks import BEHIND_S, WINDOW_S, Clocks
+from glowplug.events.facts import InstanceReady, ModelDeployed, NodeBeat, RequestWaiting, RouterLoadReported
+from glowplug.fleet.clocks import AHEAD_S, BEHIND_S, MAX_KNOWN, WINDOW_S, Clocks, laying
 from tests.fleet_builder import a_model, a_node, an_event, an_instance
 
 HOUR_S = 3600.0
@@ -66,6 +69,7 @@ def test_a_time_to_come_is_proof_at_once_and_a_time_long_ago_is_an_old_message()
     ahead, old = waiting(100.0 + HOUR_S), waiting(100.0 - HOUR_S)
     assert clocks.laid(ahead, 100.0).data.waiting_since == 99.0
     assert Clocks().laid(old, 100.0) is old, "it is kept on the bus for late readers"
+    assert Clocks().laid(waiting(100.5), 100.0).data.waiting_since == 99.0
 
 
 def test_a_delay_is_forgotten_with_the_first_message_that_has_none() -> None:
@@ -117,3 +121,74 @@ def test_the_last_beat_of_a_lost_node_tells_nothing() -> None:
 def test_a_payload_without_times_is_left_as_it_is() -> None:
     model = a_model()
     assert moved(model, 5.0) is model
+    clocks, event = Clocks(), sent(ModelDeployed(model=model), 108.0)
+    clocks.laid(report(108.0), 100.0)
+    assert clocks.laid(event, 100.0) is event
+    assert clocks.laid(event, 100.0, dated=True).occurred_at == 100.0
+
+
+@pytest.mark.parametrize(
+    ("off_s", "ahead_s"), [(AHEAD_S, 0.0), (0.25, 0.25), (-BEHIND_S, 0.0), (-BEHIND_S - 0.25, -BEHIND_S - 0.25)]
+)
+def test_a_difference_counts_beyond_what_is_ordinary(off_s: float, ahead_s: float) -> None:
+    assert last_active(Clocks().laid(report(off_s), 0.0)) == off_s - ahead_s
+
+
+def test_a_clock_counts_as_before_until_it_differs_by_more_than_is_ordinary() -> None:
+    clocks = Clocks()
+    laid = [last_active(clocks.laid(report(off_s), 0.0)) for off_s in (8, 8.125, 8.5)]
+    assert laid == [0.0, 0.125, 0.0]
+    clocks = Clocks()
+    assert [last_active(clocks.laid(report(off_s), 0.0)) for off_s in (0.25, 0.25 + AHEAD_S)] == [0.0, AHEAD_S]
+    clocks = Clocks()
+    clocks.laid(report(-3.0), -11.0)
+    event = report(AHEAD_S)
+    assert clocks.laid(event, 0.0) is event, "it is ordinary again"
+
+
+@pytest.mark.parametrize(
+    ("later_s", "ahead_s"), [(WINDOW_S, 8), (WINDOW_S + 1, 8), (2 * WINDOW_S, 8), (2 * WINDOW_S + 1, 4)]
+)
+def test_the_largest_bound_counts_for_two_windows(later_s: float, ahead_s: float) -> None:
+    clocks = Clocks()
+    clocks.laid(report(8.0), 0.0)
+    assert last_active(clocks.laid(report(later_s + 4.0), later_s)) == later_s + 4.0 - ahead_s
+
+
+def test_of_two_windows_the_larger_bound_counts() -> None:
+    clocks = Clocks()
+    for now_s, off_s, ahead_s in ((0.0, 8.0, 8.0), (6.0, 9.0, 9.0), (12.0, 4.0, 9.0), (18.0, 2.0, 4.0)):
+        assert last_active(clocks.laid(report(now_s + off_s), now_s)) == now_s + off_s - ahead_s
+
+
+def test_the_beats_of_a_node_that_is_known_tell_that_it_is_behind() -> None:
+    clocks = Clocks()
+    for now_s, expected_s in ((0.0, -HOUR_S), (1.0, 1.0)):
+        row = a_node(heartbeat_at=now_s - HOUR_S)
+        assert clocks.laid_row(row, now_s).heartbeat_at == expected_s
+
+
+def test_a_row_of_an_instance_tells_only_of_a_clock_that_is_ahead() -> None:
+    clocks, row = Clocks(), an_instance(changed_at=-HOUR_S)
+    clocks.laid_row(row, 0.0)
+    assert clocks.laid_row(row, 1.0) is row
+    assert clocks.laid_row(replace(row, changed_at=HOUR_S), 1.0).changed_at == 1.0
+
+
+def test_the_clock_known_longest_is_forgotten_for_the_one_too_many() -> None:
+    clocks = Clocks()
+    for issuer in ("r-0", "r-1"):
+        clocks.laid(replace(report(8.0), issuer=issuer), 0.0)
+    for number in range(MAX_KNOWN - 2):
+        clocks.laid_row(SimpleNamespace(node_id=f"n-{number}", changed_at=0.0), 0.0)
+    old = replace(waiting(1.0 - HOUR_S), issuer="r-0")
+    assert clocks.laid(old, 1.0).data.deadline_at == 31.0 - HOUR_S - 8.0
+    clocks.laid(replace(report(8.0), issuer="one more"), 0.0)
+    assert clocks.laid(replace(old, issuer="r-1"), 1.0).data.deadline_at == 31.0 - HOUR_S - 8.0
+    assert clocks.laid(old, 1.0) is old
+
+
+def test_only_tables_of_nodes_and_instances_are_laid() -> None:
+    lay, clocks = laying(Node, Clocks(), lambda: 0.0), Clocks()
+    assert lay is not None and lay(a_node(heartbeat_at=HOUR_S)).heartbeat_at == 0.0
+    assert laying(Instance, clocks, lambda: 0.0) is not None and laying(Model, clocks, lambda: 0.0) is None

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,17 @@ from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.router.controller import RouterController
 from glowplug.domain.errors import Conflict
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Rung, Temperature
-from glowplug.fleet.status import ModelState, StartEstimates, check_nowhere_else, is_target
+from glowplug.domain.model import Rung, Temperature, WeightsRef
+from glowplug.fleet.start_times import StartKind
+from glowplug.fleet.status import (
+    ModelState,
+    StartEstimates,
+    check_nowhere_else,
+    is_as_near,
+    is_target,
+    lacks_one_asleep,
+    rung_of,
+)
 from glowplug.policies.registry import choose
 from glowplug.services.autoscaler.main import ModelCollector
 from glowplug.services.autoscaler.main import model_row as rest_row
@@ -145,4 +155,68 @@ def test_the_time_to_ready_counts_from_the_first_instance_that_will_serve() -> N
     assert estimates.left_s(model, [], 11.0) == 5.0 == estimates.left_s(model, [later], 11.0)
     assert estimates.left_s(model, [coming, later], 11.0) == 3.0
     assert estimates.left_s(model, [coming], 20.0) == estimates.overdue_s
+    assert estimates.left_s(model, [coming, replace(coming, predicted_s=1.0)], 10.0) == 1.0
+    assert estimates.left_s(model, [replace(coming, predicted_s=0.0)], 12.0) == 3.0, "by the default"
     assert estimates.left_s(model, [coming, row_of("serving", S.READY)], 11.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "rung", "is_near"),
+    [
+        ("serving", S.READY, Rung.READY, (True, True, True, True)),
+        ("serving", S.LOADING, Rung.READY, (True, True, True, True)),
+        ("serving", S.DRAINING, Rung.READY, (False,) * 4),
+        ("serving", S.STOPPED, None, (False,) * 4),
+        ("serving", S.FAILED, None, (False,) * 4),
+        ("serving", S.SWAPPED_OUT, Rung.ASLEEP, (True, True, False, False)),
+        ("replica", S.SWAPPED_OUT, Rung.ASLEEP, (True, True, False, False)),
+        ("serving", S.PREWARMED, Rung.PREWARMED, (True, True, True, False)),
+        ("replica", S.PREWARMED, Rung.PREWARMED, (True, True, True, False)),
+        ("replica", S.LOADING, Rung.PREWARMED, (False,) * 4),
+        ("later stage", S.READY, Rung.READY, (False,) * 4),
+    ],
+)
+def test_a_copy_is_as_near_as_its_rung_unless_it_leaves_or_is_not_there_yet(
+    kind: str, state: InstanceState, rung: Rung | None, is_near: tuple[bool, ...]
+) -> None:
+    row = row_of(kind, state)
+    rungs = (Rung.HOST, Rung.ASLEEP, Rung.PREWARMED, Rung.READY)
+    assert (rung_of(row), tuple(is_as_near(row, to) for to in rungs)) == (rung, is_near)
+
+
+def test_a_copy_is_refused_only_where_all_that_are_as_near_are_elsewhere() -> None:
+    here, there = row_of("serving", S.READY), row_of("serving", S.SWAPPED_OUT, "i-2")
+    there = replace(there, workers=tuple(replace(w, node_id="node-2") for w in there.workers))
+    check_nowhere_else(Rung.ASLEEP, "node-1", [there, here])
+    check_nowhere_else(Rung.ASLEEP, "", [there])
+    check_nowhere_else(Rung.PREWARMED, "node-1", [there])
+    check_nowhere_else(Rung.ASLEEP, "node-1", [])
+    with pytest.raises(Conflict):
+        check_nowhere_else(Rung.ASLEEP, "node-1", [there])
+
+
+def test_a_sleeping_copy_is_lacking_where_one_is_kept_and_none_sleeps() -> None:
+    model = a_model(asleep=True)
+    asleep, ready = row_of("serving", S.SWAPPED_OUT), row_of("serving", S.READY, "i-2")
+    assert lacks_one_asleep(model, []) and lacks_one_asleep(model, [ready])
+    assert not lacks_one_asleep(model, [asleep, ready])
+    assert not lacks_one_asleep(replace(model, suspended=True), []) and not lacks_one_asleep(a_model(), [])
+
+
+def test_a_start_is_told_by_the_best_copy_and_without_one_like_the_last_start_from_nothing() -> None:
+    estimates, model = StartEstimates(), a_model(mib=10_000)
+    prewarmed, asleep = row_of("replica", S.PREWARMED), row_of("serving", S.SWAPPED_OUT)
+
+    def is_by(kind: StartKind, *rows: Instance) -> bool:
+        return estimates.whole_s(model, rows) == estimates.times.predict(model, kind).whole_s
+
+    assert is_by(StartKind.GROWTH, asleep, prewarmed) and is_by(StartKind.WAKE, asleep)
+    assert is_by(StartKind.COLD) and not is_by(StartKind.CACHED) and not is_by(StartKind.WAKE)
+    ready = an_instance(start_kind="disk", created_at=1.0, ready_at=9.0)
+    estimates.times.learn(ready, model)
+    estimates.times.learn(replace(ready, instance_id="i-2", start_kind="wake", ready_at=10.0), model)
+    assert is_by(StartKind.DISK) and not is_by(StartKind.COLD)
+    without = a_model(mib=10_000, weights=WeightsRef(uri=""))
+    fresh = StartEstimates()
+    assert fresh.whole_s(without, ()) == fresh.times.predict(without, StartKind.CACHED).whole_s
+    assert estimates.whole_s(None, ()) == estimates.left_s(None, [], 0.0) == 5.0

@@ -1,18 +1,23 @@
 """Tables: late, doubled and lost facts change nothing in the end."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.domain.errors import ModelNotFound
 from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Temperature
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events.facts import RequestWaiting, RouterLoadReported
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.tables import (
     ABSENT_S,
+    NEVER,
     NODE_LEASE_S,
     NUM_TOMBSTONES,
+    FleetTables,
     InstanceTable,
     ModelTable,
     NodeTable,
@@ -132,9 +137,50 @@ def test_models_are_found_by_name_before_alias_and_survive_an_emptied_store():
 def test_a_node_lives_while_its_revision_moves_whatever_its_clock_says():
     view = NodeTable()
     view.apply(a_node(revision=1, heartbeat_at=-1e9), 0.0)
-    assert view.expire(NODE_LEASE_S - 1) == [] and view.is_alive("node-1", NODE_LEASE_S)
-    view.apply(a_node(revision=1, heartbeat_at=1e9), 7.5)  # a repeated row is no sign of life
-    assert [n.node_id for n in view.expire(8.5)] == ["node-1"]
+    assert view.expire(NODE_LEASE_S) == [] and view.is_alive("node-1", NODE_LEASE_S)
+    assert not view.apply(a_node(revision=1, heartbeat_at=1e9), 7.5), "a repeated row is no sign of life"
+    assert not view.is_alive("node-1", 8.5) and [n.node_id for n in view.expire(8.5)] == ["node-1"]
+    assert view.by_id == {} and view.moved_at("node-1") == NEVER
+    assert view.apply(a_node(revision=1), 9.0) and view.apply(a_node(revision=2), 10.0)
+    assert view.moved_at("node-1") == 10.0 and view.expire(18.0) == []
+
+
+def test_the_time_without_a_row_counts_from_the_first_reading_that_missed_it():
+    table = InstanceTable()
+    table.apply(an_instance(), 0.0)
+    for now_s, is_kept in ((1.0, True), (1.0 + ABSENT_S, True), (1.5 + ABSENT_S, False)):
+        table.restore({}, now_s)
+        assert ("i-1" in table.by_id) is is_kept
+    table.apply(an_instance(), 20.0)
+    table.restore({}, 21.0)
+    table.restore({"i-1": an_instance()}, 22.0)
+    table.restore({}, 22.5 + ABSENT_S)
+    assert "i-1" in table.by_id, "a reading in between had it"
+
+
+def test_a_model_that_the_store_has_in_an_older_revision_stays():
+    table = ModelTable()
+    table.apply(a_model(revision=2), 0.0)
+    for now_s in (1.0, 2.0 + ABSENT_S, 99.0):
+        assert table.drop_absent({"m": a_model()}, now_s) == []
+    assert table.by_id == {"m": a_model(revision=2)}
+
+
+def test_of_a_fleet_only_the_living_are_kept_and_shown():
+    tables = FleetTables()
+    rows: dict[InstanceState, dict[str, Any]] = {
+        InstanceState.READY: {"url": "http://e:1"},
+        InstanceState.LOADING: {},
+        InstanceState.STARTING: {"replica": True},
+        InstanceState.PREWARMED: {},
+        InstanceState.STOPPED: {},
+    }
+    for state, fields in rows.items():
+        tables.instance_table.apply(an_instance(state.value, state=state, **fields), 0.0)
+    assert tables.of("m").keys() == tables.instances.keys() == {state.value for state in rows} - {"stopped"}
+    assert [row.instance_id for row in tables.ready("m")] == ["ready"]
+    assert [row.instance_id for row in tables.coming("m")] == ["loading"]
+    assert (tables.temperature("m"), tables.temperature("n")) == (Temperature.HOT, Temperature.COLD)
 
 
 def test_demand_is_summed_over_routers_and_a_future_clock_is_bounded():

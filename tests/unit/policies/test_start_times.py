@@ -7,8 +7,18 @@ from typing import Any
 import pytest
 
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
-from glowplug.domain.model import Model
-from glowplug.fleet.start_times import KEPT, PRIORS, Prior, StageTimes, StartKind, StartTimes
+from glowplug.domain.model import Model, WeightsRef
+from glowplug.fleet.start_times import (
+    ADAPTER_LOAD_S,
+    KEPT,
+    MAX_ROWS,
+    MAX_START_S,
+    PRIORS,
+    Prior,
+    StageTimes,
+    StartKind,
+    StartTimes,
+)
 from glowplug_lab.emulated.profiles import ColdStart
 from tests.fleet_builder import a_model, an_instance
 
@@ -139,12 +149,63 @@ def test_a_start_is_learned_once_however_often_it_is_told() -> None:
         replace(start("i"), start_kind="interrupted"),
         replace(start("i"), created_at=0.0),
         replace(start("i", launch=1.0), ready_at=50.0),
+        replace(start("i", launch=1.0), ready_at=100.0),
+        replace(start("i", launch=1.0), ready_at=100.5 + MAX_START_S),
         replace(start("i"), part_of="p"),
+        start("i", "other", launch=1.0),
+        start("i", kind="join", launch=1.0),
     ],
-    ids=["drains", "broken off by its agent's restart", "no begin", "a clock that went back", "a later stage"],
+    ids=[
+        "drains",
+        "broken off by its agent's restart",
+        "no begin",
+        "a clock that went back",
+        "no time at all",
+        "a clock that was set",
+        "a later stage",
+        "of another model",
+        "a join",
+    ],
 )
 def test_what_is_no_measure_is_not_learned(row: Instance) -> None:
     assert StartTimes().learn(row, model()) is None
+
+
+def phase(name: str, first: float, end: float) -> Phase:
+    return Phase(name=PhaseName(name), started_at=100.0 + first, ended_at=100.0 + end)
+
+
+@pytest.mark.parametrize(
+    ("phases", "whole_s", "expected"),
+    [
+        ((), MAX_START_S, StageTimes(rest_s=MAX_START_S)),
+        ((phase("launch", 0, 2), phase("launch", 2, 3)), 4, StageTimes(launch_s=2, rest_s=2)),
+        ((phase("launch", 0, 1), phase("launch", 1, 3)), 4, StageTimes(launch_s=2, rest_s=2)),
+        ((phase("decide", 0, 3), phase("room", 3, 4), phase("load", 1, 4)), 4, StageTimes(load_s=3, rest_s=1)),
+        ((phase("load", 0, 9),), 4, StageTimes(load_s=4)),
+        ((phase("load", 3, 1),), 4, StageTimes(rest_s=4)),
+        ((phase("fetch", 0, 2), phase("load", 2, 3)), 4, StageTimes(fetch_s=2, load_s=1, rest_s=1)),
+        ((phase("fetch", 0, 2), phase("load", 1, 3)), 4, StageTimes(fetch_s=2, load_s=-1, tail_s=1, rest_s=1)),
+        ((phase("fetch", 0, 3), phase("load", 1, 2)), 4, StageTimes(fetch_s=3, load_s=-1, tail_s=0, rest_s=1)),
+        ((phase("fetch", 1, 3), phase("launch", 0, 2), phase("load", 3, 4)), 6,
+         StageTimes(fetch_s=2, launch_s=2, load_s=1, rest_s=2)),
+        ((phase("warmup", -2, 1), phase("launch", 3, 3.5)), 4, StageTimes(launch_s=0.5, warmup_s=3, rest_s=2.5)),
+    ],
+)  # fmt: skip
+def test_a_start_is_measured_by_its_longest_stages_and_the_rest_is_outside_them(
+    phases: tuple[Phase, ...], whole_s: float, expected: StageTimes
+) -> None:
+    row = an_instance(start_kind="cached", created_at=100.0, ready_at=100.0 + whole_s, phases=phases)
+    learned = StartTimes().learn(row, model())
+    assert learned is not None and learned.samples[0].took == expected
+
+
+def test_a_start_that_does_not_say_from_what_was_a_wake_or_a_cold_one() -> None:
+    kinds = []
+    for source in ("", "i-0"):
+        row = StartTimes().learn(replace(start("i-1", launch=1.0), start_kind="", source=source), model())
+        kinds.append(row and row.kind)
+    assert kinds == [StartKind.COLD, StartKind.WAKE]
 
 
 def test_a_streamed_load_says_nothing_of_one_from_host_memory() -> None:
@@ -207,14 +268,22 @@ def test_rows_come_back_from_the_store_and_what_it_lacks_is_told() -> None:
 def test_models_that_are_gone_are_forgotten_and_their_class_with_them() -> None:
     times = StartTimes()
     times.learn(start("i-1", "a", launch=9.0), model("a"))
-    assert times.forget(lambda key: key == "a") == ["a/emulated/host/cached"]
+    times.learn(start("i-1", "a", kind="growth", load=1.0), model("a"))
+    assert times.predict(model("b"), StartKind.CACHED, "host").launch_s == 9.0 and times.growths_s == {"a": 1.0}
+    times.learn(start("i-2", "z", launch=5.0), model("z"))
+    assert times.forget(lambda key: key == "c") == []
+    assert times.forget(lambda key: key == "a") == ["a/emulated/host/cached", "a/emulated/host/growth"]
+    assert times.growths_s == {} and times.predict(model("b"), StartKind.CACHED, "host").launch_s == 5.0
+    times.forget(lambda key: key == "z")
     assert times.rows == {} and times.predict(model("b"), StartKind.CACHED, "host").launch_s == 2.0
 
 
 def test_weights_of_another_size_under_the_same_name_begin_anew() -> None:
     times = StartTimes()
     times.learn(start("i-1", load=1.0), model(size_gb=10))
+    assert times.predict(model(size_gb=10), StartKind.CACHED, "host").load_s == pytest.approx(1.0)
     times.learn(start("i-2", at=200.0, load=8.0), model(size_gb=80, revision=2))
+    assert times.predict(model(size_gb=10), StartKind.CACHED, "host").load_s == pytest.approx(8.0)
     assert times.predict(model(size_gb=80, revision=2), StartKind.CACHED, "host").load_s == pytest.approx(8.0)
 
 
@@ -296,3 +365,120 @@ def test_a_start_from_disk_teaches_its_own_fetch_and_the_rest_of_every_start_fro
     assert {kind.value: found.fetch_s for kind, found in took.items()} == {"cold": 8.0, "disk": 2.0, "cached": 0.002}
     assert (took[StartKind.DISK].load_s, took[StartKind.CACHED].load_s) == (3.0, 1.0)
     assert times.measured_by(one, StartKind.DISK, "host", "fetch_s") == ("model", 1)
+    assert times.measured_by(one, StartKind.CACHED, "host", "fetch_s") == ("prior", 0)
+    assert times.latest(one, StartKind) is StartKind.COLD and times.latest(one, [StartKind.DISK]) is StartKind.DISK
+    assert times.latest(one, [StartKind.WAKE]) is None and times.has_seen(one) and not times.has_seen(model("n"))
+    times.learn(start("i-3", at=90.0, launch=1.0), one)
+    assert times.latest(one, StartKind) is StartKind.COLD, "the other one was earlier"
+    times.learn(start("i-4", kind="disk", at=200.0, launch=1.0), one)
+    assert times.latest(one, StartKind) is StartKind.DISK
+
+
+def test_whose_starts_predict_a_stage_is_told_with_their_number() -> None:
+    times = StartTimes()
+    hidden = replace(start("i-h", "a", at=50.0, launch=1.0), num_stages=2)  # shows no load
+    for row in (start("i-1", "a", rest=1.0), start("i-2", "a", load=1.0), hidden):
+        times.learn(row, model("a"))
+    for number in range(2):
+        times.learn(start(f"j-{number}", "b", load=0.0, rest=1.0), model("b", 11))
+    times.learn(start("k", "c", load=5.0), model("c", 100))
+    asked = {
+        "its own": (model("a"), StartKind.CACHED, "load_s", ("model", 2)),
+        "of another kind": (model("a"), StartKind.COLD, "load_s", ("model", 2)),
+        "its class": (model("new", 11), StartKind.CACHED, "load_s", ("size", KEPT)),
+        "all": (model("new", 40), StartKind.CACHED, "load_s", ("engine", KEPT)),
+        "no fetch of another kind": (model("a"), StartKind.COLD, "fetch_s", ("prior", 0)),
+        "nobody's": (model("a"), StartKind.WAKE, "load_s", ("prior", 0)),
+    }
+    for why, (one, kind, stage, expected) in asked.items():
+        assert times.measured_by(one, kind, "host", stage) == expected, why
+    assert times.measured_by(model("a"), StartKind.CACHED, "cuda") == ("prior", 0)
+    assert times.predict(model("a"), StartKind.CACHED, "host").load_s == 0.5, "a stage without a second counts"
+    alone = StartTimes()
+    alone.learn(replace(hidden, model_key="c"), model("c", 100))
+    assert alone.measured_by(model("d", 100), StartKind.CACHED, "host") == ("prior", 0)
+    assert alone.measured_by(model("d", 100), StartKind.CACHED, "host", "launch_s") == ("size", 1)
+    assert alone.measured_by(model("d", 100), StartKind.CACHED, "host", "warmup_s") == ("prior", 0)
+
+
+@pytest.mark.parametrize(
+    ("its", "mine", "expected"),
+    [(2.0, 1.0, 4.0), (2.0, 4.0, 16.0), (2.0, 0.0, 8.0), (0.0, 2.0, 8.0), (2.0, 1000.0, 800.0), (2.0, 0.001, 0.08)],
+)
+def test_starts_of_others_are_scaled_by_the_priors_a_hundredfold_at_most(
+    its: float, mine: float, expected: float
+) -> None:
+    times = StartTimes()
+    times.learn(start("i-1", "a", launch=8.0), model("a", engine_args={"launch_s": its}))
+    took = times.predict(model("b", engine_args={"launch_s": mine}), StartKind.CACHED, "host")
+    assert took.launch_s == pytest.approx(expected)
+
+
+PRIOR = Prior(
+    launch_s=8.0, library_s=2.0, load_s=1.0, load_bytes_per_s=1e9, warmup_s=0.5, fetch_s=3.0, tail_s=0.25, look_s=0.125,
+    rest_s=0.75, wake_s=0.5, growth_s=0.0625, prefill_s=0.375,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "prior", "rate", "expected"),
+    [
+        (StartKind.COLD, {}, {}, 0.0, StageTimes(fetch_s=8, launch_s=8, load_s=11, warmup_s=0.5, rest_s=0.75)),
+        (StartKind.DISK, {}, {}, 0.0, StageTimes(fetch_s=8, launch_s=8, load_s=11, warmup_s=0.5, rest_s=0.75)),
+        (StartKind.CACHED, {}, {}, 0.0, StageTimes(fetch_s=0.125, launch_s=8, load_s=11, warmup_s=0.5, rest_s=0.75)),
+        (StartKind.CACHED, {}, {"fetch_bytes_per_s": 5e9}, 0.0,
+         StageTimes(fetch_s=2, launch_s=8, load_s=11, warmup_s=0.5, rest_s=0.75)),
+        (StartKind.COLD, {"base": "b"}, {}, 0.0, StageTimes(fetch_s=8, load_s=10 + ADAPTER_LOAD_S, rest_s=0.75)),
+        (StartKind.WAKE, {}, {}, 0.0, StageTimes(load_s=10.5)),
+        (StartKind.WAKE, {"num_gpus": 2}, {}, 5e9, StageTimes(load_s=1.5)),
+        (StartKind.WAKE, {}, {"load_bytes_per_s": 0.0}, 0.0, StageTimes(load_s=1.75)),
+        (StartKind.GROWTH, {}, {}, 0.0, StageTimes(load_s=0.0625)),
+    ],
+)  # fmt: skip
+def test_before_a_start_the_engines_prior_tells_its_stages(
+    kind: StartKind, fields: dict[str, Any], prior: dict[str, float], rate: float, expected: StageTimes
+) -> None:
+    times = StartTimes(priors={"emulated": replace(PRIOR, **prior)}, network_bytes_per_s=2e9, pcie_bytes_per_s=8e9)
+    one = model(weights=WeightsRef(uri="file:/w", num_bytes=10 * GB), **fields)
+    assert times.predict(one, kind, "host", rate) == expected
+    tail_s = 0.0 if one.base else 0.25
+    assert (times.library_share(one), times.prefill_s(one), times.tail_s(one)) == (0.25, 0.375, tail_s)
+    assert StartTimes(priors={}).library_share(one) == 0.0
+
+
+def test_without_a_kind_of_gpu_that_of_the_newest_start_is_meant() -> None:
+    times, one = StartTimes(), model(engine="vllm")
+    for number, gpu_kind in enumerate(("cuda", "host")):
+        row = streamed(f"i-{number}", 1.0 + number, one)
+        times.learn(replace(row, gpu_kind=gpu_kind), one)
+    assert times.predict(one, StartKind.COLD) == times.predict(one, StartKind.COLD, "host")
+    assert (times.tail_s(one), times.tail_s(one, "cuda")) == (pytest.approx(2.0), pytest.approx(1.0))
+    assert times.has_seen(one) and times.knows(one) and StartTimes().knows(one)
+
+
+def test_adapters_are_timed_by_the_engine_that_took_them() -> None:
+    times, one = StartTimes(), model(base="b")
+    row = times.learn(replace(start("i", load=1.0), engine="vllm"), one)
+    assert row is not None and (row.engine, row.key) == ("vllm+adapter", "m/vllm+adapter/host/cached")
+    assert times.predict(one, StartKind.CACHED, "host") == StartTimes().predict(one, StartKind.CACHED, "host")
+    times.learn(start("j", load=1.0), one)
+    assert times.predict(one, StartKind.CACHED, "host").load_s == 1.0
+
+
+def test_the_quickest_growth_of_a_model_is_kept() -> None:
+    times = StartTimes()
+    for number, seconds in enumerate((3.0, 1.0, 2.0, 4.0, 5.0, 6.0)):
+        times.learn(start(f"i-{number}", kind="growth", at=100.0 + number, load=seconds), model())
+    assert times.growths_s == {"m": 1.0}
+
+
+def test_beyond_the_most_rows_the_one_without_news_for_longest_is_dropped() -> None:
+    times = StartTimes()
+    row = times.learn(start("i", launch=3.0), model())
+    assert row is not None
+    times.rows |= {f"k{n}": replace(row, key=f"k{n}", model_key=f"k{n}") for n in range(MAX_ROWS - 1)}
+    times.learn(start("i-2", at=200.0, launch=3.0), model())
+    assert len(times.rows) == MAX_ROWS and list(times.rows)[-1] == row.key
+    times.restore({"k0": times.rows["k0"]})
+    times.learn(start("i-3", "n", launch=3.0), model("n"))
+    assert len(times.rows) == MAX_ROWS and "k0" not in times.rows and {"k1", row.key} <= times.rows.keys()

@@ -1,5 +1,6 @@
 """Throughput of one instance (PreServe section 4.1, mu)."""
 
+import math
 from dataclasses import replace
 from random import Random
 
@@ -130,13 +131,26 @@ def window(**fields):
         ({"step_s": 100 * ALONE_S * 2, "num_missed": 5}, {}, {"ttft_s": 1.0}, 0.75),
         ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {"ttft_s": 1.0}, 1.0),
         ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {}, 0.75),  # no objective, none missed
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {"tpot_s": 0.3}, 1.0),
+        ({"step_s": 100 * ALONE_S * 2, "num_missed": 6}, {}, {"tpot_s": 0.04}, 2.0),
         ({"num_missed": 100}, {}, {"ttft_s": 1.0}, 0.0),  # next to nothing to do
+        ({"running_s": 60 * 0.4}, {"max_concurrency": 1}, {}, 0.5),
+        ({"running_s": 60 * 0.4}, {"max_concurrency": 0}, {}, 0.5),
     ],
 )
 def test_the_share_in_use_is_of_the_objective_the_cache_or_the_slots_whichever_is_nearest(fields, row, slo, used):
     given = replace(ROW, **row)
     found = used_share(window(**fields), given, ALONE_S, Slo(**slo), CapacityParams())
     assert found == pytest.approx(used)
+
+
+def test_a_window_at_each_of_its_limits():
+    params = CapacityParams(clean_share=0.75, full_ratio=1.0, busy_ratio=0.5)
+    half, slo = {"running_s": 60 * 2.0, "num_ended": 4}, Slo(ttft_s=1.0)
+    row = replace(ROW, max_concurrency=4)
+    assert used_share(window(**half, num_missed=1), row, ALONE_S, slo, params) == 0.5
+    assert used_share(window(**half, num_missed=2), row, ALONE_S, slo, params) == 1.0, "half used is busy"
+    assert used_share(window(**half, step_s=9.0), row, 0.0, Slo(), params) == 0.5, "no step alone is known"
 
 
 def test_an_engine_that_says_no_step_is_held_to_the_shortest_it_has_shown():
@@ -180,3 +194,89 @@ def test_an_answer_over_two_windows_counts_in_each_for_its_part():
     assert (first.running_s, second.running_s, first.prompt_tokens, second.prompt_tokens) == (10.0, 5.0, 10, 0)
     assert first.kv_token_s == pytest.approx(10 * 10 + 5 * 25) and second.kv_token_s == pytest.approx(10 * 5 + 5 * 75)
     assert (first.num_ended, second.num_ended) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("first_at", "ended_at", "response", "counted"),
+    [
+        (60.0, 120.0, 61, (10, 61, 60, 60, 0)),
+        (59.0, 60.0, 2, (0, 0, 0, 0, 1)),
+        (110.0, 130.0, 41, (10, 21, 20, 10, 0)),
+        (120.0, 130.0, 11, (0, 0, 0, 0, 0)),
+        (119.5, 119.5, 1, (10, 1, 0, 0, 1)),
+        (70.0, 80.0, 0, (10, 0, 0, 0, 1)),
+        (70.0, 71.0, 2, (10, 2, 1, 1, 1)),
+        (70.0, 65.0, 5, (10, 1, 0, 0, 1)),
+        (70.0, 70.0, 5, (10, 5, 0, 0, 1)),
+        (70.0, 70.05, 101, (10, 101, 0, 0, 1)),
+        (59.99, 60.04, 101, (0, 0, 0, 0, 1)),
+        (60.0, 60.05, 101, (10, 101, 0, 0, 1)),
+        (120.0, 120.05, 101, (0, 0, 0, 0, 0)),
+        (70.0, 71.0, 1001, (10, 1001, 1000, 1, 1)),
+    ],
+)
+def test_a_window_counts_what_happens_from_its_begin_to_before_its_end(first_at, ended_at, response, counted):
+    made = InstanceWindow()
+    made.add(Served("i-1", 50.0, first_at, ended_at, 10, response, missed=True), 60.0, 120.0)
+    assert counted == (made.prompt_tokens, made.response_tokens, made.num_steps, made.step_s, made.num_ended)
+    assert made.num_missed == made.num_ended and made.tau_s == (made.step_s / made.num_steps if counted[2] else 0)
+
+
+ALL = CapacityParams(busy_ratio=0.0, enough_s=0.0, memory_s=1e18)  # each window counts, and none is forgotten
+
+
+def totals(made):
+    return made.num_windows, *(round(tokens, 6) for tokens in made._tokens)
+
+
+def test_an_answer_counts_in_the_open_windows_of_late_and_its_prompt_in_the_first():
+    made = Throughput(ALL)
+    made.add(Served("i-1", 180.0, 181.0, 601.0, 1000, 421))
+    assert totals(closed(made, 10)) == (3, 1000, 121)
+    made.add(Served("i-1", 659.0, 660.0, 670.0, 1000, 11))
+    assert totals(closed(made, 20)) == (4, 2000, 132), "its first window is closed, and its prompt came in the second"
+    made.add(Served("i-1", 1259.0, 1260.0, 1270.0, 1000, 11))
+    assert totals(closed(made, 30)) == (6, 3000, 143)
+
+
+def test_a_window_is_read_once_answers_that_end_late_have_come():
+    made, rows = Throughput(ALL), {"i-1": ROW}
+    made.add(Served("i-1", 61.0, 62.0, 70.0, 10, 9))
+    assert not made.close(239.0, rows, {}) and made.num_windows == 0
+    assert made.close(240.0, rows, {}) and made.num_windows == 1
+    assert not made.close(999.0, rows, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "unsteady_at", "counts"),
+    [
+        ({"ready_at": 60.0}, 59.0, True),
+        ({"ready_at": 60.5}, 0.0, False),
+        ({"ready_at": 0.0}, 0.0, False),
+        ({"ready_at": 0.5}, 60.0, False),
+        ({"consolidating": True}, 0.0, False),
+    ],
+)
+def test_who_was_ready_all_through_a_window_shows_it(fields, unsteady_at, counts):
+    made = Throughput(ALL)
+    made.add(Served("i-1", 61.0, 62.0, 70.0, 10, 9))
+    made.close(999.0, {"i-1": replace(ROW, **fields)}, {"i-1": unsteady_at})
+    assert made.num_windows == counts
+
+
+def test_windows_weigh_less_with_the_used_time_after_them():
+    made = Throughput(CapacityParams(full_ratio=1.0, busy_ratio=0.5, enough_s=60.0, memory_s=60.0), PROFILE)
+    row = replace(ROW, max_concurrency=2, kv_tokens=0)
+    made.add(Served("i-1", 60.0, 120.0, 120.0, 100, 1))
+    assert closed(made, 2, row).used_s == 30.0, "half of its slots"
+    assert made.source == DECLARED
+    made.params = replace(made.params, enough_s=30.0)
+    assert made.source == MEASURED
+    made.params = replace(made.params, enough_s=60.0)
+    made.add(Served("i-1", 1200.0, 1259.0, 1260.0, 100, 1))
+    assert closed(made, 21, row).used_s == pytest.approx(30 * math.exp(-0.5) + 30)
+    assert made.source == DECLARED and made._tokens == (pytest.approx(100), pytest.approx(1))
+    for minute in range(30, 40):
+        made.add(Served("i-1", 60.0 * minute, 60.0 * minute + 1, 60.0 * minute + 60, 100, 1))
+    used_s = closed(made, 41, row).used_s
+    assert made.source == MEASURED and made.capacity.prompt_per_s == pytest.approx(made._tokens[0] / used_s)

@@ -3,6 +3,8 @@ source of the modules a service runs, including imports from controllers and run
 
 import ast
 import importlib
+import runpy
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -231,3 +233,44 @@ def test_every_event_has_somebody_who_may_publish_it_and_commands_have_few() -> 
     assert {user for kind in COMMANDS for user in by_whom[kind]} == {"placer", "autoscaler"}
     assert by_whom["agent.start"] == {"placer"}
     assert all(facts_of(kind) for kind in set(PAYLOADS) - set(COMMANDS))
+
+
+@pytest.mark.parametrize(
+    ("url", "user", "inbox", "makes_streams"),
+    [
+        ("nats://placer:secret@h:4222", "placer", "_INBOX_placer", True),
+        ("nats://router:secret@h:4222", "router", "_INBOX_router", False),
+        ("nats://h:4222", "", "_INBOX", True),
+        ("nats://a-token@h:4222", "", "_INBOX", True),
+    ],
+)
+def test_an_address_says_its_user_where_that_one_is_declared(
+    url: str, user: str, inbox: str, makes_streams: bool
+) -> None:
+    told = privileges.user_of(url), privileges.inbox_of(url), privileges.makes_streams(url)
+    assert told == (user, inbox, makes_streams)
+
+
+def test_the_servers_users_are_those_declared_each_with_its_password() -> None:
+    passwords = {user: f"secret of {user}" for user in privileges.USERS}
+    assert privileges.nats_users(passwords) == [
+        {"user": user, "password": passwords[user], "permissions": privileges.permissions(user)} for user in RIGHTS
+    ]
+    anonymous, *lines = privileges.valkey_users(passwords)
+    assert anonymous == privileges.ANONYMOUS
+    rules = {user: " ".join(privileges.store_rules(user)) for user in RIGHTS}
+    assert lines == [f"user {user} on >{passwords[user]} {rules[user]}" for user in RIGHTS]
+
+
+def test_the_module_writes_the_files_of_containers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ROOT / "deploy/k8s/base"
+    for name, file in (("nats", "nats-users.conf"), ("valkey", "valkey-users.sh")):
+        monkeypatch.setattr(sys, "argv", ["privileges", name])
+        runpy.run_path(privileges.__file__, run_name="__main__")
+        assert capsys.readouterr().out == (folder / file).read_text(encoding="utf-8")
+    for args in ([], ["all"], ["nats", "valkey"]):
+        monkeypatch.setattr(sys, "argv", ["privileges", *args])
+        with pytest.raises(SystemExit):
+            runpy.run_path(privileges.__file__, run_name="__main__")
