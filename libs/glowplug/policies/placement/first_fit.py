@@ -32,11 +32,9 @@ def fit(model: Model, fleet: IndexedNodes, params: FirstFitParams = FirstFitPara
     need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
     chosen: StageDecision | None = None
-    for node in fleet.candidates((need,), num_gpus, model.engine, 1):
+    for node in fleet.candidates((need,), num_gpus, model.engine, 1)[:1]:
         fitting = tuple(gpu.gpu_id for gpu in node.gpus if free_bytes(gpu, fleet.reserved) >= need)
-        if len(fitting) >= num_gpus:
-            chosen = StageDecision(node_id=node.node_id, gpu_ids=fitting[:num_gpus], bytes_per_gpu=need)
-            break
+        chosen = StageDecision(node_id=node.node_id, gpu_ids=fitting[:num_gpus], bytes_per_gpu=need)
     for other in fleet:
         if len(rivals) >= params.max_rivals:
             break
@@ -72,6 +70,6 @@ def _impossible(model: Model, fleet: IndexedNodes, need: int) -> str:
     if not able:
         return f"no node can start engine {model.engine}"
     largest = max((total for kind in able for _, total in kind.gpus), default=0)
-    if model.num_gpus > 1 and largest >= need:
+    if largest >= need:
         return f"no node has {model.num_gpus} GPUs of {show_bytes(need)} each"
     return f"no GPU is large enough: {show_bytes(need)} are needed, and the largest has {show_bytes(largest)}"

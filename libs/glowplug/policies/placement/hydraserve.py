@@ -73,8 +73,6 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
     if layout is not None:
         return _as_stages(layout, request, view, params)
     refusal = fit(model, fleet)
-    if refusal.stages or not by_stages:
-        return refusal
     return replace(refusal, is_late=True, reason=f"{refusal.reason}, and a start in stages would be late")
 
 

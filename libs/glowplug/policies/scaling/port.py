@@ -53,8 +53,7 @@ class ScalingView:
 
     def __post_init__(self) -> None:
         self.serving = serving = [i for i in self.instances if i.serves and not i.state.is_gone]
-        if len(serving) > 1:
-            serving.sort(key=lambda i: (i.created_at, i.instance_id))
+        serving.sort(key=lambda i: (i.created_at, i.instance_id))
         self.ready = [i for i in serving if i.state is InstanceState.READY]
         if len(self.ready) == len(serving):
             self.running, self.draining = serving, []
@@ -68,7 +67,7 @@ class ScalingView:
             self.num_coming += self.num_running - sum(worths(self.ready).values())
         self.per_instance = slots_per_instance(self.ready, self.model.max_concurrency)
         self.floor = max(self.model.min_instances, 1 if self.model.pinned else 0)
-        self.ceiling = max(self.model.max_instances, self.floor)
+        self.ceiling = self.model.max_instances
         self.demand = self.load.num_waiting + self.load.num_in_flight
 
     @property
@@ -129,7 +128,7 @@ def without_load(state: Any) -> Any:
 
 def worths(instances: Iterable[Instance]) -> dict[str, int]:
     """Return instances that each can still become: stages, less those ("<its id>.<stage>") serving as instances."""
-    found = {i.instance_id: i.num_stages if i.num_stages > 1 else 1 for i in instances}
+    found = {i.instance_id: i.num_stages for i in instances}
     if sum(found.values()) == len(found):
         return found
     for instance_id in list(found):
