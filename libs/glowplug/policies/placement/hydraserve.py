@@ -22,7 +22,7 @@ from glowplug.fleet.start_times import StartKind
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement import serverlessllm
 from glowplug.policies.placement.dormant import clear, gives_way, grow
-from glowplug.policies.placement.expect import offer_of, stage_seconds
+from glowplug.policies.placement.expect import offer_of, stage_seconds, warm_seconds
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.hydraserve_allocation import (
     AS_SOON,
@@ -78,9 +78,7 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
 
 def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
     model = request.model
-    first = next((n for n in view.fleet if not n.draining and model.engine in n.engines), None)
-    gpu_kind = gpu_kind_of(first) if first else ""  # per offer where nodes differ
-    stages = stage_seconds(model, gpu_kind, view, StartKind.COLD)
+    stages = warm_seconds(model, view)  # a start's own are each offer's
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
         weight_bytes=model.weights_bytes,
@@ -119,7 +117,7 @@ def _spread(
     is_choice = by_time and start.num_required <= 1
     if is_choice and single is not None and pipeline is not None and single.ttft_s <= AS_SOON * pipeline.ttft_s:
         return single
-    return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
+    return pipeline if pipeline is not None and pipeline.meets_slo else single
 
 
 def _fits_as_stages(request: PlaceRequest, free: Sequence[int], params: HydraserveParams) -> bool:
