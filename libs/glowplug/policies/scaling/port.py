@@ -164,7 +164,7 @@ def settle(
     above the ceiling or of a suspended model at once. With `take_back` draining ones return before others start."""
     model = view.model
     if model.suspended:
-        target, why = 0, "its operator has drained it"
+        why = "its operator has drained it"
     wanted = 0 if model.suspended else min(max(target, view.floor), view.ceiling)
     figures: dict[str, float | int | str] = {
         "waiting": view.load.num_waiting,
@@ -190,7 +190,7 @@ def settle(
     else:
         if wanted > target:
             why = f"at least {doing(view.floor, 'instance', 'stays')}{': it is pinned' if model.pinned else ''}"
-        if take_back and view.draining:
+        if take_back:
             resume = _taken_back(view, wanted - view.num_running)
     return ScaleDecision(
         model_key=model.key,

@@ -120,9 +120,9 @@ def settled(target, *instances, demand=load(last_active_at=80.0), how=None, **mo
 
 LONG_IDLE = load(last_active_at=60.0)
 SETTLED = {  # target, instances, the model, how -> wanted in the end, left of these, why
-    "the last one in its keep-alive": (0, ready(1), {}, {}, 0, 1, "its keep-alive is not over"),
+    "the last one in its keep-alive": (0, ready(1), {"max_instances": 1}, {}, 0, 1, "its keep-alive is not over"),
     "the last one after it": (
-        0, ready(1), {"demand": LONG_IDLE}, {}, 0, 0, "it has been idle for its keep-alive of 30 s",
+        0, ready(1), {"demand": LONG_IDLE, "max_instances": 1}, {}, 0, 0, "it has been idle for its keep-alive of 30 s",
     ),
     "a keep-alive of the policy": (
         0, ready(1), {}, {"keep_alive_s": 20.0}, 0, 0, "it has been idle for its keep-alive of 20 s",
@@ -150,6 +150,7 @@ SETTLED = {  # target, instances, the model, how -> wanted in the end, left of t
 def test_a_target_is_settled_within_the_models_bounds(target, instances, model, how, required, left, why):
     decision = settled(target, *instances, how=how, **model)
     assert (decision.num_required, decision.num_wanted, decision.reason) == (required, left, why)
+    assert decision.group_size == 1
     assert len(decision.drain) == len(instances) - left if left < len(instances) else decision.drain == ()
 
 

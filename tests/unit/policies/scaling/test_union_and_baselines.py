@@ -250,7 +250,9 @@ def test_an_answer_stands_only_while_nobody_drains():
     (serving,) = ready(1)
     quiet = load(last_active_at=99.0)
     assert asked(100.0, quiet, [serving]).stands_until == 0.0, "at first it looks at recent arrivals"
-    assert asked(110.0, quiet, [serving]).stands_until == pytest.approx(129.0, abs=1e-5), "its keep-alive"
+    decision = asked(110.0, quiet, [serving])
+    assert decision.stands_until == pytest.approx(129.0, abs=1e-5)
+    assert (decision.num_required, decision.reason) == (0, "its keep-alive is not over")
     draining = replace(serving, instance_id="i-2", state=InstanceState.DRAINING)
     assert asked(111.0, quiet, [serving, draining]).stands_until == 0.0
     assert asked(112.0, quiet, [serving]).stands_until > 112.0

@@ -280,6 +280,7 @@ def test_m_grows_again_once_the_start_that_it_brought_has_served_a_window(start_
 
     assert (after(at_s - 1.0).m, after(at_s - 1.0).raised_at) == (0.1, 0.0)
     assert after(at_s).m == pytest.approx(0.1 + 0.2 * 1.2) and after(at_s).raised_at == at_s
+    assert after(at_s, 1.3).m == pytest.approx(0.1 + 0.2 * 0.5) and after(at_s, 1.3).raised_at == at_s
     assert (after(at_s, PLAIN.aim).m, after(at_s, PLAIN.aim).raised_at) == (0.1, 0.0), "as aimed at"
 
 
