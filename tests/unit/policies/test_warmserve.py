@@ -216,8 +216,7 @@ def placed(*nodes, wishes=(wish(),), shapes=(), worths=None, **params):
     """(model, node, GPUs, replicas dropped) of each step."""
     known = {one.model_key: ONE for one in wishes} | dict(shapes)
     steps = plan(wishes, known, nodes, EvictAwareParams(**params), worths=worths)
-    at = {s.model_key: "".join(g.removeprefix("node-1/") for g in s.gpu_ids) for s in steps}
-    return [(s.model_key, s.node_id, at[s.model_key], s.drop) for s in steps]
+    return [(s.model_key, s.node_id, "".join(g.removeprefix("node-1/") for g in s.gpu_ids), s.drop) for s in steps]
 
 
 def second(node):
@@ -375,12 +374,12 @@ def test_a_gpu_serves_if_it_is_held_by_or_promised_to_others_than_copies(holders
 
 def test_prewarming_sees_gpus_that_do_not_serve_and_copies_anywhere():
     nodes = [
-        fleet_node("node-1", gpus_mib=(300,) * 3, grants={0: [("i-1", 9)], 1: [("i-2", 9), ("r-1", 9)]}),
+        fleet_node("node-1", gpus_mib=(300,) * 3, grants={0: [("i-1", 9)], 1: [("i-2", 9)], 2: [("r-1", 9)]}),
         fleet_node("node-2", grants={0: [("i-1", 9)]}), fleet_node("node-3", draining=True),
         fleet_node("node-4", grants={0: [("i-1", 9)]}), fleet_node("node-5", abilities=("emulated:prewarm",)),
     ]  # fmt: skip
     rows = {
-        "node-1": [copy("r-1", gpu_id="node-1/1"), copy("r-2", InstanceState.SWAPPED_OUT)],
+        "node-1": [copy("r-1", gpu_id="node-1/2"), copy("r-2", InstanceState.SWAPPED_OUT)],
         "node-4": [copy("r-4", InstanceState.LOADING, gpu_id="node-4/0")],
     }
     index = NodeIndex(nodes, dormant=rows)

@@ -167,9 +167,9 @@ def test_weights_in_host_memory_make_one_worker_of_it():
     assert [s.node_id for s in decision.stages] == ["node-9"]
     assert decision.rivals[0].score == pytest.approx(2.0 + 1.5, abs=0.01), "nothing is fetched"
     assert place(serverlessllm, [server("node-1", gbps=64), cached]).node_id == "node-9"
-    hurried = replace(SEVEN_B, slo=Slo(ttft_s=0.1, tpot_s=0.2))
-    both = [cached, server("node-8", cached=cached.cached)]
-    assert len(place(hydraserve, both, model=hurried).stages) == 1, "stages would save nothing"
+    request = PlaceRequest(instance_id="i", model=SEVEN_B, num_required=2)
+    view = PlacementView(now_s=0.0, nodes=[cached, server("node-8", cached=cached.cached)], start_stages=STAGES)
+    assert len(hydraserve.place(request, view).stages) == 1, "stages would save nothing"
 
 
 COPY = CachedWeights(digest=SEVEN_B.weights.digest, num_bytes=WEIGHTS, model_keys=("llama",))
@@ -296,6 +296,16 @@ def test_policies_that_lay_out_starts_read_the_seconds_of_warm_inference():
     assert {"hydraserve", "union"} <= marked and not {"first_fit", "serverlessllm"} & marked
 
 
+@pytest.mark.parametrize("policy", [union, serverlessllm])
+def test_of_many_nodes_alike_the_one_where_least_is_lost(policy):
+    names = [f"node-{n}" for n in range(10, 30)]
+    nodes = [server(name, grants={0: [(f"r-{name}", 20_000)]}) for name in names]
+    rows = {n: [an_instance(f"r-{n}", "other", InstanceState.PREWARMED, gpu_id=f"{n}/0", replica=True)] for n in names}
+    scores = {f"r-{name}": 30.0 - at for at, name in enumerate(names)}
+    decision = place(policy, nodes, model=replace(SEVEN_B, slo=Slo()), is_awaited=False, dormant=rows, scores=scores)
+    assert (decision.node_id, decision.drops) == ("node-29", ("r-node-29",))
+
+
 def test_a_links_ledger_follows_the_declared_rate():
     node, times = server("node-1"), StartTimes()
     known = LinkLedger(bytes_per_s=1e9, since_s=3.0, fetches=(Fetch(fetch_id="f", left_bytes=1.0, deadline_at=9.0),))
@@ -342,6 +352,14 @@ def test_section_7_a_model_of_several_gpus_starts_in_stages_where_that_is_asked_
     assert "which meets its objectives" in decision.reason
     by_union = place_large(nodes, UNION_GROUPS, union)
     assert [s.gpu_ids for s in by_union.stages] == [s.gpu_ids for s in decision.stages]
+
+
+def test_section_7_a_group_has_the_bytes_of_its_fullest_gpu():
+    pair = replace(SEVENTY_B, kv_bytes=0, num_gpus=2)
+    mixed = place(hydraserve, servers(2, gpus_gb=(20, 80, 80, 20)), HYDRASERVE_GROUPS, model=pair)
+    assert [s.gpu_ids for s in mixed.stages] == [(f"node-{n}/1", f"node-{n}/2") for n in (0, 1)]
+    lame = place(hydraserve, servers(2, gpus_gb=(80, 20)), HYDRASERVE_GROUPS, model=pair)
+    assert lame.stages == () and not lame.is_late, "20 GB, of 32 for a half"
 
 
 def test_section_7_the_option_is_written_behind_the_name():

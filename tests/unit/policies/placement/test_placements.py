@@ -77,8 +77,8 @@ def test_first_fit_says_why_a_start_is_impossible(model, nodes, reason):
 
 def test_first_fit_says_why_each_gpu_is_taken_or_not():
     nodes = [
-        a_node("node-1", gpus_mib=(99, 300, 100)), a_node("node-2", gpus_mib=(300,)), a_node("node-3", draining=True),
-        a_node("node-4", engines=()), a_node("node-5", grants={0: [("i-9", 201)]}),
+        a_node("node-1", gpus_mib=(99, 300, 100)), a_node("node-2", gpus_mib=(300, 300)),
+        a_node("node-3", draining=True), a_node("node-4", engines=()), a_node("node-5", grants={0: [("i-9", 201)]}),
     ]  # fmt: skip
     decision = placed(first_fit.place, a_model(mib=100), seen(*nodes))
     assert [(r.name, r.why) for r in decision.rivals] == [
@@ -86,13 +86,14 @@ def test_first_fit_says_why_each_gpu_is_taken_or_not():
         ("node-1/1", "it is the first with enough free memory"),
         ("node-1/2", "it has enough free memory too"),
         ("node-2/0", "it has enough free memory too"),
+        ("node-2/1", "it has enough free memory too"),
         ("node-3/0", "its node is being drained"),
         ("node-4", "it cannot start engine emulated"),
         ("node-5/0", "100 MiB are needed"),
     ]
     assert decision.reason == "this is the first GPU with 100 MiB free"
     view, model = seen(*nodes), a_model(mib=100)
-    for most in (2, 4, 5, 6):
+    for most in (2, 4, 6, 7):
         fewer = first_fit.fit(model, view.fleet, first_fit.FirstFitParams(max_rivals=most))
         assert fewer.rivals == decision.rivals[:most]
 
@@ -243,9 +244,10 @@ def test_of_replicas_worth_the_same_the_first_goes_on_the_first_node_and_only_wh
 
 
 def test_a_sleeping_engine_does_not_give_way():
-    rows = [replica("r-1", "a", state=InstanceState.SWAPPED_OUT)]
-    view = seen(a_node(grants={0: [("r-1", 200)]}), copies=rows)
+    rows = [replica("r-1", "a", state=InstanceState.SWAPPED_OUT), replica("r-2", "m")]
+    view = seen(a_node(grants={0: [("r-1", 200), ("r-2", 50)]}), copies=rows)
     assert placed(with_drops, a_model("new", mib=200), view) is None
+    assert placed(grow, a_model("m", mib=200), view) is None
 
 
 def test_a_running_engine_is_never_dropped():
