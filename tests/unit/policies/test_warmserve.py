@@ -296,6 +296,8 @@ def test_a_copy_of_the_model_or_a_group_across_another_is_no_place_to_clear():
     across = [lying("r1", 1, 2, num_bytes=0), lying("r2", 0, num_bytes=12 * GB), lying("r3", 3, num_bytes=12 * GB)]
     node = replace(a_node(*across, num=4), free_bytes=(0, 12 * GB, 0, 0))
     assert placed(node, shapes={"new": TWO}, worths={"r1": 3.0}) == [("new", "node-1", "03", ("r2", "r3"))]
+    no_pair = replace(a_node(*across[:2], num=3), free_bytes=(0, 12 * GB, 0))
+    assert placed(no_pair, shapes={"new": TWO}, worths={"r1": 3.0}) == []
     below = replace(a_node(*across[:2], num=3), free_bytes=(0, 12 * GB, 12 * GB))
     assert placed(below, shapes={"new": replace(TWO, num_gpus=3)}, worths={"r1": 3.0})[0][2:] == ("012", ("r2",))
 
@@ -305,6 +307,7 @@ def test_of_places_to_clear_the_one_whose_other_replicas_are_all_beaten_then_the
     beside = [lying(f"r{n}", int(n != 0), num_bytes=0) for n in range(4)]
     node = a_node(*stale, *beside, free=0)
     assert placed(node, worths={"r0": 9.0, "r1": 3.9, "r2": 3.9, "r3": 3.9})[0][2:] == ("1", ("s1",))
+    assert placed(node, worths={"r0": 4.0, "r1": 2.5, "r2": 2.5, "r3": 2.1})[0][2:] == ("1", ("s1",))
     assert placed(node, worths={"r0": 3.5, "r1": 3.0, "r2": 2.5, "r3": 2.5})[0][2:] == ("0", ("s0",)), "3.5 beside 8"
     assert placed(node, worths={"r0": 3.5, "r1": 2.2, "r2": 0.0, "r3": 0.0})[0][2] == "1"
 
@@ -318,7 +321,7 @@ def test_bytes_that_a_dropped_replica_held_are_free_for_the_next_wish_too():
     assert len(placed(by_shape, wishes=wishes, shapes=known, worths={})) == 2
     unknown = a_node(replace(lying("r1", 0), bytes_per_gpu=0), num=1, free=13 * GB - 1)
     assert placed(unknown, wishes=wishes, worths={}) == []
-    gone = replace(lying("r1", 0, num_bytes=21 * GB), gpu_ids=("node-1/0", "node-1/9"))
+    gone = replace(lying("r1", 0, num_bytes=21 * GB), gpu_ids=("node-1/9", "node-1/0"))
     assert len(placed(a_node(gone, num=1, free=5 * GB), wishes=wishes, worths={})) == 2, "a GPU of it is gone"
 
 

@@ -313,7 +313,7 @@ class _Node:
         return cls(view, list(view.free_bytes), [(view.bits(r.gpu_ids), r) for r in scored])
 
     def has_stale(self, most: float) -> bool:
-        return any(replica.score <= most and replica.may_go for _, replica in self.held)
+        return any(replica.score <= most for _, replica in self.held)
 
     def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
         """Return groups with enough memory, nested with or disjoint from each replica; least worth first."""
