@@ -78,7 +78,7 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
 
 def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
     model = request.model
-    stages = warm_seconds(model, view)  # a start's own are each offer's
+    stages = warm_seconds(model, view)  # those of the start are each offer's
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
         weight_bytes=model.weights_bytes,

@@ -52,7 +52,7 @@ class ScalerParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerState:
-    window: float = -1
+    window: int = -1
     shrunk: bool = False
     num_planned: int = 0
     num_forecast: int = 0
@@ -111,7 +111,7 @@ def overloaded(
 
 def algorithm_2(
     num_running: int,
-    window: float,
+    window: int,
     predicted: Forecast | None,
     capacity: Capacity,
     outlooks: Outlooks,
@@ -121,8 +121,8 @@ def algorithm_2(
     num_coming: int = 0,
     now_s: float = 0.0,
 ) -> tuple[WantedNumber, ScalerState]:
-    """Decide the number of instances. `num_running` includes `num_coming`, not draining ones; another `window`
-    is another plan."""
+    """Decide the number of instances. `num_running` includes `num_coming`, not draining ones; `window` is the present
+    window's number."""
     fresh, answered = overloaded(outlooks, state.answered, num_coming, now_s, params)
     if window != state.window:
         state = ScalerState(window=window, num_planned=num_running, answered=state.answered)
@@ -194,7 +194,7 @@ def _on_the_fleet(
     """Run Algorithm 2; a forecast's arrival begins a window."""
     return algorithm_2(
         max(1, view.num_coming_or_there),
-        view.now_s // WINDOW_S if view.forecast is None else view.forecast.made_at,
+        int(view.now_s // WINDOW_S) if view.forecast is None else int(view.forecast.made_at * 1000),
         predicted,
         capacity,
         outlooks_of(view),
