@@ -32,9 +32,11 @@ def fit(model: Model, fleet: IndexedNodes, params: FirstFitParams = FirstFitPara
     need, num_gpus = bytes_per_gpu(model), model.num_gpus
     rivals: list[Rival] = []
     chosen: StageDecision | None = None
-    for node in fleet.candidates((need,), num_gpus, model.engine, 1)[:1]:
+    for node in fleet.candidates((need,), num_gpus, model.engine, 1):
         fitting = tuple(gpu.gpu_id for gpu in node.gpus if free_bytes(gpu, fleet.reserved) >= need)
-        chosen = StageDecision(node_id=node.node_id, gpu_ids=fitting[:num_gpus], bytes_per_gpu=need)
+        if len(fitting) >= num_gpus:
+            chosen = StageDecision(node_id=node.node_id, gpu_ids=fitting[:num_gpus], bytes_per_gpu=need)
+            break
     for other in fleet:
         if len(rivals) >= params.max_rivals:
             break
