@@ -54,9 +54,12 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
 def grow(request: PlaceRequest, view: PlacementView) -> PlaceDecision | None:
     """Choose the dormant copy to grow from, dropping others if needed: prewarmed, else asleep, else being prewarmed;
     then least cost."""
+    copies = copies_of(request, view)
+    if not copies:
+        return None
     found: list[tuple[tuple[int, float, int, str], Instance, list[Clearing]]] = []
     rivals: list[Rival] = []
-    for row in copies_of(request, view):
+    for row in copies:
         node = view.fleet.node(row.node_id)
         cleared = _cleared(row, node, request, view) if node is not None and not node.draining else None
         if cleared is None:

@@ -72,6 +72,6 @@ def _impossible(model: Model, fleet: IndexedNodes, need: int) -> str:
     if not able:
         return f"no node can start engine {model.engine}"
     largest = max((total for kind in able for _, total in kind.gpus), default=0)
-    if largest >= need:
+    if model.num_gpus > 1 and largest >= need:
         return f"no node has {model.num_gpus} GPUs of {show_bytes(need)} each"
     return f"no GPU is large enough: {show_bytes(need)} are needed, and the largest has {show_bytes(largest)}"

@@ -22,7 +22,7 @@ from glowplug.fleet.start_times import StartKind
 from glowplug.policies.decisions import PlaceDecision, StageDecision
 from glowplug.policies.placement import serverlessllm
 from glowplug.policies.placement.dormant import clear, gives_way, grow
-from glowplug.policies.placement.expect import offer_of, stage_seconds, warm_seconds
+from glowplug.policies.placement.expect import offer_of, stage_seconds
 from glowplug.policies.placement.first_fit import fit
 from glowplug.policies.placement.hydraserve_allocation import (
     AS_SOON,
@@ -73,12 +73,16 @@ def lay_out(request: PlaceRequest, view: PlacementView, params: HydraserveParams
     if layout is not None:
         return _as_stages(layout, request, view, params)
     refusal = fit(model, fleet)
+    if refusal.stages or not by_stages:
+        return refusal
     return replace(refusal, is_late=True, reason=f"{refusal.reason}, and a start in stages would be late")
 
 
 def _cold_start(request: PlaceRequest, view: PlacementView, params: HydraserveParams) -> ColdStart:
     model = request.model
-    stages = warm_seconds(model, view)  # those of the start are each offer's
+    first = next((n for n in view.fleet if not n.draining and model.engine in n.engines), None)
+    gpu_kind = gpu_kind_of(first) if first else ""  # per offer where nodes differ
+    stages = stage_seconds(model, gpu_kind, view, StartKind.COLD)
     warm_tpot_s = stages.decode_s + stages.hop_s * params.allocation.max_stages
     return ColdStart(
         weight_bytes=model.weights_bytes,
@@ -117,7 +121,7 @@ def _spread(
     is_choice = by_time and start.num_required <= 1
     if is_choice and single is not None and pipeline is not None and single.ttft_s <= AS_SOON * pipeline.ttft_s:
         return single
-    return pipeline if pipeline is not None and pipeline.meets_slo else single
+    return pipeline if pipeline is not None and (pipeline.meets_slo or single is None) else single
 
 
 def _fits_as_stages(request: PlaceRequest, free: Sequence[int], params: HydraserveParams) -> bool:

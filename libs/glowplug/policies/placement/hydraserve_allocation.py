@@ -117,6 +117,7 @@ class StagePlace:
     num_bytes: int
     fetch_bytes: float
     is_full: bool
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +158,9 @@ def allocate(
             rivals.append(_rival(_named(num_stages, num_full), found))
             wanted = min(start.num_required, params.max_stages)
             if found.meets_slo and num_stages >= wanted:
+                shared = sum(worker.is_shared for worker in found.workers)
                 is_short = num_full < min(wanted, num_stages)
-                order = (is_short, num_stages, -num_full if by_time else num_full)
+                order = (is_short, num_stages, -num_full if by_time else num_full, shared)
                 fitting.append((order, found))
     if fitting:
         if by_time:
@@ -233,6 +235,7 @@ def _scheme(
                 num_bytes=num_bytes,
                 fetch_bytes=parts[len(chosen)],
                 is_full=is_full,
+                is_shared=not server.empty_gpus.issuperset(gpus),
             )
             chosen.append((server, place))
             if len(chosen) == wanted:

@@ -71,4 +71,5 @@ def _with_memory(request: PlaceRequest, view: PlacementView) -> list[tuple[Node,
     near = partial(fleet.candidates, (need,), num_gpus, model.engine, MAX_RIVALS, drops="free", loses=loses, busy=apart)
     holders = fleet.holders(model)
     nodes = [*near(only=holders), *(() if holders is None else near(besides=holders))]
+    nodes.sort(key=lambda node: node.node_id)
     return list(cheapest_on(nodes, model, view))

@@ -246,6 +246,8 @@ def _of(demand: PrewarmDemand, params: ScoreParams) -> tuple[_Ranked, ...]:
     num_basic = min(max(math.ceil(average / batch) - demand.num_active, 0), MAX_REPLICAS)
     num_burst = min(max(math.ceil(peak / batch) - num_basic - demand.num_active, 0), MAX_REPLICAS)
     total = num_basic + num_burst
+    if not total:
+        return ()
     factor = burst_factor(average, peak, params)
     kinds = [(ReplicaClass.BASIC, rank, 1.0) for rank in range(num_basic)]
     kinds += [(ReplicaClass.BURST, rank, factor) for rank in range(num_burst)]
@@ -313,7 +315,7 @@ class _Node:
         return cls(view, list(view.free_bytes), [(view.bits(r.gpu_ids), r) for r in scored])
 
     def has_stale(self, most: float) -> bool:
-        return any(replica.score <= most for _, replica in self.held)
+        return any(replica.score <= most and replica.may_go for _, replica in self.held)
 
     def groups_for(self, shape: ReplicaShape) -> Sequence[_Group]:
         """Return groups with enough memory, nested with or disjoint from each replica; least worth first."""
@@ -496,7 +498,9 @@ def _take(node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[st
         node.free[at] -= shape.bytes_per_gpu
     gpu_ids = tuple(node.view.gpu_ids[at] for at in members(fit.bits))
     name = f"new {wish.model_key} {wish.kind.name.lower()} {wish.rank}"
-    mine = Prewarmed(replica_id=name, model_key=wish.model_key, gpu_ids=gpu_ids, score=wish.score, may_go=False)
+    mine = Prewarmed(
+        replica_id=name, model_key=wish.model_key, gpu_ids=gpu_ids, score=wish.score, is_ready=False, may_go=False
+    )
     node.held.append((fit.bits, mine))
     load = "average" if wish.kind is ReplicaClass.BASIC else "highest"
     saves = f"it is expected to save {wish.score:.3g} s of loading"

@@ -34,7 +34,7 @@ class ReactiveState:
 def reactive(
     view: ScalingView, state: ReactiveState | None = None, params: ReactiveParams = ReactiveParams()
 ) -> tuple[ScaleDecision, ReactiveState]:
-    wanted = min(max(view.needed, view.floor), view.ceiling)
+    wanted = 0 if view.model.suspended else min(max(view.needed, view.floor), view.ceiling)
     since = state.spare_since if state is not None else None
     since = None if wanted >= view.num_running else view.now_s if since is None else since
 

@@ -82,7 +82,7 @@ def watch(view: ScalingView, state: HydraserveState | None, params: HydraservePa
     idle = {i.instance_id: since.get(i.instance_id, max(view.now_s, i.ready_at)) for i in free}
     if view.now_s - state.opened_at < params.window_s:
         return state if idle == state.idle_since else replace(state, idle_since=idle)
-    came = counted - state.arrived_before if view.load.num_arrived else view.demand - state.demand_before
+    came = counted - state.arrived_before if view.load.num_arrived else max(0, view.demand - state.demand_before)
     num_empty = int((view.now_s - state.opened_at) / params.window_s) - 1
     closed = (max(0, came), *([0] * min(num_empty, params.num_windows)))
     return HydraserveState(
@@ -109,7 +109,7 @@ def target(view: ScalingView, state: HydraserveState, params: HydraserveParams) 
         waiting, free = doing(view.load.num_waiting, "request", "waits"), counted(num_free, "slot")
         came = f"{waiting} and {expected or 'none'} may come in {params.window_s:g} s"
         return there + new, f"{came}, but only {free} of its instances {'is' if num_free <= 1 else 'are'} free"
-    least = math.ceil((view.demand + expected) / view.per_instance)
+    least = max(view.needed, math.ceil((view.demand + expected) / view.per_instance))
     requests = f"{counted(view.demand, 'request')} and {expected or 'none'} that may come"
     return min(there, least), f"{requests} fit {counted(there, 'instance')}"
 
@@ -131,7 +131,7 @@ def consolidate(pipelines: Sequence[Instance], num_whole: int, num_required: int
     coming."""
     decisions, left = [], num_required - num_whole
     for instance in pipelines:
-        is_up = left >= instance.num_stages
+        is_up = left >= max(2, instance.num_stages)
         becomes = ConsolidationKind.UP if is_up else ConsolidationKind.DOWN
         need = f"{max(0, left) or 'none'} of {num_required} wanted instances {'are' if left > 1 else 'is'} missing"
         all_stages = f"so each of its {instance.num_stages} stages becomes an instance"

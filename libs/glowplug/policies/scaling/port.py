@@ -53,7 +53,8 @@ class ScalingView:
 
     def __post_init__(self) -> None:
         self.serving = serving = [i for i in self.instances if i.serves and not i.state.is_gone]
-        serving.sort(key=lambda i: (i.created_at, i.instance_id))
+        if len(serving) > 1:
+            serving.sort(key=lambda i: (i.created_at, i.instance_id))
         self.ready = [i for i in serving if i.state is InstanceState.READY]
         if len(self.ready) == len(serving):
             self.running, self.draining = serving, []
@@ -67,7 +68,7 @@ class ScalingView:
             self.num_coming += self.num_running - sum(worths(self.ready).values())
         self.per_instance = slots_per_instance(self.ready, self.model.max_concurrency)
         self.floor = max(self.model.min_instances, 1 if self.model.pinned else 0)
-        self.ceiling = self.model.max_instances
+        self.ceiling = max(self.model.max_instances, self.floor)
         self.demand = self.load.num_waiting + self.load.num_in_flight
 
     @property
@@ -128,7 +129,7 @@ def without_load(state: Any) -> Any:
 
 def worths(instances: Iterable[Instance]) -> dict[str, int]:
     """Return instances that each can still become: stages, less those ("<its id>.<stage>") serving as instances."""
-    found = {i.instance_id: i.num_stages for i in instances}
+    found = {i.instance_id: i.num_stages if i.num_stages > 1 else 1 for i in instances}
     if sum(found.values()) == len(found):
         return found
     for instance_id in list(found):
@@ -164,7 +165,7 @@ def settle(
     above the ceiling or of a suspended model at once. With `take_back` draining ones return before others start."""
     model = view.model
     if model.suspended:
-        why = "its operator has drained it"
+        target, why = 0, "its operator has drained it"
     wanted = 0 if model.suspended else min(max(target, view.floor), view.ceiling)
     figures: dict[str, float | int | str] = {
         "waiting": view.load.num_waiting,
@@ -190,7 +191,7 @@ def settle(
     else:
         if wanted > target:
             why = f"at least {doing(view.floor, 'instance', 'stays')}{': it is pinned' if model.pinned else ''}"
-        if take_back:
+        if take_back and view.draining:
             resume = _taken_back(view, wanted - view.num_running)
     return ScaleDecision(
         model_key=model.key,

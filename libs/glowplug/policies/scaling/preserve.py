@@ -126,7 +126,7 @@ def algorithm_2(
     fresh, answered = overloaded(outlooks, state.answered, num_coming, now_s, params)
     if window != state.window:
         state = ScalerState(window=window, num_planned=num_running, answered=state.answered)
-        if predicted is not None:
+        if predicted is not None and capacity != Capacity():
             planned = instances_for(predicted, capacity)
             wanted, why = planned, f"{tokens_of(predicted)} are expected in this window"
             if answered and planned < num_running + len(fresh):
@@ -139,7 +139,7 @@ def algorithm_2(
         why = f"{listed(sorted(fresh))} will fill more than {params.overload_ratio:.0%} of the KV cache"
         return WantedNumber(num_wanted=state.num_planned, reason=why), state
     calm = outlooks and all(o.peak_ratio < params.idle_ratio for _, o in outlooks)
-    if calm and not state.shrunk:
+    if calm and not state.shrunk and num_running > 1:
         wanted = max(1, state.num_forecast, math.ceil(sum(o.peak_ratio for _, o in outlooks) / params.memory_ratio))
         if wanted < num_running:
             why = f"every instance stays below {params.idle_ratio:.0%} of its KV cache"
@@ -221,10 +221,10 @@ def _look_ahead(
 ) -> tuple[WantedNumber, ScalerState]:
     """Section 4.3.2 alone, starting from the demand."""
     if not view.demand:
-        return WantedNumber(num_wanted=0, reason=why_now(view)), state
+        return WantedNumber(num_wanted=0, reason=why_now(view), is_cold=True), state
     target, after = _on_the_fleet(view, None, Capacity(), state, params)
     wanted = max(view.needed, target.num_wanted)
-    return WantedNumber(num_wanted=wanted, reason=f"{target.reason}; {why}"), after
+    return WantedNumber(num_wanted=wanted, reason=f"{target.reason}; {why}", is_cold=True), after
 
 
 def _prediction(now: Forecast, after: Forecast | None) -> Forecast:

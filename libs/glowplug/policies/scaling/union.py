@@ -343,6 +343,8 @@ def _window_s(view: ScalingView) -> float:
 def _num_idle(view: ScalingView, idle_since: Mapping[str, float], params: UnionParams) -> int:
     alive_s = view.model.keep_alive_s if view.model.keep_alive_s >= 0 else params.spare_s
     idle = [i.instance_id for i in view.ready if view.now_s - idle_since.get(i.instance_id, view.now_s) >= alive_s]
+    if not idle:
+        return 0
     can_become = worths(view.running)
     return sum(can_become[instance_id] for instance_id in idle)
 
