@@ -11,11 +11,12 @@ from glowplug.policies.placement.hydraserve_allocation import (
     ColdStart,
     ServerOffer,
     StageSeconds,
+    after_fetch_s,
     allocate,
     ready_s,
 )
 from glowplug.policies.placement.links import Fetch, LinkLedger, admits, begin, finish, settle
-from glowplug.policies.placement.shape import stage_bytes
+from glowplug.policies.placement.shape import bytes_per_gpu, parts_of, stage_bytes, weights_per_gpu
 from tests.fleet_builder import a_model
 
 GB = 10**9
@@ -45,8 +46,10 @@ EVEN = AllocationParams(skew=1.0, chunk_bytes=0)
 def test_every_fetch_must_be_in_time_when_one_more_comes():
     """Eq. 3: with 8 s left, half of 2 GB/s is enough for 8 GB, not for 8.1."""
     for left, wanted in ((8.0e9, True), (8.1e9, False)):
-        ledger = LinkLedger(bytes_per_s=GBIT16, fetches=(Fetch(fetch_id="a", left_bytes=left, deadline_at=8.0),))
-        assert admits(ledger, 1e9, 100.0, 0.0) is wanted
+        ledger = LinkLedger(
+            bytes_per_s=GBIT16, since_s=1.0, fetches=(Fetch(fetch_id="a", left_bytes=left, deadline_at=9.0),)
+        )
+        assert admits(ledger, 1e9, 100.0, 1.0) is wanted
 
 
 def test_the_newcomer_must_be_in_time_too():
@@ -54,6 +57,7 @@ def test_the_newcomer_must_be_in_time_too():
     empty = LinkLedger(bytes_per_s=GBIT16)
     assert admits(empty, 6e9, 3.0, 0.0)
     assert not admits(empty, 6.1e9, 3.0, 0.0)
+    assert not admits(empty, 6e9, 3.0, 0.1)
     assert admits(empty, 6.1e9, 3.0, 0.0, check_newcomer=False)
 
 
@@ -65,6 +69,9 @@ def test_pending_bytes_shrink_by_the_share_of_the_time():
     assert [(f.fetch_id, f.left_bytes) for f in later.fetches] == [("b", 2e9)]
     assert settle(later, 1.0) == later
     assert finish(later, "b", 3.0).fetches == ()
+    assert settle(finish(later, "b", 3.0), 4.0) == LinkLedger(bytes_per_s=GBIT16, since_s=4.0)
+    assert [f.left_bytes for f in settle(ledger, 0.5).fetches] == [2e9, 4.5e9]
+    assert [f.fetch_id for f in settle(ledger, 2.5).fetches] == ["b"], "a has just ended"
     assert later.share() == 1e9
 
 
@@ -105,6 +112,88 @@ def test_how_a_start_is_laid_out(servers, asked, stages, full, ttft_s, tpot_s):
     assert [worker.is_full for worker in layout.workers] == [True] * full + [False] * (stages - full)
     assert {worker.num_bytes for worker in layout.workers if worker.is_full} <= {int(17.5 * GB)}
     assert {worker.num_bytes for worker in layout.workers if not worker.is_full} <= {int(17.5 * GB) // stages}
+
+
+def test_an_objective_is_met_to_the_last_moment():
+    just = {"slo_ttft_s": 7.75, "slo_tpot_s": 0.042}
+    assert laid_out(FOUR[:1], **just).meets_slo
+    assert not laid_out(FOUR[:1], **just | {"slo_tpot_s": 0.0419}).meets_slo
+
+
+def test_a_layout_says_what_it_takes_and_whether_that_is_enough():
+    def said(**asked):
+        return laid_out(FOUR[:2], **asked).reason
+
+    two = "2 stages (1 with full memory) are expected to give the first token after 5.38 s and each further one 0.065 s"
+    assert said() == f"{two} later, which meets its objectives"
+    one = "one worker is expected to give the first token after 7.75 s and each further one 0.042 s later"
+    assert laid_out(FOUR[:1]).reason == f"{one}, which misses its objectives"
+    assert laid_out(FOUR[:1], slo_ttft_s=math.inf).reason == f"{one}, which meets its objectives"
+    assert said(slo_ttft_s=math.inf, slo_tpot_s=math.inf) == f"{one}, and it has no objectives to meet"
+    assert said(slo_ttft_s=20.0, stages=replace(STAGES, decode_s=0.0)).endswith(
+        "after 7.75 s, which meets its objectives"
+    )
+
+
+def rivals(*args, **asked):
+    return {rival.name: rival.why for rival in laid_out(*args, **asked).rivals}
+
+
+def test_layouts_are_rivals_whose_fetches_would_be_in_time():
+    """One worker's 6.25 s are not, of 7.5 s with 1.5 of prefill; two stages without full memory have 7.5 - 3 s."""
+    assert rivals(FOUR[:2]) == {f"2 stages ({w} with full memory)": "it meets the objectives" for w in ("none", 1, 2)}
+    tight = rivals(FOUR[:2], slo_tpot_s=0.06)
+    assert tight["2 stages (1 with full memory)"] == "it misses the objectives"
+    assert list(rivals(FOUR[:1], slo_ttft_s=20)) == ["one worker", LITTLE]
+
+
+def test_a_layout_is_admitted_by_its_largest_part():
+    """Two full workers have 6 s to fetch and, without streaming, to load."""
+    alone = ["one worker on n0", "one worker on n1"]
+    parts = {2: [int(10.5 * GB), 2 * GB]}
+    assert list(rivals(FOUR[:2], parts=parts)) == ["2 stages (2 with full memory)"], "5.25 s"
+    assert list(rivals([replace(server, streams=False) for server in FOUR[:2]], parts=parts)) == alone, "0.9 s more"
+    assert list(rivals(FOUR[:2], parts={2: [int(12.1 * GB), GB]})) == alone
+
+
+LITTLE = "one worker with little memory"
+
+
+@pytest.mark.parametrize(("num_gpus", "names"), [(1, ["one worker on n0"]), (4, ["one worker", LITTLE])])
+def test_an_engine_that_loads_after_the_fetch_needs_its_bytes_that_much_sooner(num_gpus, names):
+    """8.5 s less 1.5 of prefill and 1.04 of loading, a quarter of that on four GPUs; the fetch takes 6.25."""
+    server = replace(a_server("n0", gpus=4), streams=False)
+    assert list(rivals([server], slo_ttft_s=8.5, num_gpus=num_gpus)) == names
+
+
+def test_a_fetch_that_has_ended_takes_nothing_of_its_link():
+    ended = a_server("n0", fetches=(Fetch(fetch_id="x", left_bytes=4e9, deadline_at=9.0),))
+    assert allocate(LLAMA_7B, [ended], 2.0, EVEN).ttft_s == pytest.approx(6.25 + 1.5)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [((0.5, 0.25), (0.6, 0.1)), ((0.5, 0.25), (0.3, 0.4))], ids=["slower link", "slower PCIe"]
+)
+def test_the_nearest_server_is_the_one_with_the_least_seconds_over_link_and_pcie(one, other):
+    offers = [
+        replace(a_server(name, rate=1e9 / link_s), pcie_bytes_per_s=1e9 / pcie_s)
+        for name, (link_s, pcie_s) in (("n0", one), ("n1", other))
+    ]
+    assert [w.node_id for w in laid_out(offers, slo_ttft_s=math.inf).workers] == ["n1"]
+
+
+def test_on_a_server_least_is_lost_then_an_empty_gpu_is_taken_then_the_fullest_that_fits():
+    def taken(gpus, empty, num_gpus=1, **lost):
+        offer = replace(
+            a_server("n0"), gpus=tuple((g, gb * GB) for g, gb in gpus.items()), empty_gpus=frozenset(empty), lost=lost
+        )
+        (worker,) = laid_out([offer], replace(EVEN, max_stages=1), kv_bytes=int(5.5 * GB), num_gpus=num_gpus).workers
+        return worker.gpu_ids
+
+    assert taken({"a": 20, "b": 24, "c": 24}, "bc", b=1.0) == ("c",)
+    assert taken({"a": 20, "b": 24}, "b") == ("b",)
+    assert taken({"a": 24, "b": 18, "c": 17}, "abc") == ("b",)
+    assert taken({"c": 9, "b": 24, "a": 24, "d": 20}, "abc", num_gpus=2) == ("a", "c")
 
 
 SOONEST = replace(EVEN, soonest=True)
@@ -148,8 +237,15 @@ def test_what_one_worker_takes_otherwise(params, ttft_s):
 
 def test_the_largest_stage_is_a_ninth_above_the_mean():
     """Erratum E20: the published code divides by 0.9."""
-    layout = allocate(replace(LLAMA_7B, num_required=4), FOUR, 0.0)
-    assert [worker.fetch_bytes for worker in layout.workers] == pytest.approx([12.5e9 / 4 / 0.9] * 4)
+    for num in (2, 4):
+        layout = allocate(replace(LLAMA_7B, num_required=num, slo_ttft_s=20.0), FOUR, 0.0)
+        assert [worker.fetch_bytes for worker in layout.workers] == pytest.approx([12.5e9 / num / 0.9] * num)
+    serial = replace(EVEN, overlap=False, skew=0.9, max_stages=2)
+    took = laid_out(params=serial, num_required=2, slo_ttft_s=20.0, file_bytes=10 * GB)
+    assert took.ttft_s == pytest.approx(2.0 + 5 / 0.9 / 2 + 6.25 / 0.9 / 12 + 1.501), "fetched and loaded"
+    parts = {2: [6 * GB, 4 * GB]}
+    took = laid_out(params=serial, num_required=2, slo_ttft_s=20.0, file_bytes=10 * GB, parts=parts)
+    assert took.ttft_s == pytest.approx(2.0 + 3.0 + 12.5 * 0.6 / 12 + 1.501)
 
 
 def test_stages_of_layers_whose_sizes_are_known_are_taken_as_they_are():
@@ -250,6 +346,7 @@ def test_a_fetch_in_the_background_takes_what_others_leave_and_delays_none():
     ledger = begin(begin(LinkLedger(bytes_per_s=1e9), rest, 0.0), urgent, 0.0)
     assert ledger.share() == 0.5e9 and not admits(ledger, 1.0, 100.0, 0.0), "u needs the link to itself"
     assert [f.left_bytes for f in settle(ledger, 1.0).fetches] == [8e9, 3e9]
+    assert [f.left_bytes for f in settle(ledger, 5.0).fetches] == [8e9]
     alone = finish(ledger, "u", 2.0)
     assert alone.share() == 1e9 and [f.left_bytes for f in settle(alone, 4.0).fetches] == [6e9]
     assert admits(alone, 1e9, 3.5, 2.0)
@@ -260,6 +357,55 @@ def test_what_is_fetched_may_be_less_than_what_is_loaded():
     server = ServerOffer(node_id="n", link=LinkLedger(bytes_per_s=1e9), pcie_bytes_per_s=2e9, streams=False)
     assert ready_s(StageSeconds(), 4e9, server, AllocationParams()) == pytest.approx(4.0 + 2.0)
     assert ready_s(StageSeconds(), 1e9, server, AllocationParams(), loaded_bytes=4e9) == pytest.approx(1.0 + 2.0)
+
+
+WARM = StageSeconds(container_s=1.0, cuda_s=2.0, library_s=4.0, warmup_s=8.0)
+READY = {  # streams, overlaps, bytes to fetch and to load, chunk -> seconds on two GPUs, with 8 of warm-up
+    "all one after another": (True, False, 16, 64, 1, 7 + 16 + 16 + 8),
+    "process before fetch, then the load": (False, True, 6, 64, 1, 7 + 16 + 8),
+    "fetch before process, then the load": (False, True, 16, 64, 1, 16 + 16 + 8),
+    "libraries beside the load": (True, True, 1, 4, 1, 3 + 4 + 8),
+    "the load": (True, True, 1, 64, 1, 3 + 16 + 8),
+    "the fetch and its last chunk": (True, True, 32, 64, 6, 32 + 3 + 8),
+    "the fetch and all, of less than a chunk": (True, True, 32, 64, 100, 32 + 16 + 8),
+}
+
+
+@pytest.mark.parametrize(("streams", "overlap", "fetched", "loaded", "chunk", "seconds"), READY.values(), ids=READY)
+def test_a_worker_is_warm_when_the_slowest_of_its_ways_ends(streams, overlap, fetched, loaded, chunk, seconds):
+    server = ServerOffer(node_id="n", link=LinkLedger(bytes_per_s=1e9), pcie_bytes_per_s=2e9, streams=streams)
+    params = AllocationParams(overlap=overlap, chunk_bytes=chunk * 1e9)
+    assert ready_s(WARM, fetched * 1e9, server, params, 2, loaded * 1e9) == pytest.approx(seconds)
+    assert ready_s(StageSeconds(), fetched * 1e9, replace(server, stages=WARM), params, 2, loaded * 1e9) == seconds
+
+
+def test_what_follows_the_last_byte_is_the_load_or_a_streamed_ones_tail_and_the_warm_up():
+    server = ServerOffer(node_id="n", link=LinkLedger(bytes_per_s=1e9), pcie_bytes_per_s=2e9)
+    assert after_fetch_s(replace(WARM, tail_s=0.5), 4e9, server) == 8.5
+    assert after_fetch_s(replace(WARM, tail_s=0.5), 4e9, replace(server, streams=False)) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("known", "num_stages", "parts"),
+    [
+        ((7, 5), 2, (7, 5)),
+        ((7, 5, 4, 4, 4, 3, 3, 3, 3), 4, (3, 3, 3, 3)),
+        ((7, 5, 4, 4, 4), 3, (4, 4, 4)),
+        ((7, 5, 4, 4), 3, ()),
+        ((7, 5, 4, 0, 8), 3, ()),
+        ((7, 5), 1, ()),
+        ((), 2, ()),
+        ((11, 1), 2, (11, 1)),
+    ],
+)
+def test_each_number_of_stages_has_its_parts_where_all_are_known(known, num_stages, parts):
+    assert parts_of(known, num_stages) == parts
+
+
+def test_bytes_are_divided_among_the_gpus_of_all_stages_and_rounded_up():
+    model = a_model(weights_bytes=25, kv_bytes=11, num_gpus=2)
+    assert [weights_per_gpu(model, num) for num in (1, 2, 4)] == [13, 7, 4]
+    assert [bytes_per_gpu(model, num) for num in (1, 2, 4)] == [18, 9, 5]
 
 
 @pytest.mark.parametrize(("num_bytes", "num_stages"), [(1, 4), (10, 3), (40_000_000, 4), (7, 1)])

@@ -126,6 +126,13 @@ def test_instances_for_a_window(prompt, response, wanted):
     assert instances_for(tokens(prompt, response), MU) == wanted
 
 
+def test_a_rate_of_zero_is_unknown_and_a_window_has_a_length():
+    assert instances_for(a_forecast(20.0, 5.0, window_s=10.0), Capacity(prompt_per_s=0.5)) == 4
+    assert instances_for(a_forecast(20.0, window_s=1.0), Capacity(prompt_per_s=10.0)) == 2
+    with pytest.raises(ValueError, match="a window of 0"):
+        instances_for(a_forecast(20.0, window_s=0), MU)
+
+
 def test_at_the_start_of_a_window_the_prediction_decides():
     target, state = scale(2, 7, tokens(3500, 100), MU, [], ScalerState())
     assert target.num_wanted == 4 and state.window == 7
@@ -145,8 +152,23 @@ def test_one_more_for_each_that_will_be_too_full_once():
     assert target.num_wanted == 3, "it flickers: one was added a moment ago"
     target, _ = scale(3, 7, tokens(1500, 100), MU, hot, flickers, num_coming=1, now_s=31.0)
     assert target.num_wanted == 3, "still too full, and something is on its way up for it"
-    target, _ = scale(3, 7, tokens(1500, 100), MU, hot, flickers, now_s=31.0)
+    target, _ = scale(3, 7, tokens(1500, 100), MU, hot, flickers, now_s=30.0)
     assert target.num_wanted == 4, "still too full"
+
+
+@pytest.mark.parametrize(("num_coming", "num_wanted"), [(0, 6), (1, 6), (2, 5), (3, 4), (4, 4)])
+def test_those_on_their_way_answer_for_as_many_that_are_too_full_beside_those_already_answered(num_coming, num_wanted):
+    state = ScalerState(window=7, num_planned=4, answered={"i-0": 90.0, "old": 60.0})
+    hot = [outlook(f"i-{n}", over=0.2) for n in range(3)]
+    target, state = scale(4, 7, None, MU, hot, state, num_coming=num_coming, now_s=100.0)
+    assert target.num_wanted == num_wanted
+    assert state.answered == {"i-0": 90.0, "i-1": 100.0, "i-2": 100.0}
+
+
+@pytest.mark.parametrize(("num_running", "num_planned"), [(4, 2), (2, 4)])
+def test_one_is_added_to_what_runs_or_was_planned(num_running, num_planned):
+    state = ScalerState(window=7, num_planned=num_planned)
+    assert scale(num_running, 7, None, MU, [outlook("i-1", over=0.2)], state)[0].num_wanted == 5
 
 
 def test_calm_instances_shrink_once_a_window():
@@ -158,8 +180,11 @@ def test_calm_instances_shrink_once_a_window():
     assert target.num_wanted == 1
     target, _ = scale(4, 7, tokens(900, 100), MU, calm[:2], after)
     assert target.num_wanted == 1, "not undone, not done again"
-    warm = [*calm[:3], outlook("i-3", 0.31)]
+    warm = [*calm[:3], outlook("i-3", 0.30)]
     assert scale(4, 7, tokens(900, 100), MU, warm, state)[0].num_wanted == 4, "all must be below 30 %"
+    target, after = scale(6, 7, None, MU, [outlook(f"i-{n}", 0.2) for n in range(6)], replace(state, num_planned=6))
+    assert target.num_wanted == 2, "1.2 caches to 80 %"
+    assert scale(4, 7, None, MU, calm[:1], after)[0].num_wanted == 2, "once a window"
 
 
 def test_what_the_next_window_would_start_again_does_not_go():
@@ -167,6 +192,8 @@ def test_what_the_next_window_would_start_again_does_not_go():
     _, state = scale(4, 7, tokens(1500, 100), MU, [], ScalerState())
     state = replace(state, num_planned=4)  # two were added within the window
     assert scale(4, 7, tokens(1500, 100), MU, calm, state)[0].num_wanted == 2
+    target, after = scale(2, 7, tokens(1500, 100), MU, calm[:2], replace(state, num_planned=2))
+    assert (target.num_wanted, target.reason, after.shrunk) == (2, "the plan of this window stands", False)
 
 
 def test_a_new_window_takes_nobody_away_while_somebody_is_too_full():
@@ -174,6 +201,10 @@ def test_a_new_window_takes_nobody_away_while_somebody_is_too_full():
     _, state = scale(3, 7, tokens(2500, 100), MU, [], ScalerState())
     target, after = scale(3, 8, tokens(1500, 100), MU, hot, state, now_s=10.0)
     assert target.num_wanted == 4 and "too full" in target.reason
+    more, _ = scale(3, 8, tokens(4500, 100), MU, hot, state, now_s=10.0)
+    assert more.num_wanted == 5 and "too full" not in more.reason, "the plan is for more"
+    same, _ = scale(3, 8, tokens(3500, 100), MU, hot, state, now_s=10.0)
+    assert same.num_wanted == 4 and "too full" not in same.reason
     target, _ = scale(4, 9, tokens(1500, 100), MU, [outlook("i-1")], after, now_s=30.0)
     assert target.num_wanted == 4, "it was, a moment ago"
     target, _ = scale(4, 9, tokens(1500, 100), MU, [outlook("i-1")], after, now_s=41.0)

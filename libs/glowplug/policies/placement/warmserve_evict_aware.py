@@ -405,7 +405,7 @@ def plan(
             if found is not None:
                 full.clear()
         if found is not None:
-            steps.append(_take(working[found.node_id], wish, shape, shapes, found))
+            steps.append(_take(working[found.node_id], wish, shape, sizes, found))
     return steps
 
 
@@ -475,22 +475,24 @@ def _fit(
             highest, lost = max(highest, replica.score), lost + replica.score
     for at in members(bits):
         on_it = (r for r in drop if node.view.gpu_ids[at] in r.gpu_ids)
-        freed = sum(r.bytes_per_gpu or sizes.get(r.model_key, 0) for r in on_it)
+        freed = sum(_freed(r, sizes) for r in on_it)
         if node.free[at] + freed < shape.bytes_per_gpu:
             return None
     return _Fit(highest < wish.score, lost, node.view.node_id, bits, tuple(r.replica_id for r in drop))
 
 
-def _take(
-    node: _Node, wish: ReplicaWish, shape: ReplicaShape, shapes: Mapping[str, ReplicaShape], fit: _Fit
-) -> PrewarmStep:
+def _freed(replica: Prewarmed, sizes: Mapping[str, int]) -> int:
+    return replica.bytes_per_gpu or sizes.get(replica.model_key, 0)
+
+
+def _take(node: _Node, wish: ReplicaWish, shape: ReplicaShape, sizes: Mapping[str, int], fit: _Fit) -> PrewarmStep:
     node.groups.clear()
     gone = set(fit.drop)
     for other, replica in node.held:
-        if replica.replica_id in gone and replica.model_key in shapes:
+        if replica.replica_id in gone:
             for at in members(other):
                 if at < len(node.free):
-                    node.free[at] += replica.bytes_per_gpu or shapes[replica.model_key].bytes_per_gpu
+                    node.free[at] += _freed(replica, sizes)
     node.held = [(b, r) for b, r in node.held if r.replica_id not in gone]
     for at in members(fit.bits):
         node.free[at] -= shape.bytes_per_gpu

@@ -8,9 +8,10 @@ import pytest
 from glowplug.domain.hardware import CachedWeights, Link
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import WeightsRef
-from glowplug.fleet.start_times import PRIORS, StartTimes
+from glowplug.fleet.start_times import PRIORS, Prior, StartKind, StartTimes
 from glowplug.policies.decisions import PlaceDecision, StageDecision
-from glowplug.policies.placement.expect import Expected, expect
+from glowplug.policies.placement.expect import Expected, expect, offer_of, stage_seconds
+from glowplug.policies.placement.hydraserve_allocation import StageSeconds
 from glowplug.policies.placement.links import Fetch, LinkLedger
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose, installed
@@ -99,6 +100,7 @@ def test_only_an_engine_that_declares_it_streams() -> None:
     streamed = expected(node(links=card, abilities=("emulated:stream",)), times=known)
     assert plain.start_s == pytest.approx(8.0 + 3.0 + 0.5)
     assert streamed.start_s == pytest.approx(8.0 + 0.5, abs=0.02), "and the last chunk"
+    assert streamed.by_phase[0]["load"] == plain.by_phase[0]["load"] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,7 @@ def test_only_an_engine_that_declares_it_streams() -> None:
 def test_wakes_and_growths_have_a_figure_too(state: InstanceState, kind: str, seconds: float) -> None:
     found = expected(node(), source="r-1", dormant=asleep(state), times=StartTimes())
     assert (found.kind, found.start_s) == (kind, pytest.approx(seconds))
+    assert found.ttft_s == pytest.approx(seconds + 0.05)
     learned = times(kind, load=1.757)
     assert expected(node(), source="r-1", dormant=asleep(state), times=learned).by_phase == (
         {"load": pytest.approx(1.757)},
@@ -125,6 +128,43 @@ def test_who_joins_a_replica_on_its_way_waits_for_what_is_left_of_it() -> None:
 def test_the_first_token_is_what_it_was_for_those_who_waited() -> None:
     found = expected(node(), times=StartTimes(), first_token_s={"m": 0.3})
     assert found.ttft_s == pytest.approx(found.start_s + 0.3)
+    measured = expected(node(), times=StartTimes(), seconds={"m": StageSeconds(prefill_s=0.7)})
+    assert measured.ttft_s == pytest.approx(found.start_s + 0.7)
+
+
+def test_a_pipeline_is_ready_with_its_last_stage_and_slower_by_those_that_share_a_gpu() -> None:
+    links = [Link(link_id=f"node-{n}/nic", bytes_per_s=n * GB) for n in (1, 2)]
+    nodes = [a_node(f"node-{n}", gpus_mib=GPU_MIB * 2, links=links[n - 1 : n]) for n in (1, 2)]
+    model = replace(MODEL, weights_bytes=10 * GB, num_gpus=2)
+    stages = tuple(
+        StageDecision(node_id=f"node-{n}", gpu_ids=(f"node-{n}/0", f"node-{n}/1"), bytes_per_gpu=num_bytes,
+                      fetch_bytes=4 * GB, part_bytes=part_bytes)
+        for n, num_bytes, part_bytes in ((1, 5 * GB, 6 * GB), (2, 2 * GB, 0))
+    )  # fmt: skip
+    view = PlacementView(
+        now_s=200.0, nodes=nodes, times=StartTimes(), seconds={"m": StageSeconds(prefill_s=0.8, hop_s=0.1)}
+    )
+    request = PlaceRequest(instance_id="i", model=model)
+    found = expect(PlaceDecision(stages=stages), request, view)
+    assert found is not None
+    by_rank_s = [10 * 6 / 8 / 2 / 10, 10 / 2 / 2 / 10]  # its part of the weights, over each GPU's PCIe
+    assert [phases["load"] for phases in found.by_phase] == pytest.approx(by_rank_s)
+    assert [phases["fetch"] for phases in found.by_phase] == pytest.approx([6.0, 2.0])
+    assert found.start_s == pytest.approx(6.0 + by_rank_s[0] + 0.5 + 0.05)
+    assert found.ttft_s - found.start_s == pytest.approx(0.8 * 1.5 + 0.1), "one full-memory worker of two"
+    assert expect(PlaceDecision(stages=stages), request, replace(view, nodes=nodes[:1])) is None
+
+
+def test_libraries_load_beside_the_weights_as_far_as_the_engine_says() -> None:
+    known = StartTimes(priors={"emulated": Prior(launch_s=2.0, library_s=0.5, warmup_s=0.3, rest_s=0.1, look_s=0.5)})
+    view = PlacementView(now_s=200.0, nodes=[], times=known)
+    found = stage_seconds(MODEL, "host", view, StartKind.COLD)
+    assert (found.container_s, found.library_s, found.warmup_s) == (1.5, 0.5, pytest.approx(0.4))
+    assert offer_of(node(), MODEL, view, StartKind.CACHED).link.bytes_per_s == 16 * GB, "8 GB are found in 0.5 s"
+    at_once = replace(view, times=StartTimes(priors={"emulated": Prior(launch_s=2.0)}))
+    assert offer_of(node(), MODEL, at_once, StartKind.CACHED).link.bytes_per_s == float("inf")
+    empty = replace(MODEL, weights=WeightsRef(uri=URI), weights_bytes=0)
+    assert offer_of(node(), empty, view, StartKind.CACHED).link.bytes_per_s == float("inf")
 
 
 def test_each_stage_of_a_pipeline_fetches_and_loads_its_part() -> None:
@@ -173,3 +213,6 @@ def test_the_ability_decides_whether_the_load_follows_the_fetch_or_runs_beside_i
     assert whole.start_s == pytest.approx(8.0 + whole.by_phase[0]["load"] + after_s)
     assert streamed.start_s == pytest.approx(8.0 + prior.tail_s + after_s)
     assert streamed.by_phase[0]["load"] == pytest.approx(8.0 + prior.tail_s - prior.launch_s), "beside the fetch"
+    at = node(links=links, abilities=("vllm:stream",), cached=(HERE,))
+    cached = expect(PlaceDecision(stages=(stage,)), request, replace(view, nodes=[at]))
+    assert cached is not None and cached.by_phase[0]["load"] == whole.by_phase[0]["load"], "nothing arrives"

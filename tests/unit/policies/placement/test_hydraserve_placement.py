@@ -12,9 +12,9 @@ from glowplug.fleet.start_times import StartTimes
 from glowplug.policies.placement import hydraserve, serverlessllm, union
 from glowplug.policies.placement.expect import expect
 from glowplug.policies.placement.hydraserve_allocation import AllocationParams, StageSeconds
-from glowplug.policies.placement.links import Fetch, LinkLedger
-from glowplug.policies.placement.port import PlacementView, PlaceRequest
-from glowplug.policies.registry import choose
+from glowplug.policies.placement.links import Fetch, LinkLedger, link_of
+from glowplug.policies.placement.port import PlacementView, PlaceRequest, wants_seconds
+from glowplug.policies.registry import choose, installed
 from tests.fleet_builder import MIB, a_model, a_node, an_instance
 
 GB = 10**9
@@ -121,6 +121,18 @@ def test_stages_that_would_be_late_by_their_layers_are_not_made():
     seen = {SEVEN_B.weights.digest: (12 * GB, 11 * GB)}
     assert len(place(hydraserve, servers(2)).stages) == 2
     assert len(place(hydraserve, servers(2), stage_bytes=seen).stages) == 1
+    by_layers = {SEVEN_B.weights.digest: (6 * GB, 6 * GB, 4 * GB, 4 * GB, 4 * GB, 6 * GB, 2 * GB, 2 * GB, 2 * GB)}
+    params = hydraserve.HydraserveParams(allocation=AllocationParams(max_rivals=99))
+    request = PlaceRequest(instance_id="i", model=replace(SEVEN_B, slo=Slo(ttft_s=99.0)), num_required=4)
+    times = StartTimes(priors={}, otherwise=configured(STAGES))
+    view = PlacementView(now_s=0.0, nodes=servers(4), start_stages=STAGES, times=times)
+    told, even = (
+        {r.name: r.score for r in hydraserve.place(request, replace(view, stage_bytes=known), params).rivals}
+        for known in (by_layers, {})
+    )
+    longer_s = {num: told[f"{num} stages ({num} with full memory)"] - even[f"{num} stages ({num} with full memory)"]
+                for num in (2, 3, 4)}  # fmt: skip
+    assert longer_s == pytest.approx({2: 3.0 - 3.333, 3: 2.0 - 2.222, 4: 3.0 - 2.0}, abs=0.01), "the skew is a guess"
 
 
 def test_one_server_where_its_link_is_fast_enough():
@@ -153,7 +165,11 @@ def test_weights_in_host_memory_make_one_worker_of_it():
     cached = server("node-9", cached=(CachedWeights(digest="d", num_bytes=WEIGHTS, model_keys=("llama",)),))
     decision = place(hydraserve, [server("node-1"), server("node-2"), cached])
     assert [s.node_id for s in decision.stages] == ["node-9"]
+    assert decision.rivals[0].score == pytest.approx(2.0 + 1.5, abs=0.01), "nothing is fetched"
     assert place(serverlessllm, [server("node-1", gbps=64), cached]).node_id == "node-9"
+    request = PlaceRequest(instance_id="i", model=SEVEN_B, num_required=2)
+    view = PlacementView(now_s=0.0, nodes=[cached, server("node-8", cached=cached.cached)], start_stages=STAGES)
+    assert len(hydraserve.place(request, view).stages) == 1, "stages would save nothing"
 
 
 COPY = CachedWeights(digest=SEVEN_B.weights.digest, num_bytes=WEIGHTS, model_keys=("llama",))
@@ -179,7 +195,122 @@ def test_where_nothing_fits_it_waits():
     """Erratum E19: never on a server that cannot hold it."""
     full = [replace(server("node-1"), gpus=a_node("node-1", gpus_mib=(24000,), grants={0: [("x", 20000)]}).gpus)]
     decision = place(hydraserve, full)
-    assert decision.stages == () and decision.possible
+    assert decision.stages == () and decision.possible and not decision.is_late
+    assert place(serverlessllm, full).reason == decision.reason
+
+
+@pytest.mark.parametrize(
+    ("gpus_gb", "ttft_s", "num_stages", "late"),
+    [
+        ((9, 9, 9), 7.5, 2, False),
+        ((9, 9, 5), 7.5, 2, False),
+        ((9, 9, 9), 1.0, 0, True),
+        ((16, 5, 5), 7.5, 0, False),
+        ((9,), 7.5, 0, False),
+    ],
+    ids=["three halves", "two halves", "halves that would be late", "one half and no other", "one half"],
+)
+def test_a_start_that_fits_as_stages_alone_waits_if_it_would_be_late(gpus_gb, ttft_s, num_stages, late):
+    """17 GB; 2 s for the process, 3.3 s for a half, 3 s of prefill in two stages without full memory."""
+    model = replace(SEVEN_B, slo=Slo(ttft_s=ttft_s + 1.0, tpot_s=0.2))
+    decision = place(hydraserve, [server(f"node-{n}", gpus_gb=(gb,)) for n, gb in enumerate(gpus_gb)], model=model)
+    assert (len(decision.stages), decision.is_late) == (num_stages, late)
+    assert decision.reason.endswith("and a start in stages would be late") is late
+
+
+def test_a_gpu_that_holds_the_model_exactly_is_large_enough():
+    exact = replace(SEVEN_B, kv_bytes=24 * GB // MIB * MIB - WEIGHTS, slo=Slo())
+    nodes = [server("node-1", abilities=()), server("node-2", abilities=(), gpus_gb=(9,))]
+    decision = place(hydraserve, nodes, model=exact)
+    assert decision.node_id == "node-1" and decision.reason.startswith("one worker")
+
+
+def test_the_fastest_link_is_taken_where_engines_serve_no_stages():
+    nodes = [server("node-1", gpus_gb=(9,)), server("node-2"), server("node-3", gbps=32)]
+    nodes = [replace(node, abilities=("emulated:stream",)) for node in nodes]
+    assert place(hydraserve, nodes).node_id == "node-3"
+
+
+def test_stages_lie_where_they_can_grow_to_the_whole_model():
+    small = server("node-0", gpus_gb=(16,))
+    large = [server(f"node-{n}", grants={0: [("x", 14_000)]}) for n in (1, 2)]
+    assert [s.node_id for s in place(hydraserve, [small, *large]).stages] == ["node-1", "node-2"]
+    gone = [small, server("node-1", gpus_gb=(9,)), server("node-2", draining=True)]
+    assert [s.node_id for s in place(hydraserve, gone).stages] == ["node-0", "node-1"], "no other GPU is large enough"
+
+
+@pytest.mark.parametrize("view", [{}, {"reserved": {"node-1/0": 1}}])
+def test_an_empty_gpu_goes_before_one_that_is_shared_or_promised(view):
+    gpu = server("node-1", gpus_gb=(24, 25), grants={} if view else {0: [("x", 1)]})
+    assert place(hydraserve, [gpu], **view).gpu_id == "node-1/1"
+
+
+def test_a_model_of_two_gpus_starts_whole_on_the_node_that_is_ready_soonest():
+    pair = replace(SEVENTY_B, kv_bytes=0, num_gpus=2)
+    nodes = [server("node-0", gpus_gb=(80, 80)), server("node-1", gpus_gb=(80, 80), gbps=17)]
+    (stage,) = place(hydraserve, nodes, model=pair).stages
+    assert stage.gpu_ids == ("node-1/0", "node-1/1")
+    assert place(serverlessllm, nodes, model=pair).rivals[0].score == pytest.approx(128 / 2.125 + 64 / 32)
+
+
+@pytest.mark.parametrize(
+    ("num_slow", "num_required", "max_stages", "ttft_s", "nodes"),
+    [
+        (2, 1, 4, 7.5, ["node-9"]),
+        (2, 2, 4, 7.5, ["node-0", "node-1"]),
+        (2, 2, 2, 7.5, ["node-0", "node-1"]),
+        (2, 2, 1, 9.9, ["node-9"]),
+        (1, 2, 4, 9.9, ["node-9"]),
+        (2, 1, 4, 0.5, ["node-9"]),
+        (2, 2, 4, 0.5, ["node-9"]),
+    ],
+    ids=[
+        "it meets",
+        "two wanted",
+        "two of two",
+        "no stages asked for",
+        "one node of stages",
+        "late",
+        "late, two wanted",
+    ],
+)
+def test_a_fast_node_without_stages_is_one_worker_unless_more_are_wanted_in_time(
+    num_slow, num_required, max_stages, ttft_s, nodes
+):
+    fast = server("node-9", gbps=64, abilities=("emulated:stream",))
+    view = PlacementView(now_s=0.0, nodes=[*servers(num_slow), fast], start_stages=STAGES,
+                         times=StartTimes(priors={}, otherwise=configured(STAGES)))  # fmt: skip
+    model = replace(SEVEN_B, slo=Slo(ttft_s=ttft_s, tpot_s=0.2))
+    request = PlaceRequest(instance_id="i", model=model, num_required=num_required)
+    params = hydraserve.HydraserveParams(allocation=AllocationParams(max_stages=max_stages))
+    assert [s.node_id for s in hydraserve.place(request, view, params).stages] == nodes
+
+
+def test_serverlessllm_grows_from_a_copy():
+    rows = {"node-2": [an_instance("r-1", "llama", InstanceState.PREWARMED, gpu_id="node-2/0", replica=True)]}
+    assert place(serverlessllm, [server("node-1", gbps=64), server("node-2")], dormant=rows).source == "r-1"
+
+
+def test_policies_that_lay_out_starts_read_the_seconds_of_warm_inference():
+    marked = {name for name in installed("placement") if wants_seconds(choose("placement", name))}
+    assert {"hydraserve", "union"} <= marked and not {"first_fit", "serverlessllm"} & marked
+
+
+@pytest.mark.parametrize("policy", [union, serverlessllm])
+def test_of_many_nodes_alike_the_one_where_least_is_lost(policy):
+    names = [f"node-{n}" for n in range(10, 30)]
+    nodes = [server(name, grants={0: [(f"r-{name}", 20_000)]}) for name in names]
+    rows = {n: [an_instance(f"r-{n}", "other", InstanceState.PREWARMED, gpu_id=f"{n}/0", replica=True)] for n in names}
+    scores = {f"r-{name}": 30.0 - at for at, name in enumerate(names)}
+    decision = place(policy, nodes, model=replace(SEVEN_B, slo=Slo()), is_awaited=False, dormant=rows, scores=scores)
+    assert (decision.node_id, decision.drops) == ("node-29", ("r-node-29",))
+
+
+def test_a_links_ledger_follows_the_declared_rate():
+    node, times = server("node-1"), StartTimes()
+    known = LinkLedger(bytes_per_s=1e9, since_s=3.0, fetches=(Fetch(fetch_id="f", left_bytes=1.0, deadline_at=9.0),))
+    assert link_of(node, SEVEN_B, times, known, 5.0) == replace(known, bytes_per_s=2e9)
+    assert link_of(node, SEVEN_B, times, None, 5.0) == LinkLedger(bytes_per_s=2e9, since_s=5.0)
 
 
 def test_serverlessllm_counts_what_is_on_its_way_over_a_link():
@@ -221,6 +352,14 @@ def test_section_7_a_model_of_several_gpus_starts_in_stages_where_that_is_asked_
     assert "which meets its objectives" in decision.reason
     by_union = place_large(nodes, UNION_GROUPS, union)
     assert [s.gpu_ids for s in by_union.stages] == [s.gpu_ids for s in decision.stages]
+
+
+def test_section_7_a_group_has_the_bytes_of_its_fullest_gpu():
+    pair = replace(SEVENTY_B, kv_bytes=0, num_gpus=2)
+    mixed = place(hydraserve, servers(2, gpus_gb=(20, 80, 80, 20)), HYDRASERVE_GROUPS, model=pair)
+    assert [s.gpu_ids for s in mixed.stages] == [(f"node-{n}/1", f"node-{n}/2") for n in (0, 1)]
+    lame = place(hydraserve, servers(2, gpus_gb=(80, 20)), HYDRASERVE_GROUPS, model=pair)
+    assert lame.stages == () and not lame.is_late, "20 GB, of 32 for a half"
 
 
 def test_section_7_the_option_is_written_behind_the_name():

@@ -42,6 +42,11 @@ def test_first_fit_counts_grants_and_reservations(reserved, wanted):
     assert placed(first_fit.place, a_model(mib=150), view).gpu_id == wanted
 
 
+def test_first_fit_leaves_a_gpu_whose_bytes_are_promised():
+    view = seen(a_node(gpus_mib=(150, 150)), reserved={"node-1/0": 1})
+    assert placed(first_fit.place, a_model(mib=150), view).gpu_id == "node-1/1"
+
+
 def test_full_now_is_not_impossible():
     decision = placed(first_fit.place, a_model(mib=100), seen(a_node(gpus_mib=(300,), grants={0: [("i-9", 300)]})))
     assert decision.gpu_id == "" and decision.possible
@@ -54,6 +59,12 @@ PAIR_NODES = (a_node("node-1", gpus_mib=(100, 300)), a_node("node-2", gpus_mib=(
     ("model", "nodes", "reason"),
     [
         (a_model(mib=301), [a_node()], "no GPU is large enough: 301 MiB are needed, and the largest has 300 MiB"),
+        (
+            a_model(mib=602, num_gpus=2),
+            PAIR_NODES,
+            "no GPU is large enough: 301 MiB are needed, and the largest has 300 MiB",
+        ),
+        (a_model(), [a_node(gpus_mib=())], "no GPU is large enough: 100 MiB are needed, and the largest has 0 B"),
         (a_model(engine="vllm"), [a_node()], "no node can start engine vllm"),
         (a_model(), [], "no node has joined"),
         (a_model(mib=900, num_gpus=3), PAIR_NODES, "no node has 3 GPUs of 300 MiB each"),
@@ -62,6 +73,43 @@ PAIR_NODES = (a_node("node-1", gpus_mib=(100, 300)), a_node("node-2", gpus_mib=(
 def test_first_fit_says_why_a_start_is_impossible(model, nodes, reason):
     decision = placed(first_fit.place, model, seen(*nodes))
     assert not decision.possible and decision.reason == reason
+
+
+def test_first_fit_says_why_each_gpu_is_taken_or_not():
+    nodes = [
+        a_node("node-1", gpus_mib=(99, 300, 100)), a_node("node-2", gpus_mib=(300, 300)),
+        a_node("node-3", draining=True), a_node("node-4", engines=()), a_node("node-5", grants={0: [("i-9", 201)]}),
+    ]  # fmt: skip
+    decision = placed(first_fit.place, a_model(mib=100), seen(*nodes))
+    assert [(r.name, r.why) for r in decision.rivals] == [
+        ("node-1/0", "100 MiB are needed"),
+        ("node-1/1", "it is the first with enough free memory"),
+        ("node-1/2", "it has enough free memory too"),
+        ("node-2/0", "it has enough free memory too"),
+        ("node-2/1", "it has enough free memory too"),
+        ("node-3/0", "its node is being drained"),
+        ("node-4", "it cannot start engine emulated"),
+        ("node-5/0", "100 MiB are needed"),
+    ]
+    assert decision.reason == "this is the first GPU with 100 MiB free"
+    view, model = seen(*nodes), a_model(mib=100)
+    for most in (2, 4, 6, 7):
+        fewer = first_fit.fit(model, view.fleet, first_fit.FirstFitParams(max_rivals=most))
+        assert fewer.rivals == decision.rivals[:most]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "held_mib", "reason"),
+    [
+        (1, 201, "no GPU has 100 MiB free"),
+        (2, 201, "no 2 GPUs of one node have 100 MiB free"),
+        (2, 200, "these are the first 2 GPUs of one node with 100 MiB free"),
+    ],
+)
+def test_first_fit_says_what_is_free(num_gpus, held_mib, reason):
+    full = a_node(gpus_mib=(300, 300), grants={n: [("i-9", held_mib)] for n in (0, 1)})
+    decision = placed(first_fit.place, a_model(mib=100 * num_gpus, num_gpus=num_gpus), seen(full))
+    assert decision.possible and decision.reason == reason
 
 
 def test_first_fit_names_the_nodes_that_cannot_start_the_engine():
@@ -123,6 +171,36 @@ def test_an_instance_grows_from_its_copy_and_the_worth_least_beside_it_gives_way
     decision = placed(grow, a_model("m", mib=220), seen(node, copies=copies, scores={"r-a": 0.2, "r-b": 0.9}))
     assert (decision.source, decision.drops, decision.gpu_id) == ("r-own", ("r-a",), "node-1/0")
     assert decision.num_bytes == 220 * MIB
+    assert decision.reason == "a copy of its weights is prewarmed there"
+    (rival,) = decision.rivals
+    assert (rival.name, rival.score, rival.why) == ("r-own", 0.2, "it is prewarmed, and 1 other replica gives way")
+    both = placed(grow, a_model("m", mib=300), seen(node, copies=copies))
+    assert [rival.why for rival in both.rivals] == ["it is prewarmed, and 2 other replicas give way"]
+
+
+def test_a_copy_is_told_among_those_that_cannot_grow():
+    node = a_node(gpus_mib=(300, 300), grants={0: [("r-1", 100), ("i-9", 150)], 1: [("r-2", 100)]})
+    decision = placed(grow, a_model("m", mib=200), seen(node, copies=[replica("r-1", "m"), replica("r-2", "m", gpu=1)]))
+    assert [(rival.name, rival.why) for rival in decision.rivals] == [
+        ("r-1", "there is not enough free memory beside it"),
+        ("r-2", "it is prewarmed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("node", "copy", "model"),
+    [
+        ({"draining": True}, {}, {}),
+        ({"node_id": "node-2"}, {}, {}),
+        ({}, {"gpu": 7}, {}),
+        ({}, {}, {"num_gpus": 2}),
+        ({}, {"engine": "vllm"}, {}),
+    ],
+    ids=["a draining node", "a node that is gone", "a GPU that is gone", "for one GPU", "of another engine"],
+)
+def test_nothing_grows_from_a_copy_that_cannot_be_used(node, copy, model):
+    node, rows = a_node(**({"gpus_mib": (300, 300)} | node)), [replica("r-1", "m", **copy)]
+    assert placed(grow, a_model("m", **model), seen(node, copies=rows)) is None
 
 
 def test_a_ready_copy_goes_before_one_asleep_and_one_on_its_way():
@@ -144,8 +222,32 @@ def test_replicas_are_dropped_where_they_are_worth_least_and_none_needlessly():
     node = a_node(gpus_mib=(300, 300), grants={0: [("r-1", 200)], 1: [("r-2", 30), ("r-3", 170), ("r-4", 90)]})
     copies = [replica("r-1", "a", 200), *(replica(f"r-{n}", f"m{n}", gpu=1) for n in (2, 3, 4))]
     scores = {"r-1": 5.0, "r-2": 0.1, "r-3": 0.5, "r-4": 2.0}
-    decision = placed(with_drops, a_model("new", mib=170), seen(node, copies=copies, scores=scores))
+    decision = placed(with_drops, a_model("new", mib=180), seen(node, copies=copies, scores=scores))
     assert (decision.gpu_id, decision.drops) == ("node-1/1", ("r-3",)), "with r-3 gone, r-2 is not in the way"
+    assert decision.reason == "180 MiB are free there once 1 replica of other models gives way"
+    more = placed(with_drops, a_model("new", mib=210), seen(node, copies=copies, scores=scores))
+    assert more.drops == ("r-2", "r-3")
+    assert more.reason == "210 MiB are free there once 2 replicas of other models give way"
+
+
+def test_of_replicas_worth_the_same_the_first_goes_on_the_first_node_and_only_where_bytes_lack():
+    nodes = [a_node(n, grants={0: [(f"{n}-a", 100), (f"{n}-b", 100)]}) for n in ("node-2", "node-1")]
+    rows = {n: [an_instance(f"{n}-{r}", r, InstanceState.PREWARMED, gpu_id=f"{n}/0", replica=True) for r in "ab"]
+            for n in ("node-2", "node-1")}  # fmt: skip
+    view = PlacementView(now_s=9.0, nodes=nodes, dormant=rows)
+    assert placed(with_drops, a_model("new", mib=200), view).drops == ("node-1-a",)
+    assert placed(with_drops, a_model("new", mib=100), view).drops == ()
+    byte_more = a_model("new", weights_bytes=100 * MIB + 1)
+    assert placed(with_drops, byte_more, view).drops == ("node-1-a",)
+    worth = PlacementView(now_s=9.0, nodes=nodes, dormant=rows, scores={"node-1-a": 2.0, "node-1-b": 2.0})
+    assert placed(with_drops, a_model("new", mib=200), worth).node_id == "node-2"
+
+
+def test_a_sleeping_engine_does_not_give_way():
+    rows = [replica("r-1", "a", state=InstanceState.SWAPPED_OUT), replica("r-2", "m")]
+    view = seen(a_node(grants={0: [("r-1", 200), ("r-2", 50)]}), copies=rows)
+    assert placed(with_drops, a_model("new", mib=200), view) is None
+    assert placed(grow, a_model("m", mib=200), view) is None
 
 
 def test_a_running_engine_is_never_dropped():

@@ -1,7 +1,9 @@
 """PreServe sections 4.1 and 4.3.2 (Algorithm 2), and its baselines "Proactive" and "Hybrid" (5.1)."""
 
 from glowplug.policies.scaling import preserve
+from glowplug.policies.scaling.port import ScalingView
 from glowplug_lab.policies.preserve_baselines import hybrid, proactive
+from tests.fleet_builder import a_model
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
 MU = {"prompt_per_s": 10.0, "response_per_s": 5.0, "total_per_s": 12.0}
@@ -66,12 +68,49 @@ def test_with_cold_data_the_default_rule_holds_and_the_look_ahead_adds_to_it():
     assert asked(102.5, hot, ready(1), num_pending=1).num_wanted == 2, "it stays wanted while the first is too full"
 
 
+def test_with_cold_data_spare_ones_go_by_the_default_rule_where_no_router_looks_ahead():
+    asked = Asked(preserve.scale)
+    assert [asked(at, load(i1=3), ready(2)).drain for at in (100.0, 109.0, 110.0)] == [(), (), ("i-2",)]
+
+
+def test_with_cold_data_the_look_ahead_begins_with_the_demand():
+    calm = outlooks(load(waiting=9, i1=8), i1=(0.5, 0.0))
+    assert Asked(preserve.scale)(100.0, calm, ready(1)).num_wanted == 3, "9 + 8 over 8"
+    idle = outlooks(load(last_active_at=60.0), i1=(0.0, 0.0))
+    decision = Asked(preserve.scale)(100.0, idle, ready(1))
+    assert (decision.drain, decision.num_required) == (("i-1",), 0)
+
+
+def test_a_plan_with_cold_data_is_for_what_there_is_and_one_more_for_each_too_full():
+    def planned(demand, **fields):
+        view = ScalingView(now_s=100.0, model=a_model(), instances=tuple(ready(2)), load=demand, **fields)
+        plan, _ = preserve.plan_for(view, preserve.ScalerState(), preserve.PreserveParams())
+        return plan.is_cold, plan.num_wanted, plan.reason.partition("; ")[0]
+
+    calm, hot = (outlooks(load(i1=4), i1=(1.0, over), i2=(0.2, 0.0)) for over in (0.1, 0.2))
+    assert planned(calm) == (True, 0, "no instance fills its KV cache too far")
+    assert planned(hot) == (True, 3, "1 instance will fill more than 95% of the KV cache, or did a moment ago")
+    assert planned(hot, num_pending=1)[1] == 3
+
+
+def test_of_two_windows_for_as_many_instances_the_one_with_more_tokens_is_told():
+    now, after = a_forecast(500, 10, **MU), a_forecast(480, 100, starts_at=200.0, **MU)
+    assert "480 prompt" in Asked(preserve.scale)(100.5, load(), forecast=now, next_forecast=after).reason
+
+
+def test_while_one_instance_is_not_looked_at_only_those_that_will_be_too_full_are():
+    demand = outlooks(load(), i1=(0.2, 0.0), i2=(0.9, 0.05))
+    views = [ScalingView(now_s=1.0, model=a_model(), instances=tuple(ready(num)), load=demand) for num in (2, 3)]
+    assert [[name for name, _ in preserve.outlooks_of(view)] for view in views] == [["i-1", "i-2"], ["i-2"]]
+
+
 def test_where_nothing_is_expected_the_keep_alive_ends_the_last_one():
     idle = load(last_active_at=60.0)
     assert Asked(preserve.scale)(100.5, idle, ready(1), forecast=a_forecast(0, 0, **MU)).drain == ("i-1",)
     assert Asked(preserve.scale)(100.5, idle, ready(1), forecast=a_forecast(1, 0, **MU)).drain == (), (
         "E32: at least one"
     )
+    assert Asked(preserve.scale)(100.5, idle, ready(1), forecast=a_forecast(1, 1, **MU)).drain == ()
     assert Asked(preserve.scale)(100.5, load(waiting=1), forecast=a_forecast(0, 0, **MU)).num_wanted == 1
 
 

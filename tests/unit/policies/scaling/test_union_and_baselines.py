@@ -1,5 +1,6 @@
 """Scaling policies: Llumnix-like, static and union."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,9 @@ from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Slo
 from glowplug.policies.registry import choose, installed
 from glowplug.policies.scaling import baselines, hydraserve, union
+from glowplug.policies.scaling.port import ScalingView
 from glowplug_lab.policies import llumnix_like, muxserve_like
-from tests.fleet_builder import an_instance
+from tests.fleet_builder import a_model, an_instance
 from tests.unit.policies.scaling.rig import Asked, a_forecast, load, outlooks, ready, starting
 
 COPY = an_instance("p-1", state=InstanceState.PREWARMED, replica=True)
@@ -55,6 +57,7 @@ def test_static_is_the_minimum_whatever_the_load():
     assert asked(100.0, load()).num_wanted == 3
     assert asked(100.0, load(waiting=100), ready(3)).num_wanted == 3
     assert Asked(baselines.static)(100.0, load(waiting=1)).num_wanted == 1, "a model with no minimum can answer"
+    assert Asked(baselines.static)(100.0, load()).num_wanted == 0
 
 
 def test_muxserve_like_has_one_of_every_model_before_anybody_asks_and_lets_none_go():
@@ -95,12 +98,25 @@ def test_a_plan_waits_until_another_model_is_less_probably_in_want_of_gpus():
         "9 + 8 over 8"
     )
     assert asked(200.5, load(i1=1), ready(1), forecast=plan).num_wanted == 1, "99.5 s ago"
-    assert asked(201.5, load(i1=1), ready(1), forecast=plan).num_wanted == 3
+    assert asked(201.0, load(i1=1), ready(1), forecast=plan).num_wanted == 3
+
+
+@pytest.mark.parametrize(("window_s", "held_s"), [(None, 600.0), (0.0, 600.0), (1.0, 1.0)])
+def test_an_instance_more_for_a_full_cache_waits_as_long_for_the_gpus_of_another_model(window_s, held_s):
+    """PreServe's window where none is known."""
+    told = None if window_s is None else a_forecast(100, 10, window_s=window_s)
+    full = outlooks(load(i1=1), i1=(1.0, 0.5))
+    for after_s, wanted in ((held_s - 0.1, 1), (held_s, 2)):
+        asked = Asked(union.scale)
+        asked(100.0, load(i1=1), ready(1), forecast=told, short_elsewhere=True)
+        decision = asked(100.0 + after_s, full, ready(1), forecast=told)
+        assert (decision.num_wanted, decision.inputs["planned"]) == (wanted, -1)
 
 
 def test_the_union_lets_a_start_bring_a_group():
     decision = Asked(union.scale)(100.0, load(waiting=20))
     assert (decision.num_wanted >= 3, decision.group_size) == (True, 4)
+    assert decision.reason.startswith("20 requests wait")
 
 
 def test_the_union_counts_on_arrivals_only_when_requests_wait_already():
@@ -134,14 +150,14 @@ def test_the_union_keeps_what_was_planned_through_a_lull_and_lets_go_with_the_pl
 
 def test_a_spare_instance_of_the_union_goes_when_it_has_run_nothing_for_the_keep_alive():
     """HydraServe section 8.1: 30 s, or the model's own value; 10 s if endless."""
-    for keep_alive_s, held_s in ((30.0, 30.0), (5.0, 5.0), (-1.0, 10.0)):
+    for keep_alive_s, held_s in ((30.0, 30.0), (5.0, 5.0), (0.5, 0.5), (0.0, 0.0), (-1.0, 10.0)):
         asked = Asked(union.scale, keep_alive_s=keep_alive_s)
         asked(100.0, load(i1=8, i2=8), started(2))
         spare = load(i1=1, last_active_at=1e6)
         drained = [asked(105.0 + t / 2, spare, started(2), params=PRICED).drain for t in range(100)]
         first = next(n for n, gone in enumerate(drained) if gone)
         assert drained[first] == ("i-2",)
-        assert held_s <= first / 2 <= held_s + 1.0
+        assert first / 2 == held_s
 
 
 def test_a_spare_instance_of_the_union_stays_while_it_is_worth_its_gpus():
@@ -162,9 +178,54 @@ def test_a_pipeline_grows_for_what_is_needed_and_not_for_what_may_be_kept(min_in
     row = an_instance("i-1", num_stages=4, created_at=0.0, ready_at=0.0, max_concurrency=8)
     decision = asked(100.0, load(i1=1), [row])
     assert (decision.num_wanted, decision.drain) == (4, ()), "the pipeline itself stays"
+    assert min_instances or decision.reason == "4 instances may be needed again before one could start"
     assert decision.num_required == max(1, min_instances)
     (made,) = hydraserve.consolidate([row], 0, decision.num_required)
     assert made.becomes == becomes
+
+
+@pytest.mark.parametrize(
+    ("starts", "start_s"),
+    [
+        ([("cold", 0.0)], 1.0),
+        ([("growth", 0.5)], 1.0),
+        ([("growth", 3.0)], 3.0),
+        ([("cold", 0.25)], 0.25),
+        ([("cold", 5.0), ("growth", 9.0)], 5.0),
+        ([("cold", 5.0), ("disk", 4.0)], 4.0),
+        ([], 1.0),
+    ],
+)
+def test_a_start_takes_what_the_newest_from_nothing_took_and_without_one_the_longest_seen(starts, start_s):
+    asked = Asked(union.scale)
+    rows = [
+        an_instance(f"i-{at}", created_at=float(at), ready_at=at + took_s, start_kind=kind)
+        for at, (kind, took_s) in enumerate(starts)
+    ]
+    asked(100.0, load(i1=1), rows)
+    assert asked.state.start_s == start_s
+
+
+@pytest.mark.parametrize(
+    ("figures", "problem"),
+    [
+        ({"other": 1.0}, "no figure 'other'"),
+        ({"m": float("nan"), "start_s": 1.0}, "not finite"),
+        ({"m": 4.61}, "out of bounds"),
+        ({"m": -4.61}, "out of bounds"),
+        ({"start_s": -0.1}, "out of bounds"),
+        ({"start_s": 86_401.0}, "out of bounds"),
+    ],
+)
+def test_learned_figures_that_cannot_be_are_refused(figures, problem):
+    with pytest.raises(ValueError, match=problem):
+        union.UnionState.with_figures(figures, 10.0)
+
+
+def test_learned_figures_are_read_up_to_their_bounds_and_no_time_is_to_come():
+    for edge in ({"m": union.MOST_M, "start_s": 0.0, "raised_at": 9.0}, {"m": -union.MOST_M, "start_s": 86_400.0}):
+        assert union.UnionState.with_figures(edge, 10.0).figures() == edge
+    assert union.UnionState.with_figures({"raised_at": 11.0}, 10.0).figures() == {"raised_at": 10.0}
 
 
 def test_a_start_across_a_clock_that_was_set_leaves_figures_that_are_read_again():
@@ -188,12 +249,58 @@ def test_an_answer_stands_only_while_nobody_drains():
     asked = Asked(union.scale)
     (serving,) = ready(1)
     quiet = load(last_active_at=99.0)
-    for now_s in (100.0, 110.0):  # at first it looks at recent arrivals
-        decision = asked(now_s, quiet, [serving])
-    assert decision.stands_until > 110.0
+    assert asked(100.0, quiet, [serving]).stands_until == 0.0, "at first it looks at recent arrivals"
+    decision = asked(110.0, quiet, [serving])
+    assert decision.stands_until == pytest.approx(129.0, abs=1e-5)
+    assert (decision.num_required, decision.reason) == (0, "its keep-alive is not over")
     draining = replace(serving, instance_id="i-2", state=InstanceState.DRAINING)
     assert asked(111.0, quiet, [serving, draining]).stands_until == 0.0
     assert asked(112.0, quiet, [serving]).stands_until > 112.0
+    over = asked(130.0, quiet, [serving])
+    assert (over.drain, over.stands_until) == (("i-1",), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "shorts_at", "until"),
+    [
+        ({}, {}, (), 129.0),
+        ({"created_at": 50.0, "ready_at": 105.0}, {}, (), 135.0),
+        ({"created_at": 107.0, "ready_at": 108.0}, {}, (), 112.0),
+        ({"created_at": 105.0, "ready_at": 105.0}, {}, (), 135.0),
+        ({}, {"keep_alive_s": -1.0}, (), math.inf),
+        ({}, {"keep_alive_s": 9e9}, (100.0,), 700.0),
+        ({}, {}, (100.0, 110.0), 0.0),
+        ({"num_stages": 2}, {"keep_alive_s": -1.0}, (), 0.0),
+        ({"num_stages": 2}, {"keep_alive_s": -1.0, "min_instances": 2}, (), math.inf),
+    ],
+)
+def test_an_answer_stands_until_the_first_moment_that_may_change_it(fields, model, shorts_at, until):
+    asked = Asked(union.scale, **model)
+    for now_s in (100.0, 110.0):
+        decision = asked(now_s, load(last_active_at=99.0), ready(1, **fields), short_elsewhere=now_s in shorts_at)
+    assert decision.stands_until == pytest.approx(until, abs=1e-5)
+    assert decision.stands_until < until or until in (0.0, math.inf), "sums of times are rounded"
+
+
+def of_model(demand, *instances, **model):
+    return ScalingView(now_s=100.0, model=a_model(**model), instances=instances, load=demand)
+
+
+def test_a_model_grows_while_requests_wait_or_an_instance_starts_or_is_young():
+    (old, young, five_s) = (ready(1, created_at=at)[0] for at in (0.0, 95.1, 95.0))
+    for growing in (of_model(load(1), old), of_model(load(), old, starting()), of_model(load(), old, young)):
+        assert union.is_growing(growing, union.UnionParams())
+    for still in (of_model(load()), of_model(load(), old, five_s)):
+        assert not union.is_growing(still, union.UnionParams())
+
+
+@pytest.mark.parametrize(("waiting", "running", "short"), [(0, 9, False), (1, 7, False), (1, 8, True), (3, 5, False)])
+def test_requests_lack_a_slot_where_more_are_there_than_slots_or_any_waits_without_an_objective(
+    waiting, running, short
+):
+    demand = load(waiting, i1=running)
+    assert union.is_short(of_model(demand, *ready(1), slo=Slo(tpot_s=0.2))) is short
+    assert union.is_short(of_model(demand, *ready(1))) is (waiting > 0)
 
 
 def test_spare_instances_go_at_once_while_another_model_finds_no_free_memory():

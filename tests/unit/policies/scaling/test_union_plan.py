@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 
@@ -37,21 +38,26 @@ def windows(*needs: float, ratio: float = 0.0, made_at: float = 100.0, width_s: 
     )
 
 
+def seen(expected: tuple[Forecast, ...], num: int = 1, now_s: float = 100.0, **fields: Any) -> ScalingView:
+    given = {"load": load(i1=1), "start_s": 30.0, "instances": tuple(ready(num))} | fields
+    return ScalingView(now_s=now_s, model=a_model(max_instances=16), windows=expected,
+                       forecast=expected[0] if expected else None, **given)  # fmt: skip
+
+
 def asked(
     expected: tuple[Forecast, ...], num: int = 1, now_s: float = 100.0, *, state: PlanState | None = None,
-    params: PlanParams = PLAIN, **fields: object,
+    params: PlanParams = PLAIN, **fields: Any,
 ) -> tuple[WantedNumber, PlanState]:  # fmt: skip
-    given: dict[str, object] = {"load": load(i1=1), "start_s": 30.0} | fields
-    view = ScalingView(now_s=now_s, model=a_model(max_instances=16), instances=tuple(ready(num)), windows=expected,
-                       forecast=expected[0] if expected else None, **given)  # type: ignore[arg-type]  # fmt: skip
-    return union.plan_for(view, state or PlanState(), params)
+    return union.plan_for(seen(expected, num, now_s, **fields), state or PlanState(), params)
 
 
 def test_a_start_is_asked_for_when_it_is_in_time_for_the_window_that_needs_it():
     expected = windows(2.4, 5.1)
     assert asked(expected, now_s=100.0)[0].num_wanted == 3, "the next one begins in 100 s, and a start takes 30"
     assert asked(expected, now_s=169.0)[0].num_wanted == 3
+    assert asked(expected, now_s=170.0)[0].num_wanted == 3, "it would be just in time"
     assert asked(expected, now_s=171.0)[0].num_wanted == 6
+    assert [asked(expected, now_s=at_s, start_s=0.0)[0].num_wanted for at_s in (169.0, 171.0)] == [3, 6], "unknown: 30"
     assert asked(expected, now_s=120.0, start_s=90.0)[0].num_wanted == 6, "as long as the model's starts take"
 
 
@@ -74,6 +80,8 @@ def test_a_need_about_a_whole_number_starts_and_stops_nothing():
     assert [asked(windows(need), num=3, params=params)[0].num_wanted for need in (2.7, 2.9, 3.1)] == [3, 3, 3]
     assert asked(windows(3.3), num=3, params=params)[0].num_wanted == 4
     assert asked(windows(1.7), num=3, params=params)[0].num_wanted == 2
+    assert asked(windows(2.9), num=4, params=params)[0].num_wanted == 4
+    assert asked(windows(0.1), params=params)[0].num_wanted == 1
 
 
 def test_a_policy_without_a_band_is_planned_for_as_it_is():
@@ -128,6 +136,11 @@ def test_prompts_that_wait_are_worked_off_within_the_time_of_a_start():
     target, _ = asked(windows(2.0), load=waits)
     assert (target.num_wanted, target.reason[-39:]) == (4, "and prompts wait for 2.0 instances more")
     assert asked(windows(2.0), load=replace(load(i1=9), num_waiting=61))[0].num_wanted == 4, "61 prompts of 10 tokens"
+    half = replace(waits, outlook_by_instance={"i-1": replace(queue, queued_tokens=160)})
+    assert asked(windows(2.0), load=half)[0].reason.endswith(", and prompts wait for 0.5 instances more")
+    assert asked(windows(2.0, 3.0))[0].reason == "2000 prompt and 0 response tokens are expected in this window"
+    ahead, _ = asked(windows(2.0, 3.0), now_s=175.0)
+    assert ahead.reason == "3000 prompt and 0 response tokens are expected in the window that begins in 25 s"
 
 
 def test_there_are_as_many_as_what_runs_and_waits_fills():
@@ -135,6 +148,8 @@ def test_there_are_as_many_as_what_runs_and_waits_fills():
     target, _ = asked(windows(1.2), num=2, load=full)
     assert target.num_wanted == 4
     assert "the KV caches of 3.1 instances" in target.reason, "2.8 caches, filled to 90 %"
+    as_many = outlooks(load(i1=3, i2=3), i1=(0.9, 0.0), i2=(0.9, 0.0))
+    assert asked(windows(1.2), num=2, load=as_many)[0].reason.endswith("are expected in this window")
     uneven = outlooks(load(i1=3, i2=3), i1=(0.99, 0.2), i2=(0.3, 0.0))
     assert asked(windows(1.2), num=2, load=uneven)[0].num_wanted == 2, "there is free cache where requests go next"
 
@@ -158,9 +173,122 @@ def test_what_was_asked_for_serves_before_it_goes():
     assert asked(windows(1.2), num=4, now_s=141.0, load=calm, state=state)[0].num_wanted == 2
 
 
+def test_an_instance_more_is_held_as_long_as_its_start_takes_and_no_more_than_there_are():
+    held = PlanState(num_held=4, held_until=140.0, made_at=100.0)
+    said = "what was asked for a moment ago has hardly served yet"
+
+    def found(need: float, num: int, now_s: float = 120.0) -> tuple[int, bool, int, float]:
+        target, state = asked(windows(need), num=num, now_s=now_s, state=held)
+        return target.num_wanted, target.reason == said, state.num_held, state.held_until
+
+    assert found(1.8, 4) == (4, True, 4, 140.0)
+    assert found(1.8, 3) == (3, True, 4, 140.0)
+    assert found(1.8, 2) == (2, False, 4, 140.0), "no fewer than there are is no loss"
+    assert found(2.8, 2) == (3, False, 4, 140.0)
+    assert found(3.8, 3) == (4, False, 4, 150.0), "asked for again"
+    assert found(1.8, 4, 140.0) == (2, False, 2, 170.0)
+
+
+def a_view(expected: Forecast, **fields: Any) -> ScalingView:
+    return seen((expected,), now_s=150.0, **fields)
+
+
+SURE = a_forecast(prompt=100.0, prompt_per_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "of", "high", "wide"),
+    [
+        (SHARE, 0.5, 160.0, math.log(0.8 / 0.5) / NormalDist().inv_cdf(SHARE)),
+        (SHARE, 0.5, 90.0, 0.0),
+        (SHARE, 0.5, 0.0, 0.0),
+        (SHARE, 0.0, 160.0, 0.0),
+        (0.5, 0.5, 160.0, 0.0),
+        (1.0, 0.5, 160.0, 0.0),
+        (None, 0.5, 160.0, 0.0),
+    ],
+)
+def test_a_forecast_spreads_as_its_upper_quantile_is_above_it(
+    share: float | None, of: float, high: float, wide: float
+) -> None:
+    bands = () if share is None else (Quantile(0.1), Quantile(share, prompt_tokens=high))
+    assert union.spread(replace(SURE, quantiles=bands), of) == pytest.approx(wide)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "num_requests", "seen_at", "wide", "ratio"),
+    [
+        (60, 20.0, 100.0, 0.5, (4 + 50) / (4 + 10)),
+        (60, 1.0, 149.5, 0.5, (4 + 50) / (4 + 0.005)),
+        (60, 20.0, -100.0, 0.5, (4 + 50) / (4 + 20)),
+        (15, 20.0, 100.0, 0.5, 1.0),
+        (0, 20.0, 100.0, 0.5, 1.0),
+        (60, 0.0, 100.0, 0.5, 1.0),
+        (60, 20.0, 150.0, 0.5, 1.0),
+        (60, 20.0, 100.0, 0.0, 1.0),
+    ],
+    ids=["half a window", "half a second", "more than a window", "fewer", "uncounted", "none due", "at once", "sure"],
+)
+def test_what_came_is_held_against_what_was_due_by_now(
+    arrived: int, num_requests: float, seen_at: float, wide: float, ratio: float
+) -> None:
+    now = replace(SURE, num_requests=num_requests)
+    state = PlanState(seen_at=seen_at, arrived_before=10)
+    assert union.seen_ratio(a_view(now, load=load(arrived=arrived)), now, wide, state) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, (60 + 3 * 10) / 2 - 2 * 3),
+        ({"prompt_per_s": 1.0}, 60 + 3 * 10 - 2 * 3),
+        ({"num_requests": 1.0}, (60 + 3 * 100) / 2 - 2 * 3),
+        ({"prompt_per_s": 0.0}, 0.0),
+        ({"num_requests": 0.0}, 0.0),
+        ({"prompt_per_s": 50.0}, 0.0),
+    ],
+)
+def test_the_backlog_is_what_queues_and_waits_beyond_the_patience_at_each_instance(
+    fields: dict[str, Any], seconds: float
+) -> None:
+    now = replace(SURE, **({"num_requests": 10.0} | fields))
+    queues = {f"i-{n}": Outlook(peak_ratio=0.1, over_share=0.0, queued_tokens=30 * n) for n in (0, 1, 3)}
+    queues["i-2"] = queues["i-1"]
+    view = a_view(now, num=2, load=replace(load(waiting=3, i1=2), outlook_by_instance=queues))
+    assert union.backlog(view, now, replace(PLAIN, patience_s=3.0)) == pytest.approx(seconds)
+
+
+def test_kv_caches_fill_by_what_runs_and_what_waits() -> None:
+    now = a_forecast(200.0, 100.0, num_requests=10.0)
+    rows = (*ready(1, kv_tokens=1000), *ready(1, first=2, kv_tokens=400))
+    waits = outlooks(load(waiting=3, i1=2), i1=(0.5, 0.0), i2=(0.25, 0.0))
+    assert union.cached(a_view(now, instances=rows, load=waits), now) == pytest.approx(0.75 + 3 * 30 / 1000)
+    one = replace(now, num_requests=1.0)
+    assert union.cached(a_view(one, instances=rows, load=waits), one) == pytest.approx(0.75 + 3 * 300 / 1000)
+    none = replace(now, num_requests=0.0)
+    assert union.cached(a_view(none, instances=rows, load=waits), none) == 0.75
+    assert union.cached(a_view(now, instances=rows, load=load(waiting=3)), now) == 0.0
+
+
+@pytest.mark.parametrize(("start_s", "at_s"), [(50.0, 150.0), (0.0, 130.0)])
+def test_m_grows_again_once_the_start_that_it_brought_has_served_a_window(start_s: float, at_s: float) -> None:
+    grown = PlanState(m=0.1, raised_at=0.0, made_at=0.0)
+
+    def after(now_s: float, ratio: float = 2.0) -> PlanState:
+        expected = windows(4.0, ratio=ratio, made_at=now_s)
+        return asked(expected, now_s=now_s, start_s=start_s, state=grown, params=replace(PLAIN, up=0.2))[1]
+
+    assert (after(at_s - 1.0).m, after(at_s - 1.0).raised_at) == (0.1, 0.0)
+    assert after(at_s).m == pytest.approx(0.1 + 0.2 * 1.2) and after(at_s).raised_at == at_s
+    assert after(at_s, 1.3).m == pytest.approx(0.1 + 0.2 * 0.5) and after(at_s, 1.3).raised_at == at_s
+    assert (after(at_s, PLAIN.aim).m, after(at_s, PLAIN.aim).raised_at) == (0.1, 0.0), "as aimed at"
+
+
 def test_with_cold_data_preserves_plan_stands():
     assert asked(())[0].is_cold
     unknown = tuple(replace(one, prompt_per_s=0.0) for one in windows(4.0))
     assert asked(unknown)[0].is_cold
     assert asked(windows(0.0, 0.0))[0].num_wanted == 0
     assert asked(windows(0.0, 0.0))[1] == PlanState()
+    assert [asked(windows(need, 0.0))[1].made_at for need in (0.001, 0.0009)] == [100.0, -1.0], "one token is some"
+    assert asked(windows(0.0, 3.0), now_s=171.0)[0].num_wanted == 3
