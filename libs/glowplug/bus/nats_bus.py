@@ -130,8 +130,8 @@ class _Reader:
 
 
 class NatsBus:
-    """Reconnects for ever, with a new client once the library has closed its own for good, as it does at most errors
-    that a server names; subscriptions survive that and restarts of the server, even an emptied one.
+    """Reconnects for ever, with a new client once the library closes its own, as at most errors of a server;
+    subscriptions survive that and restarts of the server, even an emptied one.
 
     After a reconnect it restores missing streams and rebinds every durable reader, as old pulls would wait in vain.
     Without `makes_streams` it waits for another client's. `inbox`: prefix of reply subjects. A stream that stores

@@ -15,9 +15,9 @@ from glowplug.events import commands, facts
 
 # Check decoded values for numbers, ids and nesting that no writer of Glowplug sends.
 #
-# JSON allows integers of thousands of digits, "nan" and "inf" as text where a number is expected, names of any length,
-# and unbounded nesting of lists. Such a value has the right type but breaks code that computes with it or writes it
-# again, so it is refused at decoding. The checks of a type are built once.
+# JSON allows integers of thousands of digits, "nan" and "inf" as text where a number is expected, names of any length
+# and unbounded nesting. Such a value has the right type but breaks code that computes with it or writes it again. The
+# checks of a type are built once.
 
 # 64 bits: what the wire contract (proto/) holds. Epoch seconds and bytes stay far below it.
 MAX_NUMBER: Final = 2**63 - 1
@@ -72,8 +72,7 @@ def _each(check: Check | None, *, is_mapping: bool) -> Check | None:
 
 
 def _fields_of(cls: type[Any]) -> Check | None:
-    """Build the check of a class. All its numbers are read at once, and all its ids, since most events have nothing
-    else to check."""
+    """Build the check of a class. Its numbers and ids are read at once: most events have nothing else to check."""
     hints = typing.get_type_hints(cls)
     names = [n for n in hints if typing.get_origin(hints[n]) is not typing.ClassVar and not n.startswith("__")]
     numbers = [name for name in names if hints[name] in (int, float)]

@@ -26,7 +26,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_:+=@-]+")
 
 def _token(text: str) -> str:
     """`text` as one NATS token: dots, slashes, wildcards and unprintable characters become dashes. A long one ends in
-    its digest: a server closes the connection of a client whose subject is longer than it takes."""
+    its digest: servers end connections with too long a subject."""
     if len(text) > MAX_TOKEN_CHARS:
         text = f"{text[: MAX_TOKEN_CHARS - 33]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:32]}"
     if _PLAIN.fullmatch(text):
