@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -214,3 +215,77 @@ def test_memory_is_bounded_by_the_windows_kept():
     experts = Experts(len(UNITS), 1440, UNITS, 12, 4032)
     assert experts.num_days == 2 and experts._past.shape == (len(WindowDemand._fields), 2 * 1440 + 2)
     assert prior_of(24)[11:].tolist() == [prior_of(12)[11].tolist()] * 13
+
+
+def a_week_and_more(forecaster: Combined, seed: int, windows: range) -> None:
+    """Eight windows a day: a wave, a weekend, a launch, a spike, and windows that are missing or no numbers."""
+    chance = Random(seed)
+    for at in range(windows.stop):
+        wave = (1.3 - math.cos(math.pi * at / 4)) * (0.4 if at // 8 % 7 > 4 else 1.0) * (3.0 if at > 60 else 1.0)
+        by_kind = [scale * wave * chance.lognormvariate(0.0, 0.2) for scale in (90.0, 2e4, 7e3, 1.5, 4.0)]
+        if at == 50:
+            by_kind[0], by_kind[2] = 9e4, 9e6
+        if at in (21, 22):
+            by_kind[1] = 0.0
+        if at in windows and at % 17 != 13:
+            by_kind[3] = math.nan if at % 19 == 11 else by_kind[3]
+            loads = dict(zip(WindowDemand._fields, by_kind, strict=True))
+            forecaster.closed(WindowTotals(started_at=at * W, window_s=W, **loads))
+
+
+def logs(forecaster: Combined) -> list[float]:
+    """Per kind, of what is expected and of its band: the mean logarithm over twelve windows ahead."""
+    made = [(one, *one.quantiles) for one in forecaster.forecast(0.0, 12)]
+    rows = [[[getattr(part, kind) for part in three] for kind in WindowDemand._fields] for three in made]
+    return [float(value) for value in np.log1p(rows).mean(axis=0).ravel()]
+
+
+MEASURED_LOGS = (
+    (
+        4.73197, 4.33992, 5.13848, 10.43224, 10.024, 10.85608, 8.97161, 8.59499, 9.36334, 0.91938, 0.70633, 1.1767,
+        1.72911, 1.41314, 2.06499,
+    ),
+    (
+        4.25414, 3.35946, 5.17133, 9.52978, 8.61524, 10.44205, 8.21508, 7.2329, 9.165, 0.68039, 0.35224, 1.27744,
+        1.1966, 0.57539, 1.91238,
+    ),
+    (
+        4.50019, 3.66619, 5.34649, 10.1546, 7.87895, 12.2569, 8.85776, 7.97685, 9.72666, 0.97296, 0.55589, 1.56874,
+        1.61108, 0.98779, 2.2894,
+    ),
+    (
+        5.83041, 4.86403, 6.66199, 8.9235, 7.36316, 10.36827, 10.20222, 9.25534, 11.01805, 0.64414, 0.27531, 1.14402,
+        1.15188, 0.57472, 1.70777,
+    ),
+    (
+        5.87666, 4.53666, 7.25592, 10.77197, 9.16544, 12.52139, 9.99154, 8.65093, 11.33137, 1.84917, 0.92666, 3.14304,
+        2.74133, 1.6814, 3.99812,
+    ),
+)  # fmt: skip
+MEASURED_EXPERTS = (
+    6.77087, 6.39099, 6.07354, 5.5641, 6.18973, 7.40001, 6.68755, 6.35241, 6.51534, 6.94317, 6.12586, 7.23109, 7.2151,
+    6.71067, 6.70534, 6.31903, 6.40709, 6.28839, 5.74129, 5.52289, 6.30733, 5.72716, 5.88562, 5.95875, 5.73557,
+    6.27363, 5.73851, 7.09991, 6.95986, 6.56702, 6.69846, 6.48044, 5.89831, 5.55784, 6.64786, 6.19772, 5.87704,
+    6.31899, 5.61263,
+)  # fmt: skip
+MEASURED_WEIGHTS = (
+    0.00581, 0.00345, 0.00139, 0.0006, 0.00046, 0.00038, 0.00208, 0.02806, 0.01307, 0.00729, 0.00059, 0.02433,
+    0.02933, 0.01649, 0.01107, 0.00531, 0.07169, 0.06021, 0.00799, 0.01538, 0.20048, 0.04224, 0.07106, 0.1493,
+    0.04685, 0.05007, 0.00132, 0.00757, 0.00874, 0.0036, 0.01092, 0.01101, 0.00314, 0.00082, 0.02651, 0.04821,
+    0.00937, 0.0032, 0.0006,
+)  # fmt: skip
+
+
+def test_forecasts_bands_experts_and_weights_are_those_that_were_measured():
+    """`python -m bench.forecast` measured them: whoever changes these numbers measures again."""
+    alike = Alike(8)
+    for number in range(20):
+        alike.learn(number, 100.0, 100.0 + 9 * (number % 8))
+    forecaster = Combined(W, CombinedParams(season_s=8 * W), alike=alike)
+    for (since, until), measured in zip(pairwise((0, 3, 10, 30, 51, 68)), MEASURED_LOGS, strict=True):
+        a_week_and_more(forecaster, 3, range(since, until))
+        assert logs(forecaster) == pytest.approx(measured, abs=5e-5), until
+    by_kind = [forecaster.experts(kind) for kind in WindowDemand._fields]
+    said = np.array([[of[name] for name in NAMES] for of in by_kind])  # kind, expert, horizon, load and weight
+    assert np.log1p(said[..., 0]).mean(axis=(0, 2)).tolist() == pytest.approx(MEASURED_EXPERTS, abs=5e-5)
+    assert said[..., 1].mean(axis=(0, 2)).tolist() == pytest.approx(MEASURED_WEIGHTS, abs=5e-5)
