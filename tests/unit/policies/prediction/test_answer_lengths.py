@@ -87,6 +87,27 @@ def test_beyond_the_bound_a_draw_is_still_longer_than_what_has_come(expected, re
         assert all(answers.draw(expected, share, reached) > reached for share in (0.0, 0.5, 0.999, 1.0))
 
 
+def test_a_look_ahead_draws_by_evenly_spread_shares_what_answers_hold_beyond_what_has_come():
+    answers = learned(off_by(0.9))
+    shares = [number * 0.6180339887498949 % 1.0 for number in range(4)]
+    look, first = LookAhead(10**6, answers=answers), answers.draw(150, shares[1])
+    look.add("a", 10, 150)
+    assert look.tokens_left == first
+    look.advance(5)
+    look.begin("a")
+    assert look.tokens_left == first, "the prefill draws no other"
+    look.advance(15)
+    look.expect("a", 300)
+    drawn = answers.draw(300, shares[2], 10)
+    assert look.tokens_left == drawn - 10
+    look.advance(20)
+    look.begin("a")
+    assert look.tokens_left == drawn
+    look.advance(20 + drawn)
+    assert look.tokens_left == answers.draw(300, shares[3], drawn) - drawn
+    assert look.tokens(look.now_step) == look.at_most(1) == 10 + drawn
+
+
 def test_a_look_ahead_passes_the_bound():
     look = LookAhead(10**5, answers=AnswerLengths())
     look.add(1, 10, 100)
