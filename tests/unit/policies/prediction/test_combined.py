@@ -217,6 +217,110 @@ def test_memory_is_bounded_by_the_windows_kept():
     assert prior_of(24)[11:].tolist() == [prior_of(12)[11].tolist()] * 13
 
 
+def kept(forecaster: Combined) -> Mixture | None:
+    return forecaster._mixture
+
+
+def test_the_past_is_kept_over_a_day_of_missing_windows_and_the_idle_ones_that_are_allowed():
+    for num_missing, is_kept in ((PER_DAY, True), (PER_DAY + 1, False)):
+        forecaster = feed(Combined(W, PARAMS), [5.0, 9.0])
+        before = kept(forecaster)
+        forecaster.closed(window(2 + num_missing, 7.0))
+        assert (kept(forecaster) is before) is is_kept
+        assert forecaster.forecast(0.0)[0].anomaly == "missing"
+    for idle, start, is_kept in (
+        ([0.0] * 9, 2, True),
+        ([0.0] * 10, 2, False),
+        ([0.0] * 8, 4, False),
+        ([0.0] * 7, 4, True),
+    ):
+        forecaster = feed(Combined(W, CombinedParams(season_s=SEASON_S, max_windows=10)), [5.0, 9.0])
+        feed(forecaster, idle, start)
+        assert (kept(forecaster) is not None) is is_kept, (len(idle), start)
+    busy = feed(Combined(W, CombinedParams(season_s=SEASON_S, max_windows=3)), [5.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    assert kept(busy) is not None, "a request between begins the count anew"
+
+
+def test_a_window_of_no_numbers_alone_is_idle_and_one_of_zeros_is_no_past():
+    nothing = feed(Combined(W, PARAMS), [math.nan, 0.0, -1.0])
+    assert kept(nothing) is None and nothing.forecast(0.0)[0].starts_at == 3 * W
+    assert Combined(W, PARAMS).forecast(0.0) == ()
+    small = Combined(W, PARAMS)
+    small.closed(WindowTotals(started_at=0.0, window_s=W, concurrency_peak=0.001))
+    assert kept(small) is not None
+
+
+def test_windows_that_come_twice_or_early_are_none_that_are_missing():
+    forecaster = feed(Combined(W, PARAMS), days(2))
+    forecaster.closed(window(2 * PER_DAY - 1, 300.0))
+    assert forecaster.forecast(0.0)[0].anomaly == ""
+    forecaster.closed(window(2 * PER_DAY + 1, 300.0))
+    assert forecaster.forecast(0.0)[0].anomaly == "missing"
+    spiked = feed(forecaster, [1e7], 2 * PER_DAY + 4)
+    assert spiked.forecast(0.0)[0].anomaly == "spike", "and not the windows missing before it"
+
+
+def test_windows_beyond_the_horizons_repeat_the_last():
+    made = feed(Combined(W, PARAMS), days(2)).forecast(5.0, 14)
+    assert made[11].num_requests == made[12].num_requests == made[13].num_requests != made[10].num_requests
+    assert [one.starts_at for one in made] == [(2 * PER_DAY + at) * W for at in range(14)]
+    assert {(one.window_s, one.made_at, one.source) for one in made} == {(W, 5.0, "combined")}
+
+
+def closed(mixture: Mixture, *loads: float) -> list[str]:
+    return [mixture.close(np.array([load]), None) for load in loads]
+
+
+def test_a_spike_is_what_lies_above_ten_times_the_highest_or_twenty_times_a_small_amount():
+    for before, load, said in ((7.0, 70.0, ""), (7.0, 70.1, "spike"), (0.5, 20.0, ""), (0.5, 20.1, "spike")):
+        mixture = Mixture(PER_DAY, PARAMS, np.ones(1))
+        assert closed(mixture, before, load) == ["", said], load
+        assert mixture._experts.last()[0] == pytest.approx(min(load, max(10 * before, 20.0)), rel=1e-6)
+    assert closed(Mixture(PER_DAY, PARAMS, np.ones(1)), 1e9) == [""], "the first is the highest"
+
+
+@pytest.mark.parametrize(("then", "leaves"), [(0.9, True), (1.1, False)])
+def test_a_spike_leaves_the_past_if_the_next_window_is_less_than_half_as_far_above_what_was_expected(then, leaves):
+    mixture = Mixture(PER_DAY, PARAMS, np.ones(1))
+    closed(mixture, *[10.0] * 8)
+    expected = float(mixture.at(0)[0][0])
+    assert closed(mixture, 5000.0) == ["spike"]
+    closed(mixture, 5 * expected * then)
+    past = np.exp(mixture._experts._past[0, 8]) - 1
+    assert past == pytest.approx(expected if leaves else 100.0, rel=1e-3)
+    closed(mixture, 10.0)
+    assert np.exp(mixture._experts._past[0, 8]) - 1 == pytest.approx(past, rel=1e-6), "it is looked at once"
+
+
+def test_a_change_counts_from_five_requests_on_as_a_mean_over_the_last_fifty_at_its_time():
+    alike = Alike(2)
+    for before, after in ((4.9, 9.0), (9.0, 4.9)):
+        alike.learn(1, before, after)
+    assert alike.ahead(0, 1) is None
+    alike.learn(1, 5.0, 5.0)
+    alike.learn(1, 10.0, 5.0)
+    assert alike.ahead(0, 1) == pytest.approx([-math.log(2) / 2]) and alike.ahead(0, 2) is None
+    alike.learn(4, 9.0, 9.0)
+    assert alike.ahead(4, 3) == pytest.approx([-math.log(2) / 2 * num for num in (1, 1, 2)])
+    for _ in range(48):
+        alike.learn(1, 5.0, 5.0)
+    mean = alike.ahead(0, 1)[0]
+    for _ in range(2):
+        alike.learn(1, 10.0, 1000.0)
+    assert alike.ahead(0, 1)[0] == pytest.approx(1 - (1 - mean) * 0.98**2)
+    alike.learn(1, 1000.0, 10.0)
+    assert alike.ahead(0, 1)[0] < 1 - (1 - mean) * 0.98**2
+
+
+def test_only_neighbouring_windows_teach_a_change():
+    alike = Alike(PER_DAY)
+    forecaster = Combined(W, PARAMS, alike=alike)
+    for at, value in ((0, 10.0), (1, 20.0), (3, 80.0), (4, math.nan), (5, 10.0), (6, 5.0)):
+        forecaster.closed(window(at, value))
+    assert [float(alike._nums[at]) for at in range(7)] == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert alike._means[1] == pytest.approx(math.log(2)) and alike._means[6] == pytest.approx(-math.log(2))
+
+
 def a_week_and_more(forecaster: Combined, seed: int, windows: range) -> None:
     """Eight windows a day: a wave, a weekend, a launch, a spike, and windows that are missing or no numbers."""
     chance = Random(seed)
