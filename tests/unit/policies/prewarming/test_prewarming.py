@@ -226,6 +226,10 @@ def test_seven_billion_weights_over_pcie_beside_a_prefill_of_35_ms(changed, k):
     assert first_layers_bytes(profile) == -(-12_550_000_000 * k // 32)
 
 
+def test_a_layer_that_comes_just_in_time_is_not_held():
+    assert first_layers(LayerProfile(num_layers=2, weights_bytes=2, load_bytes_per_s=1, prefill_s_per_layer=1.0)) == 1
+
+
 @pytest.mark.parametrize("field", ["num_layers", "load_bytes_per_s"])
 def test_a_model_has_layers_and_a_link_a_rate(field):
     with pytest.raises(ValueError, match=field):
@@ -304,7 +308,8 @@ def test_the_union_makes_replicas_only_where_host_memory_has_the_weights():
     view = weighed(node(300, 300, cached=(HERE,)), models=[a_model("near"), a_model("far")])
     assert {step.model_key for step in warmserve.plan(view).steps} == {"near", "far"}
     plan = union.plan(view, FREE)
-    assert {step.model_key for step in plan.steps} == {"near"} and plan.inputs["over_network"] > 0
+    assert [step.model_key for step in plan.steps] == ["near"]
+    assert dict(plan.inputs) == {"wishes": 2, "open": 2, "over_network": 1, "unpaid": 0}
 
 
 def test_the_union_counts_slots_that_engines_have_too():
@@ -454,3 +459,11 @@ def test_a_replica_beyond_those_there_saves_less():
     serves = weighed(here, forecasts={"a": forecast(9.0, 9.0)}, num_active={"a": 1})
     for price, num in ((second * 0.99, 1), (second * 1.01, 0)):
         assert len(union.plan(serves, union.UnionParams(price=price)).steps) == num
+
+
+def test_of_replicas_on_gpus_apart_each_has_to_pay_for_its_own():
+    busy, rare = forecast(9.0, 9.0), forecast(0.01, 0.4)
+    view = weighed(node(100, 100, cached=(HERE,)), models=[A, B], forecasts={"a": busy, "b": rare})
+    plan = union.plan(view, replace(PRICED, max_replicas=1))
+    assert [step.model_key for step in plan.steps] == ["a"] and plan.inputs["unpaid"] == 1
+    assert dict(plan.scores) == plan.unpaid == {}
