@@ -164,6 +164,10 @@ def test_rates_are_means_over_a_tenth_the_half_life_and_ten_times_it():
     assert single.rate_per_s("a", 100.0) == pytest.approx(1.5 / 100 * math.log(2))
     assert single.rate_per_s("a", 0.0) == single.rate_per_s("a", 100.0), "a clock that steps back adds nothing"
     assert single.utility(a_resident("a", 0), 100.0) == single.utility(a_resident("a", 1), 100.0)
+    assert single.utility(a_resident("a", 1), 100.0) == single.rate_per_s("a", 100.0)
+    twice = Importance(lambda name, size: 1.0, ImportanceParams(half_life_s=100.0, spread=2.0))
+    twice.used("a", 10, 0.0, hit=False)
+    assert twice.rate_per_s("a", 0.0) == pytest.approx((1 / 50 + 1 / 100 + 1 / 200) / 3 * math.log(2))
 
 
 def test_old_scores_hold_until_the_moment_of_the_renewal_and_who_came_since_has_its_own():
@@ -208,5 +212,7 @@ def test_a_decision_names_its_rule_where_there_was_a_choice_and_says_who_stays()
         ("one", "it leaves"),
         ("two", STAYS),
     ]
+    assert evict(Lru(), [one, a_resident("empty", 0)], 10, 0.0).reason == ONLY_ONE, "who frees nothing is no choice"
+    assert evict(Lru(), [a_resident("tiny", 1)], 1, 0.0).victims == ("tiny",)
     assert "none may leave" in evict(Lru(), [a_resident("a", held="pinned")], 1, 0.0).reason
     assert evict(Lru(), [one], 0, 0.0).reason == "nothing needs to be freed" != evict(Lru(), [], 1, 0.0).reason

@@ -30,7 +30,8 @@ def off_by(sigma, num=4000):
 
 def test_before_any_answer_all_are_as_long_as_expected():
     answers = AnswerLengths()
-    assert {answers.draw(80, share) for share in SHARES} == {80}
+    assert {answers.draw(80, share) for share in SHARES} == {80} and answers.draw(1, 0.5) == 1
+    assert {answers.draw(1000, share, 999) for share in SHARES} == {1000}
     assert all(answers.draw(80, share, 80) > 80 for share in SHARES)
 
 
@@ -170,6 +171,8 @@ def test_a_draw_is_the_length_that_its_share_of_the_life_table_falls_short_of(an
     for one, tokens, has_ended in answered:
         answers.learn(one, tokens, has_ended=has_ended)
     drawn, longer = answers.draw(expected, share, reached), longer_than_each_edge(answers, expected)
+    table = answers._tables.get(expected.bit_length(), answers._all)
+    assert table.drawn_from(answers._all) == pytest.approx((-longer).tolist())
     if reached >= _EDGES[-1] * expected:
         assert drawn == max(reached + 1, 2 * reached)
         return
@@ -183,7 +186,15 @@ def test_a_draw_is_the_length_that_its_share_of_the_life_table_falls_short_of(an
 
 def test_answers_fall_into_the_band_of_their_ratio():
     """From each edge on; beyond the last, and below nothing, into the outermost."""
-    for expected, tokens, band in ((100, 5, 1), (100, 4, 0), (100, -7, 0), (100, 9999, 23), (1, 500, 23), (0, 1, 9)):
+    for expected, tokens, band in (
+        (100, 5, 1),
+        (100, 4, 0),
+        (100, -7, 0),
+        (100, 9999, 23),
+        (1, 500, 23),
+        (0, 1, 9),
+        (1, 0, 0),
+    ):
         for has_ended in (True, False):
             answers = AnswerLengths()
             answers.learn(expected, tokens, has_ended=has_ended)
@@ -224,4 +235,6 @@ def test_beyond_the_last_band_an_answer_doubles_up_to_the_bound(expected, reache
 def test_who_outlives_all_bands_is_as_long_as_the_last_edge():
     answers = learned([(10, 5000)] * 200)
     assert answers.draw(10, 1.0, 200) == 1000 and answers.draw(10, 1.0, 999) == 1000
+    outlives = learned([(10, 5000)] * 200)
+    assert outlives.draw(10, 0.5, 600) == 800, "halfway"
     assert learned([(2**18, 2**30)] * 200).draw(2**18, 1.0) == _BOUND

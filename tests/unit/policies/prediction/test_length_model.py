@@ -8,7 +8,7 @@ import pytest
 
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.prediction.length_model import SHIPPED, VERSION, Length, LengthModel
-from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, Turn, describe
+from glowplug.policies.prediction.length_text import NUM_BUCKETS, NUM_NUMBERS, Described, Turn, describe
 
 
 def parts(**changed: Any) -> dict[str, Any]:
@@ -73,6 +73,10 @@ def test_a_head_is_the_sum_of_its_words_by_the_root_of_their_number() -> None:
         changed = parts(weights=weights, limit=np.array([limit, 0, 0], np.float32), bias=np.array([bias], np.float32))
         assert LengthModel(changed).expect(said).tokens == tokens
     assert LengthModel(parts()).expect(describe([Turn("")])).tokens == 10, "of no word"
+    single = Described([0.0] * NUM_NUMBERS, {7}, set(), False)
+    for weight, tokens in ((51, 100), (49, 10)):
+        weights[7] = weight
+        assert LengthModel(parts(weights=weights)).expect(single).tokens == tokens
     at_limit = parts(bias=np.array([0.5], np.float32), weights=np.zeros((NUM_BUCKETS, 1), np.int8))
     assert LengthModel(at_limit).expect(said).tokens == 10
 
@@ -85,7 +89,12 @@ def test_a_tree_reads_a_number_of_the_talk_and_trees_add_up() -> None:
     model = LengthModel(two)
     assert (model.num_trees, model.num_heads) == (2, 1)
     assert [model.of([Turn("a" * num)]).tokens for num in (20, 200)] == [11**2 - 1, 101**2 - 1]
-    assert LengthModel(parts(feature=np.array([NUM_NUMBERS, 0, 0], np.uint8))).num_heads == 1
+    turned = {"left": np.array([0, 1, 1], np.int32), "right": np.array([0, 1, 0], np.int32)}
+    last = parts(**turned, feature=np.array([0, 0, 0], np.uint8), limit=np.array([0, 0, 3.0], np.float32)) | {
+        "value": np.array([np.log1p(100), np.log1p(10), 0], np.float32),
+        "roots": np.array([2], np.int32),
+    }
+    assert [LengthModel(last).of([Turn("a" * num)]).tokens for num in (20, 200)] == [10, 100]
 
 
 def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
@@ -97,8 +106,8 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadRequest, match=why):
             LengthModel(broken)
-    with pytest.raises(BadRequest, match="lacks roots, value"):
-        LengthModel({name: part for name, part in parts().items() if name not in ("value", "roots")})
+    with pytest.raises(BadRequest, match="lacks depth, value"):
+        LengthModel({name: part for name, part in parts().items() if name not in ("value", "depth")})
     other = tmp_path / "model.npz"
     for raw in (b"", b"no archive"):
         other.write_bytes(raw)

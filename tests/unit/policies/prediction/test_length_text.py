@@ -106,6 +106,14 @@ TALKS = {
     "many turns": [*PAIRS[:17], Turn("Tell me 9")],
     "more turns than are looked at": [*PAIRS[:18], Turn("Tell me 9")],
     "more turns than count": [*PAIRS, Turn("Tell me 9")],
+    "a question long before its end": [Turn("Is it?   ")],
+    "a small letter before a large one": [Turn("iP")],
+    "one sign of another script": [Turn("\u00e9")],
+    "two amounts spelled out": [Turn("two or fifty or ten")],
+    "an answer with a long tail": [Turn("Hi"), Turn("Yes." + " " * 60, True), Turn("Hi")],
+    "two texts, one answer": [Turn("Tell me ab"), Turn("Tell us"), Turn("yes", True), Turn("Tell me ac")],
+    "two answers to one text": [Turn("Hi"), Turn("Tell me ab", True), Turn("second", True), Turn("Tell me ac")],
+    "six pairs": [*PAIRS[:12], Turn("Tell me 0")],
     "seven pairs": [*PAIRS[:14], Turn("Tell me 0")],
     "alike": [*ALIKE, Turn("Translate: salt")],
     "alike in four letters": [*ALIKE, Turn("Tranquil")],
@@ -116,7 +124,8 @@ TALKS = {
 TRAINED_ON = (
     1285846051, 418849484, 1092684154, 2559992611, 258000348, 3458583685, 1125582359, 2714495155, 467014934,
     3910820911, 3901921049, 3333881647, 3124651219, 2683407575, 3537415811, 4276428263, 1251175553, 2777952421,
-    160744881, 2213894874, 4294227520, 3410449183, 2825484042, 3123832122, 2532137084, 1365811360,
+    160744881, 2213894874, 685879690, 4156518543, 3696136355, 3070696694, 3680453512, 2134806922, 2036163928,
+    3457289890, 4294227520, 3410449183, 2825484042, 3123832122, 2532137084, 1365811360,
 )  # fmt: skip
 
 
