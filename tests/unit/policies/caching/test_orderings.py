@@ -143,7 +143,10 @@ def test_a_use_of_what_is_not_here_begins_a_count_of_one():
     for hit in (True, True, False, True):
         lfu.used("a", 10, 0.0, hit=hit)
     assert [score for score, _ in lfu.order([a_resident("a"), a_resident("never")], 9.0)] == [0.0, 2.0]
+    lfu.used("hit", 10, 0.0, hit=True)
+    lfu.left("a")
     lfu.left("nobody")
+    assert [score for score, _ in lfu.order([a_resident("hit"), a_resident("a")], 9.0)] == [0.0, 1.0]
 
 
 def test_beyond_the_names_kept_the_one_used_longest_ago_is_forgotten():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from glowplug.fleet.forecasts import WindowDemand
+from glowplug.policies.prediction.baselines import Nothing
 from glowplug.policies.prediction.combined import NAMES, UNITS, Alike, Combined, Experts, Mixture, prior_of
-from glowplug.policies.prediction.learned import CombinedParams
-from glowplug.policies.prediction.port import Forecaster, WindowTotals
+from glowplug.policies.prediction.learned import CombinedParams, combined
+from glowplug.policies.prediction.port import Forecaster, WindowTotals, make_with, shared
 from glowplug_lab.policies.warmserve_csp import WarmserveCsp
 from glowplug_lab.policies.windows import LastWindow, SeasonalNaive
 
@@ -215,6 +216,22 @@ def test_memory_is_bounded_by_the_windows_kept():
     experts = Experts(len(UNITS), 1440, UNITS, 12, 4032)
     assert experts.num_days == 2 and experts._past.shape == (len(WindowDemand._fields), 2 * 1440 + 2)
     assert prior_of(24)[11:].tolist() == [prior_of(12)[11].tolist()] * 13
+
+
+def test_its_season_is_the_one_given_or_a_day_and_the_models_share_one_of_as_many_windows():
+    assert [len(shared(combined, *of)._means) for of in ((300.0,), (600.0, 3600.0), (7200.0, 3600.0))] == [288, 6, 1]
+    assert shared(Nothing, 300.0) is None
+    alike = shared(combined, 300.0)
+    seasons = [make_with(combined, 300.0, season_s, alike).params.season_s for season_s in (0.0, 0.5, 3600.0)]
+    assert seasons == [86400.0, 0.5, 3600.0]
+    assert combined(300.0, params=CombinedParams(season_s=7200.0)).params.season_s == 7200.0
+    assert make_with(combined, 300.0, 0.0, alike)._alike is alike and make_with(combined, 300.0)._alike is None
+    assert make_with(Nothing, 60.0, 3600.0, alike).window_s == 60.0, "which has neither"
+
+
+def test_the_past_kept_is_a_season_at_least_and_a_week_at_most():
+    kept_days = [Experts(1, per_day, np.ones(1), 2, 100).num_days for per_day in (1, 14, 15, 50, 51, 100, 101)]
+    assert kept_days == [7, 7, 6, 2, 1, 1, 1]
 
 
 def kept(forecaster: Combined) -> Mixture | None:
