@@ -70,7 +70,7 @@ def both(deeds):
 @given(DEEDS, st.integers(1, HORIZON), st.integers(0, 60), st.integers(0, 70), st.floats(0, 1.2))
 def test_two_numbers_a_turn_are_the_map_of_the_paper(deeds, num_steps, prompt, expected, ratio):
     plain, look = both(deeds)
-    agree(plain, look, num_steps, prompt, expected, ratio)
+    check(plain, look, num_steps, prompt, expected, ratio)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -87,14 +87,14 @@ def test_a_day_of_many_requests_is_the_map_of_the_paper_at_each_step(seed):
             plain.do(("advance", chance.randint(0, 8)))
             look.advance(plain.now)
         num_steps, expected = chance.randint(1, 30), chance.choice([0, 1, num, 40])
-        agree(plain, look, num_steps, num, expected, plain.tokens(plain.now + chance.randint(0, 9)) / M)
+        check(plain, look, num_steps, num, expected, plain.tokens(plain.now + chance.randint(0, 9)) / M)
         assert len(look) == len(plain.requests)
         assert [look.age(name) for name in "abcdefg"] == [
             plain.now - plain.requests[name][0] if name in plain.requests else 0 for name in "abcdefg"
         ]
 
 
-def agree(plain, look, num_steps, prompt, expected, ratio):
+def check(plain, look, num_steps, prompt, expected, ratio):
     steps = range(plain.now, plain.now + num_steps)
     wanted = [plain.tokens(step) for step in steps]
     assert [look.tokens(step) for step in steps] == wanted
