@@ -89,6 +89,8 @@ def test_a_day_of_many_requests_is_the_map_of_the_paper_at_each_step(seed):
         num_steps, expected = chance.randint(1, 30), chance.choice([0, 1, num, 40])
         check(plain, look, num_steps, num, expected, plain.tokens(plain.now + chance.randint(0, 9)) / M)
         assert len(look) == len(plain.requests)
+        assert look._steps == sorted({request[2] for request in plain.requests.values()}), "no turn is kept for nothing"
+        assert bool(look._ends) == bool(plain.requests)
         assert [look.age(name) for name in "abcdefg"] == [
             plain.now - plain.requests[name][0] if name in plain.requests else 0 for name in "abcdefg"
         ]
