@@ -361,7 +361,7 @@ def logs(forecaster: Combined) -> list[float]:
     return [float(value) for value in np.log1p(rows).mean(axis=0).ravel()]
 
 
-MEASURED_LOGS = (
+RECORDED_LOGS = (
     (
         4.73197, 4.33992, 5.13848, 10.43224, 10.024, 10.85608, 8.97161, 8.59499, 9.36334, 0.91938, 0.70633, 1.1767,
         1.72911, 1.41314, 2.06499,
@@ -383,13 +383,13 @@ MEASURED_LOGS = (
         2.74133, 1.6814, 3.99812,
     ),
 )  # fmt: skip
-MEASURED_EXPERTS = (
+RECORDED_EXPERTS = (
     6.77087, 6.39099, 6.07354, 5.5641, 6.18973, 7.40001, 6.68755, 6.35241, 6.51534, 6.94317, 6.12586, 7.23109, 7.2151,
     6.71067, 6.70534, 6.31903, 6.40709, 6.28839, 5.74129, 5.52289, 6.30733, 5.72716, 5.88562, 5.95875, 5.73557,
     6.27363, 5.73851, 7.09991, 6.95986, 6.56702, 6.69846, 6.48044, 5.89831, 5.55784, 6.64786, 6.19772, 5.87704,
     6.31899, 5.61263,
 )  # fmt: skip
-MEASURED_WEIGHTS = (
+RECORDED_WEIGHTS = (
     0.00581, 0.00345, 0.00139, 0.0006, 0.00046, 0.00038, 0.00208, 0.02806, 0.01307, 0.00729, 0.00059, 0.02433,
     0.02933, 0.01649, 0.01107, 0.00531, 0.07169, 0.06021, 0.00799, 0.01538, 0.20048, 0.04224, 0.07106, 0.1493,
     0.04685, 0.05007, 0.00132, 0.00757, 0.00874, 0.0036, 0.01092, 0.01101, 0.00314, 0.00082, 0.02651, 0.04821,
@@ -397,16 +397,16 @@ MEASURED_WEIGHTS = (
 )  # fmt: skip
 
 
-def test_forecasts_bands_experts_and_weights_are_those_that_were_measured():
-    """`python -m bench.forecast` measured them: whoever changes these numbers measures again."""
+def test_forecasts_bands_experts_and_weights_are_as_they_were():
+    """Recorded from this code. `python -m bench.forecast` measures how good it is: whoever changes them measures again."""
     alike = Alike(8)
     for number in range(20):
         alike.learn(number, 100.0, 100.0 + 9 * (number % 8))
     forecaster = Combined(W, CombinedParams(season_s=8 * W), alike=alike)
-    for (since, until), measured in zip(pairwise((0, 3, 10, 30, 51, 68)), MEASURED_LOGS, strict=True):
+    for (since, until), recorded in zip(pairwise((0, 3, 10, 30, 51, 68)), RECORDED_LOGS, strict=True):
         a_week_and_more(forecaster, 3, range(since, until))
-        assert logs(forecaster) == pytest.approx(measured, abs=5e-5), until
+        assert logs(forecaster) == pytest.approx(recorded, abs=5e-5), until
     by_kind = [forecaster.experts(kind) for kind in WindowDemand._fields]
     said = np.array([[of[name] for name in NAMES] for of in by_kind])  # kind, expert, horizon, load and weight
-    assert np.log1p(said[..., 0]).mean(axis=(0, 2)).tolist() == pytest.approx(MEASURED_EXPERTS, abs=5e-5)
-    assert said[..., 1].mean(axis=(0, 2)).tolist() == pytest.approx(MEASURED_WEIGHTS, abs=5e-5)
+    assert np.log1p(said[..., 0]).mean(axis=(0, 2)).tolist() == pytest.approx(RECORDED_EXPERTS, abs=5e-5)
+    assert said[..., 1].mean(axis=(0, 2)).tolist() == pytest.approx(RECORDED_WEIGHTS, abs=5e-5)
