@@ -398,7 +398,7 @@ RECORDED_WEIGHTS = (
 
 
 def test_forecasts_bands_experts_and_weights_are_as_they_were():
-    """Recorded from this code. `python -m bench.forecast` measures how good it is: whoever changes them measures again."""
+    """Recorded from this code. Whoever changes them measures how good it is again: `python -m bench.forecast`."""
     alike = Alike(8)
     for number in range(20):
         alike.learn(number, 100.0, 100.0 + 9 * (number % 8))
