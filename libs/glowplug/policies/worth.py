@@ -90,7 +90,7 @@ def asked(asking: Asking, within_s: float, times: int = 1) -> float:
     if within_s <= 0:
         return 0.0
     expected, idle_s = max(0.0, asking.per_s) * within_s, max(0.0, asking.idle_s)
-    if math.isinf(asking.shape):
+    if math.isinf(asking.shape) or expected == 0:
         none, once = math.exp(-expected), expected * math.exp(-expected)
     else:
         none = (1.0 + expected / asking.shape) ** -asking.shape

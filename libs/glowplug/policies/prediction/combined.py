@@ -287,6 +287,8 @@ class Season:
 
     def learn(self, z: Array, at: int) -> None:
         known = min(len(self._offsets), at // self._per_day)
+        if known == 0:
+            return
         numbers = at - np.arange(1, known + 1) * self._per_day
         error = z - self._smooth[:, numbers % self._smooth.shape[1]].T  # (k, K)
         is_new = numbers == 0
@@ -308,7 +310,8 @@ class Season:
             self.profile = self.before.mean(axis=0)
 
     def ahead(self, found: Array) -> None:
-        """Needs a season before."""
+        if not self.known:
+            return
         above, at = self.above[:, : self.known], 0
         (rates, fades), until = self._days, len(self._kinds.days)
         found[:, :, :until] = self.before[0][..., None] + above[rates, 0].T[:, None, :] * fades

@@ -288,8 +288,8 @@ def _of_amounts(read: str) -> list[float]:
 
 
 def _count(mine: Sequence[bytes]) -> WordCounts:
-    edges = {*mine[:EDGE_WORDS], *mine[-EDGE_WORDS:]}
-    spelled = max((SPELLED[word] for word in SPELLED.keys() & edges), default=0)
+    edges = mine if len(mine) <= 2 * EDGE_WORDS else [*mine[:EDGE_WORDS], *mine[-EDGE_WORDS:]]
+    spelled = max((SPELLED[word] for word in SPELLED.keys() & set(edges)), default=0)
     stems = {word[:STEM] for word in edges}
     kinds = [0.0] * NUM_KINDS
     for stem in KINDS_OF.keys() & stems:

@@ -69,7 +69,8 @@ def reading_of(window: WindowTotals) -> WindowDemand:
 
 
 def mean_of(readings: Collection[WindowDemand]) -> WindowDemand:
-    return WindowDemand(*(sum(kind) / len(readings) for kind in zip(*readings, strict=True))) if readings else NOTHING
+    count = max(1, len(readings))
+    return WindowDemand(*(sum(kind) / count for kind in zip(*readings, strict=True))) if readings else NOTHING
 
 
 def forecast_of(

@@ -89,7 +89,8 @@ class LookAhead:
         return self._constant + self._count * (self.now_step + num_steps - 1)
 
     def add(self, request_id: Key, prompt_tokens: int, expected_tokens: int) -> None:
-        self.end(request_id)
+        if request_id in self._ramps:
+            self.end(request_id)
         expected = max(1, expected_tokens)
         length = expected if self.answers is None else self.answers.draw(expected, self._share())
         ramp = _Ramp(self.now_step, self.now_step + length, prompt_tokens, expected, length)
@@ -192,7 +193,7 @@ class LookAhead:
                 most += newcomer + end_of_it
             if most <= peak:
                 return peak / self.kv_tokens
-        here = constant + count * last
+        here = constant + count * last + (newcomer + last if last < ends else 0)
         if at < ends:
             here = max(here, constant + count * end_of_it + newcomer + end_of_it)
         return max(peak, here) / self.kv_tokens
@@ -227,7 +228,11 @@ class LookAhead:
         return self._num_drawn * _GOLDEN % 1.0
 
     def _turn(self, step: int, constant: int, count: int) -> None:
-        """Change constant and count from `step` on, which is yet to come."""
+        """Change constant and count from `step` on."""
+        if step <= self.now_step:
+            self._constant += constant
+            self._count += count
+            return
         at = bisect_left(self._steps, step)
         if at == len(self._steps) or self._steps[at] != step:
             self._steps.insert(at, step)
@@ -236,5 +241,5 @@ class LookAhead:
             return
         self._constants[at] += constant
         self._counts[at] += count
-        if not self._counts[at]:  # nor a constant, then
+        if self._constants[at] == self._counts[at] == 0:
             del self._steps[at], self._constants[at], self._counts[at]
