@@ -1,7 +1,9 @@
 """The anticipator against the paper's own map; the router against every instance."""
 
 import math
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +11,7 @@ from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
 from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadOrder, floor_of, load_of
 
-M, HORIZON = 500, 60
+M, HORIZON = 512, 60
 NAMES = st.sampled_from("abcde")
 DEEDS = st.lists(
     st.one_of(
@@ -68,12 +70,40 @@ def both(deeds):
 @given(DEEDS, st.integers(1, HORIZON), st.integers(0, 60), st.integers(0, 70), st.floats(0, 1.2))
 def test_two_numbers_a_turn_are_the_map_of_the_paper(deeds, num_steps, prompt, expected, ratio):
     plain, look = both(deeds)
+    check(plain, look, num_steps, prompt, expected, ratio)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_day_of_many_requests_is_the_map_of_the_paper_at_each_step(seed):
+    """Ratios are those that are reached, so that each is once the limit itself."""
+    chance = Random(seed)
+    plain, look = PlainMap(), LookAhead(M)
+    for _ in range(60):
+        name, num = chance.choice("abcdefg"), chance.randint(1, 30)
+        deed = chance.choice([("add", name, 2 * num, num), ("begin", name), ("expect", name, num), ("end", name)])
+        plain.do(deed)
+        getattr(look, deed[0])(*deed[1:])
+        if chance.random() < 0.4:
+            plain.do(("advance", chance.randint(0, 8)))
+            look.advance(plain.now)
+        num_steps, expected = chance.randint(1, 30), chance.choice([0, 1, num, 40])
+        check(plain, look, num_steps, num, expected, plain.tokens(plain.now + chance.randint(0, 9)) / M)
+        assert len(look) == len(plain.requests)
+        assert look._steps == sorted({request[2] for request in plain.requests.values()}), "no turn is kept for nothing"
+        assert bool(look._ends) == bool(plain.requests)
+        assert [look.age(name) for name in "abcdefg"] == [
+            plain.now - plain.requests[name][0] if name in plain.requests else 0 for name in "abcdefg"
+        ]
+
+
+def check(plain, look, num_steps, prompt, expected, ratio):
     steps = range(plain.now, plain.now + num_steps)
     wanted = [plain.tokens(step) for step in steps]
     assert [look.tokens(step) for step in steps] == wanted
     assert look.peak_ratio(num_steps) == max(wanted) / M
-    assert all(tokens <= look.at_most(num_steps) for tokens in wanted)
-    ends = [end for _, _, end, _ in plain.requests.values()]
+    requests = plain.requests.values()
+    assert look.at_most(num_steps) == sum(prompt + steps[-1] - start for start, prompt, _, _ in requests)
+    ends = [end for _, _, end, _ in requests]
     assert look.tokens_left == sum(end - plain.now for end in ends)
     assert look.tokens_left_within(num_steps) == sum(min(end - plain.now, num_steps) for end in ends)
     assert look.num_steps_above(ratio, num_steps) == sum(tokens > ratio * M for tokens in wanted)

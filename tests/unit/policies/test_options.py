@@ -8,7 +8,7 @@ import pytest
 from glowplug.domain.errors import BadRequest
 from glowplug.policies.caching.mcache_importance import CacheFacts
 from glowplug.policies.caching.ordering import Resident
-from glowplug.policies.options import base_name, options_of
+from glowplug.policies.options import base_name, configured, options_of
 from glowplug.policies.placement.port import wants_seconds
 from glowplug.policies.prediction.port import make_with
 from glowplug.policies.registry import choose
@@ -95,6 +95,15 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
     assert (made.params.stall_ratio, made.params.hold_overloaded, made.params.decode_horizon) == (1000.0, False, 7)
     made = choose("routing", "preserve_load_aware:penalty=3")(BalancerParams(num_steps=7))
     assert (made.params.penalty, made.params.num_steps) == (3.0, 7)
+    assert type(made) is type(choose("routing", "preserve_load_aware")(BalancerParams()))
+
+
+def test_a_policy_whose_params_have_no_default_has_no_options() -> None:
+    def policy(view: object, params: object) -> None: ...
+
+    assert configured("scaling", "mine", policy) is policy
+    with pytest.raises(BadRequest, match="it has no options"):
+        configured("scaling", "mine:a=1", policy)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +112,8 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
         ("scaling", "hydraserve:literal_cod=true", "literal_cod: there is no such field (did you mean literal_code?"),
         ("scaling", "hydraserve:literal_code=maybe", "literal_code: 'maybe' is neither true nor false"),
         ("scaling", "hydraserve:literal_code", "'literal_code' is not field=value"),
+        ("scaling", "hydraserve:literal_code=", "'literal_code=' is not field=value"),
+        ("scaling", "hydraserve:=true", "'=true' is not field=value"),
         ("scaling", "preserve:scaler=1", "scaler: '1' is not a mapping of fields"),
         ("scaling", "hydraserve:literal_code.x=1", "literal_code: {'x': '1'} is neither true nor false"),
         ("scaling", "static:floor=1", "it has no options"),
@@ -119,6 +130,8 @@ def test_options_of_a_router_lie_over_what_its_settings_say() -> None:
             "counts: there is no such field (there are: half_life_s, max_names, spread)",
         ),
         ("routing", "round_robin:penalty=1", "it has no options"),
+        ("routing", "union:nobody=1", "nobody: there is no such field"),
+        ("routing", "prefix:nobody=1", "nobody: there is no such field"),
         ("routing", "nobody:penalty=1", "no routing policy named 'nobody'"),
     ],
 )

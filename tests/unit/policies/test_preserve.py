@@ -65,8 +65,25 @@ def test_a_burst_sees_what_was_sent_before_it():
 
 
 def test_a_cache_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="0 tokens"):
-        LookAhead(0)
+    for wrong in ((0, 0.2), (9, 0.0), (9, float("nan"))):
+        with pytest.raises(ValueError, match="tokens, extension by"):
+            LookAhead(*wrong)
+    assert len(LookAhead(1)) == LookAhead(1).peak_ratio(5) == LookAhead(1).num_steps_above(0.0, 5) == 0
+    one = LookAhead(100)
+    one.add("a", 10, 0)
+    assert usage(one, 2) == [10, 0], "each request has a token to come"
+    one.expect("a", 0)
+    one.expect("nobody", 9)
+    one.advance(0)
+    one.advance(-1)
+    assert usage(one, 2) == [10, 0] and one.tokens(-3) == 10
+
+
+def test_a_step_without_requests_is_never_too_full():
+    """Not even where others alone fill the cache beyond the limit."""
+    look = LookAhead(100)
+    look.add("a", 10, 2)
+    assert [look.num_steps_above(ratio, 6) for ratio in (-0.5, 0.0, 0.1, 0.11)] == [2, 2, 1, 0]
 
 
 # section 4.3.3

@@ -1,14 +1,28 @@
 """Worth: probabilities against random streams, and published scores as cases."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.domain.snapshot import Forecast, Quantile
-from glowplug.policies.worth import NEVER_S, Asking, InMemory, asked, away_s, first, idle_worth, level
+from glowplug.domain.snapshot import ClassLoad, Forecast, ModelLoad, Quantile
+from glowplug.policies.worth import (
+    NEVER_S,
+    Asking,
+    InMemory,
+    asked,
+    away_s,
+    batch_factor,
+    expected_factor,
+    first,
+    idle_worth,
+    level,
+    num_weighted,
+    running_factor,
+)
 
 rates, shapes, spans = st.floats(0, 10), st.floats(0.01, 100) | st.just(math.inf), st.floats(0.001, 1e4)
 idles = st.floats(0, 1e6) | st.just(NEVER_S)
@@ -106,3 +120,98 @@ def test_what_is_away_is_away_for_as_long_as_another_stays():
     assert away_s(2.0, 60.0) == 62.0 and away_s(-1.0, 60.0) == 60.0
     waiting = InMemory(name="i", asked=4.0, climb_s=2.0, num_bytes=0)
     assert (waiting.saves_s, waiting.worth) == (8.0, 8.0), "nothing divides by zero"
+
+
+def test_who_asks_never_or_at_once_and_how_many_there_are_at_least():
+    """By hand: none comes with P0 = e^-1 of the rate and 1/2 of the other, one with e^-1 and 1/2."""
+    both, p0 = Asking(0.1, math.inf, 10.0), math.exp(-1)
+    assert asked(both, 10.0) == pytest.approx(1 - p0 / 2)
+    assert asked(both, 10.0, times=2) == pytest.approx(1 - p0 / 2 - p0 / 2 - p0 / 4)
+    gamma = Asking(0.1, 2.0, 10.0)  # (1 + 1/2)^-2, and once 4/9 / 1.5
+    assert asked(gamma, 10.0) == pytest.approx(1 - 4 / 18)
+    assert asked(gamma, 10.0, times=2) == pytest.approx(1 - 4 / 18 - 4 / 27 - 1 / 9)
+    assert asked(Asking(0.1, idle_s=0.0), 0.0) == asked(Asking(0.1), -1.0) == asked(Asking(-1.0), 10.0) == 0.0
+    assert asked(Asking(0.1), 1.0) == pytest.approx(1 - math.exp(-0.1))
+    assert asked(Asking(-0.1, idle_s=9.0), -1.0) == 0.0, "nothing comes in the past"
+    assert asked(Asking(idle_s=-5.0), 10.0) == 1.0
+
+
+def test_a_forecasts_spread_beyond_poissons_own_is_the_shape_of_its_rate():
+    """Of mean 10 and a standard deviation of 8: k = 100 / (64 - 10)."""
+    wide = a_forecast(10.0, 0.0, 8 * 2.563)
+    assert first(wide, 7.0) == Asking(10 / 300, pytest.approx(100 / 54), 7.0)
+    assert first(a_forecast(16.0, 0.0, 4 * 2.563)).shape == math.inf, "no wider than chance alone"
+    assert first(a_forecast(0.25, 0.0, 2.563)).shape == pytest.approx(0.0625 / 0.75)
+    alike = Quantile(0.5, num_requests=2.0), Quantile(0.5, num_requests=20.0)
+    assert first(replace(wide, quantiles=alike)).shape == math.inf, "no band at all"
+    assert first(a_forecast(-3.0, 0.0, 9.0)) == Asking(0.0)
+    assert first(a_forecast(4.0, concurrency_peak=9.0)).per_s == 9 / 300, "as many as there are at once come at least"
+    for error_ratio, sigma in ((0.1, 0.25), (0.5, 0.5)):
+        assert first(a_forecast(100.0, error_ratio=error_ratio)).shape == pytest.approx(
+            1e4 / ((100 * sigma) ** 2 - 100)
+        )
+    inner = Quantile(0.3, num_requests=2.0), Quantile(0.7, num_requests=2.0 + 4 * 2.563)
+    half = replace(wide, quantiles=inner)
+    assert first(half).shape == pytest.approx(100 / (64 - 10)), "a band half as wide in shares is of twice the spread"
+
+
+@pytest.mark.parametrize("window_s", [0.0, -1.0])
+def test_a_forecast_of_no_time_says_nothing(window_s):
+    none = replace(a_forecast(9.0, concurrency_peak=9.0), window_s=window_s)
+    assert first(none, 5.0) == level(none, 2, 1, 5.0) == Asking(idle_s=5.0)
+    short = replace(none, window_s=0.5)
+    assert first(short).per_s == 18.0 and level(short, 1, 1).per_s > 0
+
+
+def test_the_level_of_need_is_what_the_likeliest_of_slots_and_tokens_says():
+    def needed(**fields):
+        return 1 - math.exp(-level(a_forecast(**fields), 2, 4, 5.0).per_s * 300)
+
+    sure = {"low": 1.0, "high": 1.0}  # no spread
+    assert needed(mean=9.0, kind="concurrency_peak", **sure) == pytest.approx(1.0)
+    assert needed(mean=8.5, kind="concurrency_peak", **sure) == 0.0, "two instances of four slots hold eight"
+    per_s = {"prompt_tokens": "prompt_per_s", "response_tokens": "response_per_s"}
+    for kind, rate in per_s.items():
+        assert needed(mean=601.0, kind=kind, **{rate: 1.0}, **sure) == pytest.approx(1.0)
+        assert needed(mean=600.0, kind=kind, **{rate: 1.0}, **sure) == 0.0
+        assert needed(mean=601.0, kind=kind, **sure) == 0.0, "an unknown rate serves any number"
+        assert needed(mean=660.0, kind=kind, **{rate: 1.0}, low=600.0, high=600.0 + 60 * 2.563) == pytest.approx(
+            0.5 * math.erfc(-1 / math.sqrt(2))
+        )
+    assert level(a_forecast(-4.0, 0.0, 2.563, "concurrency_peak"), 1, 0).per_s == pytest.approx(
+        -math.log(1 - 0.5 * math.erfc(0.5 / math.sqrt(2))) / 300
+    )
+    assert level(a_forecast(9.0, kind="concurrency_peak"), 1, 4, 5.0).idle_s == 5.0
+
+
+def a_load(**by_class):
+    """Three of any class wait, and three run; `by_class`: waiting, running and seconds alone."""
+    classes = {
+        name: ClassLoad(num_waiting=waits, in_flight_by_instance={"i": runs} if runs else {}, alone_s=alone_s)
+        for name, (waits, runs, alone_s) in by_class.items()
+    }
+    return ModelLoad(num_waiting=3, num_in_flight=3, by_class=classes)
+
+
+@pytest.mark.parametrize(
+    ("load", "waiting", "running", "expected"),
+    [
+        (a_load(), 3.0, 1.0, 1.0),
+        (a_load(interactive=(2, 1, 0.0)), 1 + 2 * 4, 4.0, 1.0),
+        (a_load(interactive=(0, 0, 99.0)), 3.0, 1.0, 1.0),
+        (a_load(batch=(2, 2, 59.9)), 1 + 2 * 0.25, 1.0, 1.0),
+        (a_load(batch=(3, 3, 60.0)), 3 * 0.25, 0.25, 0.25),
+        (a_load(interactive=(1, 1, 0.0), batch=(2, 2, 60.0)), 4 + 2 * 0.25, 4.0, 0.25),
+    ],
+)
+def test_requests_weigh_by_their_class(load, waiting, running, expected):
+    assert (num_weighted(3, load), running_factor(load), expected_factor(load)) == (waiting, running, expected)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "max_wait_s", "factor"),
+    [(0.0, 900.0, 0.25), (-9.0, 900.0, 0.25), (150.0, 900.0, 0.625), (300.0, 900.0, 1.0), (900.0, 900.0, 1.0),
+     (5.0, 20.0, 0.625), (10.0, 20.0, 1.0), (0.25, 1.0, 0.625), (0.0, 0.0, 1.0), (0.0, -1.0, 1.0)],
+)  # fmt: skip
+def test_waiting_batch_becomes_a_standard_request_within_five_minutes_or_half_of_its_wait(waited_s, max_wait_s, factor):
+    assert batch_factor(waited_s, max_wait_s) == pytest.approx(factor)

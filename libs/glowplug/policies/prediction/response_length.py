@@ -78,11 +78,6 @@ class ResponseLengths:
         tokens = max(1, round(expected))
         return min(tokens, max_tokens) if max_tokens > 0 else tokens
 
-    @property
-    def text_ratio(self) -> float:
-        """Median ratio of actual lengths to those predicted from texts."""
-        return math.exp(self._text.log_ratio)
-
     def learn(self, prompt_tokens: int, response_tokens: int, text_tokens: int = 0) -> None:
         if response_tokens < 1:
             return

@@ -155,8 +155,8 @@ def test_an_answer_is_held_against_its_text_only_where_that_was_read_whatever_th
     run.ask(expected=0)
     run.handle(msg.TextRead(1, 40, teaches=teaches))
     run.handle(msg.RequestEnded(1, took_s=60.0, response_tokens=60), 60.0)
-    ratio = run.controller.balances._lengths["m"].text_ratio
-    assert ratio > 1.0 if teaches else ratio == 1.0
+    expected = run.controller.balances.expect("m", 10, 0, text_tokens=40)
+    assert expected > 40 if teaches else expected == 40
 
 
 def test_answers_that_broke_off_teach_nothing() -> None:

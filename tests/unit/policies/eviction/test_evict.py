@@ -47,6 +47,30 @@ CASES = {
     "who is at work or pinned stays": ("swapserve", ONE_WORKS, 10, "free"),
     "the fewest go (E29)": ("swapserve", SMALL_THEN_LARGE, 20, "large"),
     "a lower priority goes whatever its queue": ("swapserve", PRIORITIES, 10, "low"),
+    "the least worth a byte": (
+        "union",
+        [resident("dear", 10, saves_s=2.0), resident("large", 40, saves_s=4.0), resident("cheap", 10, saves_s=1.5)],
+        10,
+        "large",
+    ),
+    "of equal worth the longest unused, then by name": (
+        "union",
+        [resident("b", used=1), resident("c", used=2), resident("a", used=1)],
+        20,
+        "a b",
+    ),
+    "a lower priority goes whatever its worth": (
+        "union",
+        [resident("low", saves_s=9.0), resident("high", priority=1)],
+        10,
+        "low",
+    ),
+    "with the next priority the order is by worth alone": (
+        "union",
+        [resident("low", saves_s=9.0), resident("high", 15, priority=1), resident("higher", priority=2)],
+        15,
+        "high",
+    ),
     "then the next priority beside it": ("swapserve", PRIORITIES, 20, "high low"),
 }
 
@@ -56,6 +80,16 @@ def test_who_leaves(policy, residents, need_bytes, victims):
     decision = choose("eviction", policy)(residents, need_bytes)
     assert decision.victims == tuple(victims.split())
     assert decision.freed_bytes == sum(r.num_bytes for r in residents if r.name in decision.victims)
+
+
+def test_a_score_is_what_the_rule_goes_by():
+    waits = [engine("b", 3, saves_s=2.0), engine("a", 1, saves_s=5.0)]
+    scores = {name: [r.score for r in choose("eviction", name)(waits, 10).rivals] for name in ("swapserve", "union")}
+    assert scores == {"swapserve": [1.0, 3.0], "union": [2.0, 5.0]}
+    empty = [resident("empty", 0, saves_s=3.0), resident("full", 2, saves_s=4.0)]
+    assert [r.name for r in choose("eviction", "union")(empty, 1).rivals] == ["full", "empty"]
+    nothing = choose("eviction", "union")([], 5)
+    assert nothing.victims == () and choose("eviction", "union")(empty, 0).reason == "nothing needs to be freed"
 
 
 def test_a_decision_says_why_each_leaves_or_stays():

@@ -64,6 +64,32 @@ def test_an_engine_with_a_queue_stays_until_it_is_a_quantum_ahead_and_not_longer
     assert not goes_on(turn(ahead=5, **busy), TurnParams(rule="balanced", fair_requests=0))
 
 
+@pytest.mark.parametrize(
+    ("fields", "stays"),
+    [
+        ({"served_s": 0.99}, True),
+        ({"served_s": 1.0}, False),
+        ({"served_s": 4.99, "num_waiting": 1, "ahead": 9}, True),
+        ({"served_s": 5.0, "num_waiting": 1, "ahead": 9}, False),
+        ({"served_s": 29.9, "num_waiting": 1, "ahead": 5}, True),
+        ({"served_s": 30.0, "num_waiting": 1, "ahead": 5}, False),
+        ({"served_s": 29.9, "arriving_per_s": 9.0}, True),
+        ({"served_s": 30.0, "arriving_per_s": 9.0}, False),
+        ({"num_waiting": 1, "ahead": 5, "served_s": 12.0}, True),
+        ({"num_waiting": 1, "ahead": 6, "served_s": 12.0}, False),
+    ],
+)
+def test_a_balanced_turn_ends_at_each_of_its_limits(fields, stays):
+    assert bool(goes_on(turn(**fields), BALANCED)) is stays
+
+
+@pytest.mark.parametrize(("in_flight", "waiting", "stays"), [(0, 0, False), (1, 0, True), (0, 1, True), (1, 1, True)])
+def test_a_fair_turn_is_one_while_anybody_is_served_or_waits(in_flight, waiting, stays):
+    fields = {"num_in_flight": in_flight, "num_waiting": waiting}
+    assert bool(goes_on(turn(served_s=1.0, **fields))) is stays
+    assert not goes_on(turn(served_s=5.0, **fields))
+
+
 FORGET_S = 30.0
 
 
@@ -101,3 +127,23 @@ def test_the_count_begins_anew_when_nobody_has_waited_for_a_while():
     shares = counted(shares, 29.0, (), a=(0, 0), b=(40, 1))
     assert shares.given["b"] == 40
     assert counted(shares, 31.1, a=(0, 1), b=(41, 1)).given == {"a": 0, "b": 0}
+
+
+def test_the_count_is_kept_until_nobody_has_waited_for_longer_than_that():
+    shares = counted(counted(Shares(), 0.0, a=(0, 1), b=(0, 1)), 1.0, a=(2, 1), b=(30, 1))
+    assert counted(shares, 31.0, a=(4, 1), b=(41, 1)).given == {"a": 4, "b": 41}
+    late = counted(shares, 31.1, a=(4, 1), b=(41, 1))
+    assert (late.given, late.counted, late.short_at) == ({"a": 0, "b": 0}, {"a": 4, "b": 41}, 31.1)
+    assert counted(shares, 5.0, (), a=(2, 1), b=(30, 1)).short_at == 1.0
+
+
+def test_who_is_back_keeps_what_it_has_had_and_who_left_is_counted_as_before():
+    shares = counted(Shares(), 0.0, a=(0, 1), b=(0, 1), c=(0, 1))
+    shares = counted(shares, 1.0, a=(10, 1), b=(3, 0), c=(5, 1))
+    assert shares.open == {"a", "c"} and shares.least_given == 3
+    assert shares.behind({"a", "b", "c"}) == {"a": 0, "b": 7, "c": 5} and shares.behind({"nobody"}) == {}
+    assert (shares.ahead("a", of="b"), shares.ahead("b", of="a"), shares.ahead("nobody", of="a")) == (7, -7, 0)
+    shares = counted(shares, 2.0, ("b", "c"), a=(12, 1), b=(4, 1))  # c has no memory any more, and waits
+    assert shares.given == {"a": 12, "b": 5, "c": 5}, "level with the waiting one that was open before"
+    assert shares.counted == {"a": 12, "b": 4, "c": 5} and shares.least_given == 5
+    assert counted(shares, 3.0, ("d",), d=(7, 0)).given["d"] == 0, "nobody waits that was open before"

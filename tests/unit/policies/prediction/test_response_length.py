@@ -1,9 +1,12 @@
 """Expected response lengths, in place of PreServe's section 4.2 where no predictor is trained."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glowplug.domain.bounds import OutOfBounds
 from glowplug.policies.prediction.response_length import LengthParams, ResponseLengths
 
 
@@ -77,3 +80,74 @@ def test_a_model_that_says_twice_as_much_is_learned() -> None:
     for said in truth:
         assert abs(lengths.expect(100, text_tokens=said) - 2 * said) < 0.15 * said
     assert lengths.expect(100, 300, text_tokens=700) == 300
+
+
+def learned(params: LengthParams, *answers: int, prompt: int = 50, text_tokens: int = 0) -> ResponseLengths:
+    lengths = ResponseLengths(params)
+    for tokens in answers:
+        lengths.learn(prompt, tokens, text_tokens)
+    return lengths
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers", "expected"),
+    [
+        ({}, [1000], 1000),
+        ({}, [1000, 2000], 1500),
+        ({"weight": 0.8}, [1000, 2000], 1800),
+        ({}, [1000] * 24 + [2000], 1050),  # more than 20 answers: the newest has a twentieth
+        ({"quantile": 0.9}, [1000, 2000], 1450),
+        ({"quantile": 0.9}, [1000, 1000], 950),  # not longer than expected
+        ({"quantile": 0.9, "weight": 0.8}, [1000, 2000], 1720),
+        ({"quantile": 0.9}, [1000, 1451, 1000, 2000], round(1000 * 1.45 * (1 - 0.1 / 3) * (1 + 0.9 / 4))),
+        ({"quantile": 0.5}, [1] * 9, 1),
+    ],
+)
+def test_an_estimate_is_the_mean_or_takes_a_step_towards_its_quantile(
+    fields: dict[str, float], answers: list[int], expected: int
+) -> None:
+    assert learned(LengthParams(**fields), *answers).expect(50) == expected
+
+
+def test_answers_to_a_prompt_of_its_length_count_half_once_there_are_as_many_as_it_takes_to_trust_them() -> None:
+    lengths = learned(LengthParams(weight=0.001), *[100] * 10, prompt=1)
+    for _ in range(10):
+        lengths.learn(2, 300)
+    assert [lengths.expect(prompt) for prompt in (1, 2, 3, 4)] == [150, 250, 250, 200]
+
+
+def test_a_quantile_is_below_one_and_no_number_is_negative() -> None:
+    assert LengthParams(quantile=0.99).quantile == 0.99
+    for wrong in ({"quantile": 1.0}, {"quantile": -0.1}, {"weight": -1.0}):
+        with pytest.raises(OutOfBounds):
+            LengthParams(**wrong)
+
+
+def test_a_text_counts_as_long_as_its_error_is_no_larger_and_by_the_ratio_it_had() -> None:
+    """Expected 100 of the text, and 200 before any answer; steps of 1/n halves of the logarithm."""
+    even = learned(LengthParams(), 150, text_tokens=100)
+    assert even.expect(50, text_tokens=100) == round(100 * math.exp(0.5)), "both were wrong by fifty"
+    worse = learned(LengthParams(), 151, text_tokens=100)
+    assert worse.expect(50, text_tokens=100) == 151
+    for answers, log in (([120], 0.5), ([100], -0.5), ([120, 120], 0.5 - 0.25), ([120, 400], 0.5 + 0.25)):
+        lengths = learned(LengthParams(default_tokens=5000), *answers, text_tokens=100)
+        lengths._text.error = 0.0
+        assert lengths.expect(50, text_tokens=1000) == round(1000 * math.exp(log))
+    untold = learned(LengthParams(), 500)
+    assert untold.expect(50, text_tokens=100) == 100, "answers without a text say nothing of texts"
+    high = learned(LengthParams(quantile=0.9), 120, text_tokens=100)
+    assert high.expect(50, text_tokens=1000) == round(1000 * math.exp(0.9))
+
+
+def test_the_errors_of_text_and_history_are_recent_means() -> None:
+    """200 expected by the default, then 300, then 250; the text says 100, then e^0.5 and e^0.75 of it."""
+    text = learned(LengthParams(weight=0.4), 300, 200, 200, text_tokens=100)._text
+    errors = 200.0, 200 - 100 * math.exp(0.5), 200 - 100 * math.exp(0.75)
+    assert text.error == pytest.approx((errors[0] + errors[1]) / 2 * 0.6 + abs(errors[2]) * 0.4)
+    assert text.history_error == pytest.approx(100 * 0.6 + 50 * 0.4)
+
+
+def test_one_token_is_an_answer_and_an_answer_has_one_at_least() -> None:
+    assert learned(LengthParams(), 1).expect(50) == 1
+    assert ResponseLengths(LengthParams(default_tokens=0)).expect(50) == 1
+    assert ResponseLengths().expect(50, 1) == 1
