@@ -36,6 +36,7 @@ from glowplug.policies.limits.scope import FULL_S, Left, Limit, LimiterParams, L
 DAY_S = 86_400
 TINY_S = 1e-9  # rounding error
 NOTHING_USED = WindowUse("")
+_NOT_SUMMED = (-1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,15 @@ class ScopeCount:
     heard: dict[str, Heard] = field(default_factory=dict)  # this router included
     elsewhere: tuple[int, int] = (0, 0)  # (requests at once, held ones)
     _others: dict[str, WindowUse] = field(default_factory=dict)
-    _others_now: tuple[int, int, int, int] = (-1, 0, 0, 0)
+    _others_now: tuple[int, int, int, int] = _NOT_SUMMED  # WindowUse: day to month_tokens
 
     def fill(self, part: float, now_s: float) -> None:
         """Fill both buckets. A shrinking part shrinks the rest, since the difference is others'; a growing part adds
         nothing at once."""
-        if part != self.part:
-            if part < self.part:
-                self.requests_left_s *= part / self.part
-                self.tokens_left_s *= part / self.part
-            self.part = part
+        if part < self.part:
+            self.requests_left_s *= part / self.part
+            self.tokens_left_s *= part / self.part
+        self.part = part
         more_s = (now_s - self.at) * part
         self.at = now_s  # also where the clock was set back
         if more_s < 0.0:
@@ -173,13 +173,13 @@ class ScopeCount:
             self.own = [use.day, use.day_tokens, use.month, use.month_tokens]
         else:
             self._others[use.router_id] = use
-            self._others_now = (-1, 0, 0, 0)
+            self._others_now = _NOT_SUMMED
 
     def drop_past(self, now_s: float) -> None:
         month = month_of(now_s)
         for router_id in [r for r, use in self._others.items() if use.month < month]:
             del self._others[router_id]
-            self._others_now = (-1, 0, 0, 0)
+            self._others_now = _NOT_SUMMED
         if self.own[2] < month:
             self.own = [0, 0, 0, 0]
 

@@ -1,11 +1,15 @@
 """Balancers: counts, expectations by the clock, choices and holds."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.registry import choose
 from glowplug.policies.routing.port import Balancer, BalancerParams
 from glowplug.policies.routing.preserve_load_aware import LoadAware
+from glowplug.policies.routing.tracked import PromptPace
 from glowplug_lab.policies.llumnix_like import Freest, freeness
 
 LARGE = 10_000
@@ -365,3 +369,140 @@ def test_nobody_is_held_for_long_by_one_that_does_not_tell() -> None:
     balancer.sent(1, "i-0", 100, 10, 10.0)
     assert chosen(balancer, 100, now_s=11.0) == ""
     assert chosen(balancer, 100, now_s=19.0) == "i-0", "four times what reading takes"
+
+
+def test_the_pace_of_reading_and_the_share_that_reports_move_with_the_newest() -> None:
+    pace, seen = PromptPace(), []
+    for took_s, num_tokens in ((2.0, 100), (8.0, 100), (3.0, 0)):
+        pace.measured(took_s, num_tokens)
+        seen.append(pace.token_s)
+    assert seen == pytest.approx([0.02, 0.032, 0.6256])
+    seen = []
+    for has_reported in (False, True, False, True):
+        pace.answered(has_reported)
+        seen.append(pace.reporting)
+    assert seen == pytest.approx([0.0, 1.0, 0.8, 0.84])
+
+
+@pytest.mark.parametrize(
+    ("changed", "read_s", "longest_s", "would_stall"),
+    [
+        ({}, 0.0, 6.0, False),
+        ({}, 0.0, 5.9, True),
+        ({}, 1.0, 6.0, True),
+        ({}, 23.9, 6.0, True),
+        ({}, 24.0, 6.0, False),
+        ({}, 31.9, 8.0, True),
+        ({}, 32.0, 8.0, False),
+        ({}, 0.0, 0.5, True),
+        ({}, 0.0, 0.49, False),
+        ({"reporting": 0.9}, 0.0, 5.9, True),
+        ({"reporting": 0.89}, 0.0, 5.9, False),
+        ({"token_s": 0.0}, 0.0, -1.0, False),
+        ({"num_prompts": 0, "num_tokens": 0}, 9.0, 1.0, False),
+    ],
+)
+def test_one_more_prompt_would_stall_an_engine_that_reads_for_long(
+    changed: dict[str, Any], read_s: float, longest_s: float, *, would_stall: bool
+) -> None:
+    """Two prompts of 16 tokens, 2 s each."""
+    pace = PromptPace(num_prompts=2, num_tokens=32, since_s=10.0, token_s=0.125, reporting=1.0)
+    pace = dataclasses.replace(pace, **changed)
+    assert pace.would_stall(10.0 + read_s, longest_s) == would_stall
+
+
+def test_reading_begins_with_the_first_of_the_prompts() -> None:
+    pace = PromptPace()
+    assert (pace.sent(5, 1.0), pace.sent(7, 2.0), pace.since_s) == (5, 12, 1.0)
+    pace.read(5)
+    assert (pace.num_prompts, pace.num_tokens) == (1, 7)
+    pace.read(7)
+    assert (pace.sent(1, 3.0), pace.since_s) == (1, 3.0)
+
+
+def test_the_time_of_a_step_is_learned_by_instance_and_by_model() -> None:
+    balancer, seen = load_aware(LARGE, LARGE, tpot_s=1.0), []
+    for ticket, (instance_id, first_s, took_s, tokens) in enumerate(
+        [
+            ("i-0", 2.0, 7.0, 11),  # 0.5 s, ten tokens after the first
+            ("i-0", 0.0, 10.0, 11),  # 1 s
+            ("i-1", -1.0, 20.0, 10),  # 2 s; unstreamed
+            ("i-1", 2.0, 9.0, 1),
+            ("i-1", 0.0, 1000.0, 2),  # bounded by 10 s
+            ("i-1", 0.0, 0.0, 2),
+        ]
+    ):
+        at_s = 2000.0 * ticket
+        balancer.sent(ticket, instance_id, 10, 10, at_s)
+        if first_s >= 0:
+            balancer.first_token(ticket, at_s + first_s)
+            balancer.first_token(ticket, at_s + first_s + 5)
+        balancer.ended(ticket, tokens, at_s + took_s)
+        seen.append((*(balancer.instances[name].tpot_s for name in ("i-0", "i-1")), balancer.tpot_s))
+    assert seen == [
+        pytest.approx(one)
+        for one in (
+            (0.5, 0.0, 0.9),
+            (0.6, 0.0, 0.92),
+            (0.6, 2.0, 1.136),
+            (0.6, 2.0, 1.136),
+            (0.6, 3.6, 2.9088),
+            (0.6, 2.88002, 2.32706),
+        )
+    ]
+
+
+def test_a_changed_expectation_counts_from_then_on() -> None:
+    balancer = load_aware(LARGE, LARGE)
+    running(balancer, 1, "i-0", 10, 50)
+    running(balancer, 2, "i-1", 10, 60)
+    balancer.expect(1, 100, 10.0)
+    assert [ahead(balancer, name, 10.0).current_tokens for name in ("i-0", "i-1")] == [90, 50]
+    assert chosen(balancer, now_s=10.0) == "i-1"
+    balancer.expect(1, 20, 15.0)
+    assert ahead(balancer, "i-0", 15.0).current_tokens == 5
+    assert chosen(balancer, now_s=15.0) == "i-0"
+    balancer.expect(9, 20, 15.0)
+
+
+def test_parts_of_steps_add_up_and_a_clock_that_is_set_back_adds_none() -> None:
+    balancer = load_aware(LARGE)
+    running(balancer, 1, "i-0", 10, 50)
+    left = [ahead(balancer, "i-0", now_s).current_tokens for now_s in (0.6, 1.2, 1.8, 1.0, 1.9, 2.0)]
+    assert left == [50, 49, 49, 49, 49, 48]
+
+
+@pytest.mark.parametrize(
+    ("expected", "others", "hold_ratio", "wanted"),
+    [(1, 0.0, 0.9, ""), (1, 0.0, 0.901, "i-0"), (1, 0.1, 0.951, ""), (1, 0.1, 1.002, "i-0"), (10, 0.0, 0.905, "")],
+)
+def test_one_step_too_full_is_an_overload_with_what_others_expect(
+    expected: int, others: float, hold_ratio: float, wanted: str
+) -> None:
+    """901 tokens of 1,000 at the first step of a request of 900; ten steps up to 909."""
+    balancer = load_aware(1000, hold_overloaded=True, overload_share=0.0, hold_ratio=hold_ratio)
+    balancer.others("i-0", Outlook(peak_ratio=others, over_share=0.0))
+    balancer.sent(1, "i-0", 901, expected, 0.0)
+    assert chosen(balancer) == wanted
+
+
+def test_a_tenth_of_the_steps_too_full_is_none_yet() -> None:
+    for expected, wanted in ((10, "i-0"), (11, "")):
+        balancer = load_aware(1000, hold_overloaded=True)
+        balancer.sent(1, "i-0", 960, expected, 0.0)
+        assert chosen(balancer) == wanted
+
+
+def test_an_instance_that_is_gone_is_forgotten_after_its_last_request() -> None:
+    balancer = load_aware(LARGE, LARGE)
+    balancer.sent(1, "i-0", 10, 10, 0.0)
+    for name in ("i-0", "i-1", "nobody"):
+        balancer.gone(name)
+    assert list(balancer.instances) == ["i-0"] and chosen(balancer) == ""
+    balancer.sent(2, "i-1", 10, 10, 0.0)
+    assert list(balancer.requests) == [1], "i-1 is unknown by now"
+    balancer.ended(1, 10, 1.0)
+    assert not balancer.instances
+    balancer.filled("i-0", 1)
+    balancer.others("i-0", None)
+    assert chosen(balancer) == ""
