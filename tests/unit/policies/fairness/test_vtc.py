@@ -310,10 +310,13 @@ def test_a_request_gives_way_a_limited_number_of_times_and_then_another_one_does
     assert given == [2, 1, 2, 1, None]
 
 
-@pytest.mark.parametrize(("prompt", "read_s", "each_s"), [(10, 0.0, 2.0), (200, 1.0, 30.0)])
-def test_what_runs_for_long_gives_way_again(prompt: int, read_s: float, each_s: float) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "read_s", "each_s", "num_instances"),
+    [(10, 0.0, 2.0, 1), (200, 1.0, 30.0, 1), (200, 1.0, 15.0, 2)],
+)
+def test_what_runs_for_long_gives_way_again(prompt: int, read_s: float, each_s: float, num_instances: int) -> None:
     """In the second case 200 tokens take a second to read, so that a prompt of 200 and an answer of 400 take three of
-    each of two slots: it gives way once in thirty.
+    each of two slots: it gives way once in thirty; in the third case, each instance has one of the slots.
     """
     line = Line(most_recalls=1)
     stays, flood = _full(line, "flood", 2, prompt=prompt, expected=400 if read_s else 10)
@@ -323,7 +326,7 @@ def test_what_runs_for_long_gives_way_again(prompt: int, read_s: float, each_s: 
         line.now_s += read_s
         line.vtc.read(flood, line.now_s)
         began_at, (light,) = line.now_s, line.hold("light")
-        while line.vtc.recall(2, 0, line.now_s) is None:
+        while line.vtc.recall(2, 0, line.now_s, num_instances) is None:
             line.now_s += 0.5
             assert line.now_s < began_at + 40
         made_s.append(made_s[-1] + line.now_s - began_at)
@@ -827,6 +830,7 @@ def test_the_number_of_slots_is_the_least_that_is_reached_rarely(mean: float) ->
     def reached(least: int) -> float:
         return 1 - sum(math.exp(-mean) * mean**num / math.factorial(num) for num in range(least))
 
+    assert _above(10.0**6, 0.05) == 1001, "the most"
     assert number == 1 if mean < 0 else reached(number) <= 0.05 and (number == 1 or reached(number - 1) > 0.05)
 
 
@@ -877,8 +881,9 @@ def test_batch_leaves_slots_for_all_that_is_more_urgent(params: dict[str, float]
     line = Line(**({"default_s": 960.0, "most_recalls": 0} | params))
     end_at_once(line, "light", 3)
     end_at_once(line, "batch", 3, priority=Priority.BATCH)
-    line.hold("batch", priority=Priority.BATCH)
+    (batch,) = line.hold("batch", priority=Priority.BATCH)
     assert (num_left_free(line), num_left_free(line, 8)) == (of_32, of_8)
+    line.vtc.remove(batch)
     line.now_s += 60.0
     line.hold("batch", priority=Priority.BATCH)
     assert num_left_free(line) == 0
@@ -1061,3 +1066,87 @@ def test_the_queue_is_pressed_by_numbers_over_weight_and_class() -> None:
     assert list(line.vtc.before(chat[0])) == above_chat
     assert list(line.vtc.before(heavy[0])) == [*batch[::-1], *mixed[::-1]]
     assert list(line.vtc.before(mixed[0])) == [*batch[::-1], mixed[-1]]
+
+
+def unread(line: Line, tenant: str, prompt: int, counter: float, priority: Priority = Priority.STANDARD) -> int:
+    (ticket,) = line.hold(tenant, prompt=prompt, priority=priority)
+    line.vtc.sent(line.claims[ticket], line.now_s)
+    line.vtc._tenants[tenant].counter = counter
+    return ticket
+
+
+@pytest.mark.parametrize(
+    ("tenant", "prompt", "counter", "priority", "gives_way"),
+    [
+        ("b", 10, 50.0, Priority.STANDARD, True),
+        ("b", 512, 49.0, Priority.INTERACTIVE, True),
+        ("a", 10, 50.0, Priority.STANDARD, False),
+        ("b", 513, 50.0, Priority.STANDARD, False),
+        ("b", 10, 51.0, Priority.STANDARD, False),
+        ("b", 10, 50.0, Priority.BATCH, False),
+    ],
+)
+def test_a_long_unread_prompt_gives_way_to_a_later_short_one_of_another_that_was_served_no_more(
+    tenant: str, prompt: int, counter: float, priority: Priority, *, gives_way: bool
+) -> None:
+    line = Line(unread_tokens=512)
+    unread(line, "b", 10, 0.0)
+    long = unread(line, "a", 5000, 50.0)
+    assert line.vtc.recall(8, 6, line.now_s) is None, "the short one came before"
+    unread(line, tenant, prompt, counter, priority)
+    assert line.vtc.recall(8, 5, line.now_s) == (long if gives_way else None)
+    line.vtc.stays(long)
+    assert line.vtc.recall(8, 5, line.now_s) is None
+
+
+def runs(line: Line, **num_by_tenant: int) -> dict[str, int]:
+    """The newest of each."""
+    found = {name: [send(line, name) for _ in range(num)] for name, num in num_by_tenant.items()}
+    return {name: tickets[-1] for name, tickets in found.items()}
+
+
+def test_shares_of_the_slots_are_by_weight() -> None:
+    for own, others in ((3, 4), (4, 3)):
+        line = Line()
+        newest = runs(line, b=others, c=1)
+        for _ in range(own):
+            send(line, "a", weight=2.0)
+        line.hold("a", weight=2.0)
+        assert line.vtc.recall(8, 0, line.now_s) == (newest["b"] if own == 3 else None), "its share is four of eight"
+    for flood, light in ((6, 2), (7, 1)):
+        line = Line()
+        for _ in range(flood):
+            newest = {"flood": send(line, "flood", weight=2.0)}
+        runs(line, light=light)
+        line.hold("light")
+        assert line.vtc.recall(8, 0, line.now_s) == (newest["flood"] if flood == 7 else None), "its share is 5.3"
+
+
+def test_a_tenant_at_its_share_takes_no_slot_of_one_above() -> None:
+    line = Line()
+    runs(line, a=3, b=5, c=1)
+    line.hold("a")
+    assert line.vtc.recall(9, 0, line.now_s) is None
+
+
+def test_batch_takes_a_slot_of_batch_once_it_waited_for_its_patience_and_is_below_its_share() -> None:
+    for num, has_share in ((7, False), (8, True)):
+        line = Line(patience_s=30.0)
+        send(line, "b", priority=Priority.BATCH)
+        own = [send(line, "c", priority=Priority.BATCH) for _ in range(num)]
+        line.hold("c", priority=Priority.BATCH)
+        assert line.vtc.recall(8, 0, line.now_s) is None
+        line.now_s += 29.9
+        assert line.vtc.recall(8, 0, line.now_s) is None
+        line.now_s += 0.1
+        assert line.vtc.recall(8, 0, line.now_s) == (None if has_share else own[-1])
+
+
+def test_batch_gives_way_before_a_tenant_above_its_share() -> None:
+    line = Line()
+    batch = send(line, "a", priority=Priority.BATCH)
+    flood = runs(line, flood=7)["flood"]
+    line.hold("light")
+    assert line.vtc.recall(8, 0, line.now_s) == batch
+    line.vtc.stays(batch)
+    assert line.vtc.recall(8, 0, line.now_s) == flood

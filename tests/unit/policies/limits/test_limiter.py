@@ -456,6 +456,9 @@ def test_a_router_is_cut_off_while_it_does_not_hear_itself_and_assumes_nobody_go
     alone.refresh(0.0)
     alone.refresh(99.0)
     assert not alone.is_cut
+    alone.hear("r-2", 1, 99.0)
+    alone.refresh(99.0)
+    assert alone.is_cut
 
 
 def test_the_part_of_a_silent_router_is_by_its_faded_demand() -> None:
@@ -761,3 +764,19 @@ def test_what_is_reported_soon(limits: dict[str, int], tokens: int, elsewhere: i
     limiter.admit(asked, tokens, START_S)
     limiter.report(START_S)
     assert not limiter.urgent
+
+
+def test_a_router_that_knows_of_no_other_hurries_with_nothing() -> None:
+    limiter, asked = Limiter("r-1"), scopes(requests_per_minute=60, concurrent=9)
+    for at in (START_S, START_S + 1):
+        for _ in range(4):
+            expect_admitted(limiter.admit(asked, 0, at))
+        assert not limiter.urgent
+        limiter.report(at)
+
+
+def test_a_request_without_tokens_leaves_no_window() -> None:
+    limiter = Limiter("r-1")
+    limiter.end(expect_admitted(limiter.admit(scopes(tokens_per_day=9), 5, START_S)), 0, START_S)
+    limiter.report(START_S + 200)
+    assert len(limiter) == 0

@@ -1,14 +1,16 @@
 """Balancers: counts, expectations by the clock, choices and holds."""
 
 import dataclasses
+from random import Random
 from typing import Any
 
 import pytest
 
 from glowplug.domain.snapshot import Outlook, Target
+from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.registry import choose
 from glowplug.policies.routing.port import Balancer, BalancerParams
-from glowplug.policies.routing.preserve_load_aware import LoadAware
+from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadAware, LoadOrder, floor_of, load_of
 from glowplug.policies.routing.tracked import PromptPace
 from glowplug_lab.policies.llumnix_like import Freest, freeness
 
@@ -506,3 +508,115 @@ def test_an_instance_that_is_gone_is_forgotten_after_its_last_request() -> None:
     balancer.filled("i-0", 1)
     balancer.others("i-0", None)
     assert chosen(balancer) == ""
+
+
+def test_the_load_is_the_formula_and_its_shortcuts_are_lower_bounds() -> None:
+    """Section 4.3.3, step by step, over random instances of 1,000 tokens."""
+    chance = Random(3)
+    for _ in range(300):
+        look = LookAhead(1000)
+        for number in range(chance.randint(0, 4)):
+            look.add(number, chance.randint(0, 400), chance.randint(1, 150))
+            look.advance(look.now_step + chance.randint(0, 5))
+        queued, current, others = chance.randint(0, 300), chance.randint(0, 300), chance.choice((0, 200))
+        prompt, expected = chance.randint(0, 400), chance.choice((0, 1, 20, 150))
+        params = BalancerParams(num_steps=chance.choice((1, 60)), penalty=chance.choice((0.0, 1.0, 2.0)))
+        load = InstanceLoad("i-0", look, queued, current, others)
+        used = [look.tokens(look.now_step + step) for step in range(params.num_steps)]
+        peak = max(tokens + (prompt + step if step < expected else 0) for step, tokens in enumerate(used))
+        wanted = queued + current + prompt + expected + params.penalty * max(0.0, peak + others - 800)
+        assert load_of(load, prompt, expected, params) == pytest.approx(wanted)
+        enough = chance.randint(0, 1500)
+        found = load_of(load, prompt, expected, params, enough)
+        assert found == pytest.approx(wanted) if wanted < enough else enough <= found <= wanted + 1e-6
+        floor = queued + current + params.penalty * max(0.0, used[0] + others - 800)
+        assert floor_of(load, params) == pytest.approx(floor)
+
+
+def loads(balancer: LoadAware, *, num: int = 3) -> list[tuple[int, int, int] | None]:
+    found = [balancer._order.of(f"i-{number}") for number in range(num)]
+    return [None if one is None else (one.queued_tokens, one.current_tokens, one.other_kv_tokens) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("num_refreshed", "wanted"),
+    [
+        (0, [(100, 100, 100), (100, 80, 100), (100, 80, 100), (100, 80, 100)]),
+        (1, [(90, 100, 100), (90, 80, 100), (90, 70, 100), (90, 70, 60)]),
+        (2, [(90, 90, 100), (90, 80, 80), (70, 70, 80), (60, 70, 60)]),
+        (9, [(90, 90, 90), (80, 80, 80), (70, 70, 70), (60, 60, 60)]),
+    ],
+)
+def test_a_choice_updates_what_changed_and_a_few_of_the_others_in_turn(
+    num_refreshed: int, wanted: list[tuple[int, int, int]]
+) -> None:
+    balancer = load_aware(*4 * [LARGE], num_refreshed=num_refreshed)
+    for number in range(3):
+        running(balancer, number, f"i-{number}", 10, 100)
+    chosen(balancer)
+    seen = []
+    for now_s in (10.0, 20.0, 30.0, 40.0):
+        if now_s == 20.0:
+            balancer.filled("i-1", 1)
+        chosen(balancer, now_s=now_s)
+        seen.append(tuple(load[1] for load in loads(balancer) if load))
+    assert seen == wanted
+
+
+def test_an_instance_is_updated_in_turn_while_it_runs_something() -> None:
+    balancer = load_aware(LARGE, LARGE, num_refreshed=1)
+    running(balancer, 1, "i-0", 10, 100)
+    running(balancer, 2, "i-1", 10, 100)
+    chosen(balancer)
+    balancer.ended(1, 1, 1.0)
+    chosen(balancer, now_s=1.0)
+    for now_s in (10.0, 20.0):
+        chosen(balancer, now_s=now_s)
+        assert loads(balancer, num=2) == [(0, 0, 0), (0, 100 - now_s, 0)]
+
+
+def test_full_instances_leave_the_order_and_come_back_with_their_load() -> None:
+    balancer = load_aware(LARGE, LARGE)
+    running(balancer, 1, "i-0", 10, 100)
+    balancer.filled("i-0", 100)
+    chosen(balancer)
+    assert loads(balancer, num=2) == [None, (0, 0, 0)]
+    balancer.filled("i-0", 99)
+    chosen(balancer)
+    assert loads(balancer, num=2) == [(0, 100, 0), (0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("horizon", "num_in_flight", "current"),
+    [(0, 3, 170), (20, 3, 60), (20, 2, 40), (20, 1, 20), (20, 0, 20), (20, 9, 90)],
+)
+def test_others_tokens_to_come_are_at_most_those_of_their_requests_within_the_horizon(
+    horizon: int, num_in_flight: int, current: int
+) -> None:
+    balancer = load_aware(1000, 1000, decode_horizon=horizon)
+    balancer.sent(1, "i-0", 30, 100, 0.0)
+    balancer.others("i-0", Outlook(peak_ratio=0.25, over_share=0.0, queued_tokens=7, current_tokens=70))
+    balancer.filled("i-0", num_in_flight)
+    chosen(balancer)
+    assert loads(balancer, num=1) == [(37, current, 250)]
+    balancer.others("i-0", None)
+    chosen(balancer)
+    assert loads(balancer, num=1) == [(30, 20 if horizon else 100, 0)]
+
+
+def test_the_lowest_floors_are_visited_up_to_the_most() -> None:
+    """i-2 has the highest floor and the least load: its cache has room for the request."""
+    floors = {"i-0": (700, 100), "i-1": (700, 101), "i-2": (10, 700)}
+    for most_visited, wanted in ((0, "i-2"), (1, "i-0"), (2, "i-0"), (3, "i-2")):
+        order = LoadOrder(BalancerParams(most_visited=most_visited))
+        for instance_id, (cached, queued) in floors.items():
+            look = LookAhead(1000)
+            look.add("a", cached, 1000)
+            order.put(InstanceLoad(instance_id, look, queued))
+        assert order.route(900, 10).instance_id == wanted
+        assert [list(order.lowest(num)) for num in (0, 1, 2)] == [["i-0", "i-1", "i-2"], ["i-0"], ["i-0", "i-1"]]
+        order.put(InstanceLoad("i-0", LookAhead(1000), 900))
+        assert (list(order.lowest(0)), len(order)) == (["i-1", "i-2", "i-0"], 3)
+        order.drop("i-1")
+        order.drop("i-1")
+        assert (list(order.lowest(0)), order.of("i-1"), len(order)) == (["i-2", "i-0"], None, 2)
