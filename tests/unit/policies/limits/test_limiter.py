@@ -683,6 +683,7 @@ def test_a_router_that_is_cut_off_runs_and_holds_its_share_and_at_least_one(
 def test_a_router_that_is_cut_off_assumes_that_the_others_use_their_share_of_a_window(window: str) -> None:
     limiter, asked = cut_off(2), scopes("tenant/acme", **{window: 1000})
     limiter.end(expect_admitted(limiter.admit(asked, 300, START_S)), 300, START_S)
+    limiter.report(START_S)  # nobody hears it
     expect_refused(limiter.admit(asked, 101, START_S))
     limiter.end(expect_admitted(limiter.admit(asked, 100, START_S)), 0, START_S)
     for number in range(3):  # heard again: they would have told of theirs
@@ -780,3 +781,51 @@ def test_a_request_without_tokens_leaves_no_window() -> None:
     limiter.end(expect_admitted(limiter.admit(scopes(tokens_per_day=9), 5, START_S)), 0, START_S)
     limiter.report(START_S + 200)
     assert len(limiter) == 0
+
+
+def test_a_copy_has_what_is_not_full_or_has_windows_and_fills_from_when_it_was_made() -> None:
+    limiter = with_left(40.0, 60.0)
+    limiter.end(expect_admitted(limiter.admit(scopes("key/b", tokens_per_day=9), 5, START_S)), 5, START_S)
+    limiter.end(expect_admitted(limiter.admit(scopes("key/c", concurrent=9), 5, START_S)), 5, START_S)
+    copied = dict(limiter.copy(START_S + 1))
+    assert copied["key/c"] is None and copied["key/b"] is not None and len(copied["key/b"].windows) == 1
+    assert copied["tenant/acme"] == ScopeUse(requests_left_s=41.0)
+    for copied_s, left_s in ((1, 45.0), (50, 41.0)):
+        again = Limiter("r-1")
+        kept = {scope_id: use for scope_id, use in copied.items() if use is not None}
+        again.restore([], kept, START_S + copied_s, START_S + 5)
+        assert kept_left_s(again, START_S + 5) == (left_s, 60.0)
+        assert again.left(scopes("tenant/acme", requests_per_minute=60), START_S + 5)[0] == (60, left_s, 60 - left_s)
+    later = Limiter("r-1")
+    later.restore([], kept, START_S, START_S + 40 * DAYS_S)
+    assert dict(later.copy(START_S + 40 * DAYS_S)) == {"tenant/acme": None, "key/b": None}, "its month is over"
+
+
+def test_a_scope_of_which_another_router_reports_is_not_forgotten() -> None:
+    limiter = with_left()
+    for at, router_id, wanted in ((100, "r-2", 1), (130, "r-1", 1), (219, "r-1", 1), (220, "r-1", 0)):
+        limiter.take(router_id, at, {"tenant/acme": ScopeUse(requests_left_s=60)} if at < 200 else {}, START_S + at)
+        limiter.report(START_S + at)
+        assert len(limiter) == wanted
+
+
+def test_a_report_is_of_so_many_scopes_and_the_next_has_the_others() -> None:
+    limiter = Limiter("r-1", LimiterParams(most_rows=2))
+    limiter.take("r-2", 1, {}, START_S)
+    for number in range(5):
+        limiter.admit(scopes(f"key/{number}", requests_per_minute=60, tokens_per_day=9), 0, START_S)
+    assert [list(limiter.report(START_S)[1]) for _ in range(4)] == [
+        ["key/0", "key/1"],
+        ["key/2", "key/3"],
+        ["key/4"],
+        [],
+    ]
+    for number in range(5):
+        reserved = limiter.admit(scopes(f"key/{number}", requests_per_minute=10, tokens_per_day=9), 1, START_S)
+        limiter.end(expect_admitted(reserved), 1, START_S)
+    assert list(limiter.urgent) == [f"key/{number}" for number in range(5)]
+    told = [limiter.report_urgent(START_S)[1] for _ in range(3)]
+    assert [list(rows) for rows in told] == [["key/0", "key/1"], ["key/2", "key/3"], ["key/4"]]
+    assert told[0]["key/0"].windows[0].month_tokens == 1
+    seen = [list(limiter.report(START_S)[1]) for _ in range(2)]
+    assert [len(names) for names in seen] == [2, 2], "windows are repeated"

@@ -10,7 +10,14 @@ from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.registry import choose
 from glowplug.policies.routing.port import Balancer, BalancerParams
-from glowplug.policies.routing.preserve_load_aware import InstanceLoad, LoadAware, LoadOrder, floor_of, load_of
+from glowplug.policies.routing.preserve_load_aware import (
+    InstanceLoad,
+    LoadAware,
+    LoadOrder,
+    floor_of,
+    load_of,
+    union_params,
+)
 from glowplug.policies.routing.tracked import PromptPace
 from glowplug_lab.policies.llumnix_like import Freest, freeness
 
@@ -620,3 +627,29 @@ def test_the_lowest_floors_are_visited_up_to_the_most() -> None:
         order.drop("i-1")
         order.drop("i-1")
         assert (list(order.lowest(0)), order.of("i-1"), len(order)) == (["i-2", "i-0"], None, 2)
+
+
+def test_an_instance_that_was_gone_between_two_choices_is_looked_at_anew() -> None:
+    balancer = load_aware(1000, 1000)
+    chosen(balancer)
+    balancer.gone("i-0")
+    balancer.put(Target("i-0", 0, 100, 1000), 0.0)
+    running(balancer, 1, "i-0", 900, 10)
+    running(balancer, 2, "i-1", 10, 100)
+    assert chosen(balancer, 100, 10) == "i-1", "its cache would be too full"
+    balancer.ended(1, 1, 0.0)
+    assert chosen(balancer, 100, 10) == "i-0"
+    assert list(balancer._busy) == ["i-1"]
+
+
+def test_the_union_keeps_all_parameters_but_its_changes() -> None:
+    params = BalancerParams(num_steps=7, penalty=2.0, overload_share=0.3)
+    assert union_params(params) == BalancerParams(
+        num_steps=7,
+        penalty=2.0,
+        learn_lengths=True,
+        decode_horizon=7,
+        hold_overloaded=True,
+        overload_share=0.0,
+        stall_ratio=0.5,
+    )
