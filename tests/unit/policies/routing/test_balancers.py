@@ -84,7 +84,7 @@ def test_a_step_takes_what_the_engine_says_until_answers_have_shown() -> None:
 
 def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
     """Section 4.3.3: L_p + L_d."""
-    balancer = load_aware(LARGE, LARGE)
+    balancer = load_aware(LARGE, LARGE, num_refreshed=0)
     balancer.sent(1, "i-0", 500, 100, 0.0)
     balancer.sent(2, "i-1", 100, 100, 0.0)
     assert chosen(balancer) == "i-1"
@@ -420,6 +420,25 @@ def test_one_more_prompt_would_stall_an_engine_that_reads_for_long(
     assert pace.would_stall(10.0 + read_s, longest_s) == would_stall
 
 
+def test_an_answer_is_expected_whole_from_its_first_token_on() -> None:
+    balancer = load_aware(LARGE)
+    balancer.sent(1, "i-0", 100, 50, 0.0)
+    balancer.first_token(1, 10.0)
+    assert [ahead(balancer, "i-0", now_s).current_tokens for now_s in (10.0, 15.0)] == [50, 45]
+
+
+def test_a_prompt_is_read_once() -> None:
+    balancer = load_aware(LARGE)
+    for ticket in (1, 2):
+        balancer.sent(ticket, "i-0", 100, 50, 0.0)
+    for now_s in (0.0, 5.0):
+        balancer.first_token(1, now_s)
+    assert ahead(balancer, "i-0").queued_tokens == 100 and balancer.requests[1].first_at == 0.0
+    for ticket in (1, 2):
+        balancer.ended(ticket, 5, 6.0)
+    assert balancer.instances["i-0"].reading.num_prompts == balancer.instances["i-0"].queued_tokens == 0
+
+
 def test_reading_begins_with_the_first_of_the_prompts() -> None:
     pace = PromptPace()
     assert (pace.sent(5, 1.0), pace.sent(7, 2.0), pace.since_s) == (5, 12, 1.0)
@@ -462,7 +481,7 @@ def test_the_time_of_a_step_is_learned_by_instance_and_by_model() -> None:
 
 
 def test_a_changed_expectation_counts_from_then_on() -> None:
-    balancer = load_aware(LARGE, LARGE)
+    balancer = load_aware(LARGE, LARGE, num_refreshed=0)
     running(balancer, 1, "i-0", 10, 50)
     running(balancer, 2, "i-1", 10, 60)
     balancer.expect(1, 100, 10.0)
@@ -508,6 +527,15 @@ def test_an_instance_that_is_gone_is_forgotten_after_its_last_request() -> None:
     for name in ("i-0", "i-1", "nobody"):
         balancer.gone(name)
     assert list(balancer.instances) == ["i-0"] and chosen(balancer) == ""
+    balancer.put(Target("i-2", 0, 100, LARGE), 0.0)
+    balancer.sent(3, "i-2", 10, 500, 0.0)
+    assert chosen(balancer) == "i-2"
+    balancer.put(Target("i-0", 0, 100, LARGE), 0.0)
+    assert chosen(balancer) == "i-0"
+    balancer.gone("i-0")
+    assert chosen(balancer) == "i-2"
+    balancer.ended(3, 1, 0.0)
+    balancer.gone("i-2")
     balancer.sent(2, "i-1", 10, 10, 0.0)
     assert list(balancer.requests) == [1], "i-1 is unknown by now"
     balancer.ended(1, 10, 1.0)
