@@ -94,6 +94,12 @@ def test_load_is_what_is_queued_and_what_is_still_to_come() -> None:
     running(balancer, 3, "i-1", 1, 1)
     assert ahead(balancer, "i-1").current_tokens == 101
     assert ahead(balancer, "i-1", 60.0).current_tokens == 41, "a step a second"
+    balancer.ended(1, 1, 60.0)
+    assert chosen(balancer, now_s=60.0) == "i-0"
+    balancer.sent(4, "i-0", 500, 100, 60.0)
+    assert chosen(balancer, now_s=60.0) == "i-1"
+    balancer.ended(4, 0, 60.0)
+    assert chosen(balancer, now_s=60.0) == "i-0"
 
 
 def test_the_fuller_cache_is_avoided_though_it_has_less_to_do() -> None:
@@ -167,6 +173,16 @@ def test_answers_that_go_on_longer_than_expected_are_counted_on_to_do_so() -> No
             balancer.first_token(ticket, 30.0)
         used[learns] = ahead(balancer, "i-0", 30.0).peak_ratio * LARGE
     assert used[False] == 10 * (10 + 9) and used[True] > 9 * (10 + 20)
+
+
+def test_answers_of_a_token_are_soon_expected_to_be_so() -> None:
+    balancer = load_aware(LARGE, learn_lengths=True)
+    for ticket in range(40):
+        running(balancer, ticket, "i-0", 10, 10)
+        balancer.ended(ticket, 1, 1.0)
+    for ticket in range(100, 110):
+        running(balancer, ticket, "i-0", 10, 10)
+    assert ahead(balancer, "i-0", 1.0).current_tokens < 10 * 5
 
 
 def test_an_answer_that_its_client_left_was_longer_than_what_came() -> None:
@@ -436,7 +452,11 @@ def test_a_prompt_is_read_once() -> None:
     assert ahead(balancer, "i-0").queued_tokens == 100 and balancer.requests[1].first_at == 0.0
     for ticket in (1, 2):
         balancer.ended(ticket, 5, 6.0)
-    assert balancer.instances["i-0"].reading.num_prompts == balancer.instances["i-0"].queued_tokens == 0
+    balancer.sent(3, "i-0", 100, 50, 6.0)
+    balancer.ended(3, 0, 7.0)
+    here = balancer.instances["i-0"]
+    assert here.reading.num_prompts == here.queued_tokens == 0
+    assert (here.reading.reporting, here.tpot_s) == pytest.approx((0.8, 1.5 + 0.2 * (1.2 - 1.5)))
 
 
 def test_reading_begins_with_the_first_of_the_prompts() -> None:
