@@ -420,10 +420,10 @@ class Limiter:
                 count.fill(part, now_s)
             if request_s and (num := count.requests_left_s / request_s) < fewest:
                 fewest, left_s = num, count.requests_left_s
-                requests = scope.limits.requests_per_minute, int(num + TINY_S) if num > 0 else 0, FULL_S - left_s / part
+                requests = scope.limits.requests_per_minute, max(0, int(num + TINY_S)), FULL_S - left_s / part
             if token_s and (num := count.tokens_left_s / token_s) < least:
                 least, left_s = num, count.tokens_left_s
-                tokens = scope.limits.tokens_per_minute, int(num + TINY_S) if num > 0 else 0, FULL_S - left_s / part
+                tokens = scope.limits.tokens_per_minute, max(0, int(num + TINY_S)), FULL_S - left_s / part
         return requests, tokens
 
     def _refusal(self, scope: Scope, count: ScopeCount, tokens: int, now_s: float) -> LimitRefusal | None:
@@ -441,9 +441,7 @@ class Limiter:
         most = limits.concurrent
         if most and worst is None and self._has_too_many(most, count, count.num_running, 0):
             worst = LimitRefusal(scope.scope_id, Limit.CONCURRENT, most, self.params.retry_s)
-        if scope.has_windows:
-            return self._of_windows(scope, count, tokens, self._part(count), now_s) or worst
-        return worst
+        return self._of_windows(scope, count, tokens, self._part(count), now_s) or worst
 
     def _of_windows(
         self, scope: Scope, count: ScopeCount, tokens: int, part: float, now_s: float

@@ -1044,6 +1044,15 @@ def test_a_request_gives_way_so_often_and_batch_four_times_as_often(
     assert given == num
 
 
+def test_nobody_gives_way_however_long_it_runs_where_nobody_is_to() -> None:
+    line = Line(most_recalls=0, again_s=2.0)
+    for flood in _full(line, "flood", 2):
+        line.vtc.read(flood, line.now_s)
+    line.now_s += 99.0
+    line.hold("light")
+    assert line.vtc.recall(2, 0, line.now_s) is None
+
+
 def test_the_expected_order_is_by_counters_class_and_tickets() -> None:
     line = Line(default_tokens=200)
     line.hold("a", 3)  # 0, 30, 60

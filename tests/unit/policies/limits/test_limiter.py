@@ -84,6 +84,12 @@ def test_what_was_reserved_too_little_makes_the_next_wait_longer() -> None:
     assert why.wait_s == pytest.approx(70.0)  # 600 below zero, and 100 more, at 10 a second
 
 
+def test_tokens_reserved_too_few_are_taken_from_the_bucket_as_it_is_by_then() -> None:
+    limiter, asked = Limiter("r-1"), scopes(tokens_per_minute=600)
+    limiter.end(expect_admitted(limiter.admit(asked, 50, START_S)), 150, START_S + 100)
+    assert limiter.left(asked, START_S + 100)[1] == (600, 500, 10.0)
+
+
 def test_a_request_ends_once() -> None:
     limiter, asked = Limiter("r-1"), scopes(tokens_per_minute=600, concurrent=1)
     reserved = expect_admitted(limiter.admit(asked, 600, START_S))
@@ -609,6 +615,11 @@ def test_of_the_minutes_limits_the_longer_wait_is_named(
     assert why.amount == (60 if wanted[0] is Limit.REQUESTS else 600)
 
 
+def test_a_bucket_that_owes_refuses_nothing_once_its_limit_is_gone() -> None:
+    assert expect_refused(with_left(0.0, -50.0).admit(scopes(requests_per_minute=60), 5, START_S)).wait_s == 1.0
+    assert expect_refused(with_left(-50.0, 0.0).admit(scopes(tokens_per_minute=60), 5, START_S)).wait_s == 5.0
+
+
 def test_a_minutes_limit_is_named_before_too_many_at_once_and_a_window_before_both() -> None:
     limits: dict[str, int] = {"concurrent": 1}
     limiter = with_left(1.0, 60.0, day=day_of(START_S), day_tokens=95, month=month_of(START_S), month_tokens=495)
@@ -621,6 +632,9 @@ def test_a_minutes_limit_is_named_before_too_many_at_once_and_a_window_before_bo
     assert [why.amount for why in named] == [1, 30, 100, 500]
     assert [why.wait_s for why in named] == [1.0, 1.0, until_next_day_s(START_S), until_next_month_s(START_S)]
     assert expect_refused(limiter.admit((*scopes("a", tokens_per_minute=1), *scopes()), 2, START_S)).is_for_ever
+    asked = scopes("b", requests_per_minute=1, tokens_per_day=100)
+    expect_admitted(limiter.admit(asked, 1, START_S))
+    assert expect_refused(limiter.admit(asked, 1, START_S)).limit is Limit.REQUESTS, "the day has room"
 
 
 @pytest.mark.parametrize("window", ["tokens_per_day", "tokens_per_month"])
@@ -650,7 +664,18 @@ def test_what_is_left_is_that_of_the_scope_with_the_least() -> None:
     assert limiter.left((*b, *a), START_S) == ((30, 10, 40.0), (120, 0, 65.0)), "of equals the first"
     assert limiter.left((*c, *a, *scopes("d", concurrent=1)), START_S) == ((60, 10, 50.0), (600, 0, 60.0))
     assert limiter.left((*b, *a), START_S + 7) == ((30, 13, 33.0), (120, 4, 58.0))
+    assert limiter.left((*a, *scopes("f", tokens_per_minute=30)), START_S + 7)[1] == (30, 30, 0.0)
+    assert limiter.left((*scopes("f", tokens_per_minute=30), *scopes("c", tokens_per_minute=30)), START_S + 99) == (
+        None,
+        (30, 30, 0.0),
+    )
+    assert len(limiter) == 4, "nothing is kept of limits of other kinds"
     assert limiter.left(scopes("e", requests_per_minute=7), START_S) == ((7, 7, 0.0), None)
+    assert with_left(-9.0, 60.0).left(scopes(requests_per_minute=7), START_S) == ((7, 0, 69.0), None)
+    equal = (*scopes("g", tokens_per_minute=60), *scopes("h", tokens_per_minute=120))
+    limiter.restore([], {"g": ScopeUse(tokens_left_s=40), "h": ScopeUse(tokens_left_s=20)}, START_S, START_S)
+    assert limiter.left(equal, START_S)[1] == (60, 40, 20.0)
+    assert limiter.left(equal[::-1], START_S)[1] == (120, 40, 40.0)
 
 
 def cut_off(num_others: int = 1, scope: ScopeUse | None = None) -> Limiter:
@@ -679,17 +704,31 @@ def test_a_router_that_is_cut_off_runs_and_holds_its_share_and_at_least_one(
     assert (why.limit, why.amount, why.wait_s) == (Limit.QUEUED, most, 1.0)
 
 
-@pytest.mark.parametrize("window", ["tokens_per_day", "tokens_per_month"])
-def test_a_router_that_is_cut_off_assumes_that_the_others_use_their_share_of_a_window(window: str) -> None:
-    limiter, asked = cut_off(2), scopes("tenant/acme", **{window: 1000})
-    limiter.end(expect_admitted(limiter.admit(asked, 300, START_S)), 300, START_S)
+@pytest.mark.parametrize(("window", "amount", "used"), [("tokens_per_day", 1000, 300), ("tokens_per_month", 1600, 500)])
+def test_a_router_that_is_cut_off_assumes_that_the_others_use_their_share_of_a_window(
+    window: str, amount: int, used: int
+) -> None:
+    limiter, asked = cut_off(2), scopes("tenant/acme", **{window: amount})
+    for tokens, at in ((200, START_S - DAYS_S), (300, START_S)):
+        limiter.end(expect_admitted(limiter.admit(asked, tokens, at)), tokens, at)
     limiter.report(START_S)  # nobody hears it
     expect_refused(limiter.admit(asked, 101, START_S))
     limiter.end(expect_admitted(limiter.admit(asked, 100, START_S)), 0, START_S)
     for number in range(3):  # heard again: they would have told of theirs
         limiter.take(f"r-{number + 1}", 10**13, {}, START_S)
     limiter.report(START_S)
-    expect_admitted(limiter.admit(asked, 700, START_S))
+    expect_admitted(limiter.admit(asked, amount - used, START_S))
+    expect_refused(limiter.admit(asked, 1, START_S))
+
+
+def test_a_router_that_hears_itself_assumes_nothing_of_a_silent_ones_windows() -> None:
+    limiter, asked = Limiter("r-1"), scopes(tokens_per_day=1000)
+    limiter.take("r-2", 1, {}, START_S)
+    for half in range(9):
+        limiter.take("r-1", *limiter.report(START_S + half / 2), START_S + half / 2)
+    assert limiter.peers.silent == ("r-2",)
+    limiter.end(expect_admitted(limiter.admit(asked, 300, START_S + 4)), 300, START_S + 4)
+    expect_admitted(limiter.admit(asked, 700, START_S + 4))
 
 
 def test_what_is_left_to_a_router_that_is_cut_off_is_its_share() -> None:
@@ -764,6 +803,15 @@ def test_what_is_reported_soon(limits: dict[str, int], tokens: int, elsewhere: i
     assert not limiter.report(START_S)[1], "it was told"
     limiter.admit(asked, tokens, START_S)
     limiter.report(START_S)
+    assert not limiter.urgent
+
+
+@pytest.mark.parametrize("limits", [{"requests_per_minute": 60}, {"concurrent": 3}, {}])
+def test_an_end_far_from_the_limit_is_no_hurry(limits: dict[str, int]) -> None:
+    limiter, asked = Limiter("r-1"), scopes("tenant/acme", **limits)
+    limiter.take("r-2", 1, {}, START_S)
+    limiter.report(START_S)
+    limiter.end(expect_admitted(limiter.admit(asked, 0, START_S)), 0, START_S)
     assert not limiter.urgent
 
 
