@@ -877,3 +877,17 @@ def test_a_report_is_of_so_many_scopes_and_the_next_has_the_others() -> None:
     assert told[0]["key/0"].windows[0].month_tokens == 1
     seen = [list(limiter.report(START_S)[1]) for _ in range(2)]
     assert [len(names) for names in seen] == [2, 2], "windows are repeated"
+
+
+def test_the_first_report_that_another_may_hear_names_all_scopes() -> None:
+    limiter = Limiter("r-1")
+    for number in range(3):
+        limiter.end(expect_admitted(limiter.admit(scopes(f"key/{number}", concurrent=1), 1, START_S)), 1, START_S)
+    named = [len(limiter.report(START_S + at)[1]) for at in (0.0, 5.0)]
+    limiter.take("r-2", 1, {}, START_S + 6)
+    named += [len(limiter.report(START_S + at)[1]) for at in (6.0, 6.5)]
+    assert named == [3, 0, 3, 0]
+    limiter.take("r-1", 10**13, {}, START_S + 30)
+    limiter.report(START_S + 30)  # r-2 is gone
+    limiter.admit(scopes("key/0", concurrent=1), 1, START_S + 30)
+    assert [len(limiter.report(START_S + at)[1]) for at in (32.4, 32.6)] == [1, 0]
