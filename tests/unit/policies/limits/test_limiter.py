@@ -891,3 +891,27 @@ def test_the_first_report_that_another_may_hear_names_all_scopes() -> None:
     limiter.report(START_S + 30)  # r-2 is gone
     limiter.admit(scopes("key/0", concurrent=1), 1, START_S + 30)
     assert [len(limiter.report(START_S + at)[1]) for at in (32.4, 32.6)] == [1, 0]
+
+
+def test_a_report_takes_from_the_bucket_as_it_is_by_then() -> None:
+    limiter = with_left()
+    row = ScopeUse(requests_s=5.0, tokens_s=6.0, requests_left_s=55.0, tokens_left_s=54.0)
+    limiter.take("r-2", 1, {"tenant/acme": row}, START_S + 10)
+    assert kept_left_s(limiter, START_S + 10) == (55.0, 54.0)
+
+
+def test_news_of_a_scope_has_this_routers_windows_alone_and_a_repeated_row_all() -> None:
+    limiter, asked = with_left(day=1, month=month_of(START_S), month_tokens=7), scopes(tokens_per_day=9)
+    limiter.end(expect_admitted(limiter.admit(asked, 5, START_S)), 5, START_S)
+    rows = [limiter.report(START_S)[1]["tenant/acme"] for _ in range(2)]
+    assert [[use.router_id for use in row.windows] for row in rows] == [["r-1"], ["r-1", "r-2"]]
+
+
+def test_what_was_reported_before_a_router_was_cut_off_is_known_to_the_others() -> None:
+    limiter, asked = Limiter("r-1"), scopes(tokens_per_day=1000)
+    limiter.take("r-2", 1, {}, START_S)
+    limiter.end(expect_admitted(limiter.admit(asked, 300, START_S)), 300, START_S)
+    for half in range(8):
+        limiter.report(START_S + half / 2)
+    assert limiter.peers.is_cut
+    expect_admitted(limiter.admit(asked, 700, START_S + 4))
