@@ -9,6 +9,7 @@ import pytest
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.registry import choose
+from glowplug.policies.routing.counted import least_loaded
 from glowplug.policies.routing.port import Balancer, BalancerParams
 from glowplug.policies.routing.preserve_load_aware import (
     InstanceLoad,
@@ -701,3 +702,22 @@ def test_the_union_keeps_all_parameters_but_its_changes() -> None:
         overload_share=0.0,
         stall_ratio=0.5,
     )
+
+
+def test_what_is_counted_is_what_was_told_of_instances_that_are_here() -> None:
+    balancer = least_loaded(BalancerParams())
+    balancer.filled("i-0", 0)
+    balancer.others("i-0", None)
+    assert chosen(balancer) == ""
+    for name, num in (("i-0", 3), ("i-1", 2)):
+        balancer.put(Target(name, num, 4, 10), 0.0)
+    assert chosen(balancer) == "i-1"
+    balancer.filled("i-1", 4)
+    assert chosen(balancer) == "i-0"
+    balancer.gone("i-0")
+    balancer.gone("nobody")
+    assert chosen(balancer) == ""
+    for name in ("i-0", "i-1"):
+        balancer.put(Target(name, 4, 5, 10), 0.0)
+    assert chosen(balancer) == "i-0"
+    assert not balancer.reads_prefixes and balancer.num_blocks == 0
