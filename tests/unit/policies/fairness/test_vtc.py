@@ -903,7 +903,7 @@ def test_batch_waits_for_its_patience_since_the_last_batch_of_its_tenant() -> No
     line = Line(patience_s=30.0)
     first, second = line.hold("b", 2, priority=Priority.BATCH)
     line.now_s += 31.0
-    end_at_once(line, "chat", 3)
+    end_at_once(line, "chat", 9)
     line.hold("chat", 9)
     assert line.next() == first
     line.take()
