@@ -631,17 +631,6 @@ def test_an_instance_is_updated_in_turn_while_it_runs_something() -> None:
         assert loads(balancer, num=2) == [(0, 0, 0), (0, 100 - now_s, 0)]
 
 
-def test_full_instances_leave_the_order_and_come_back_with_their_load() -> None:
-    balancer = load_aware(LARGE, LARGE)
-    running(balancer, 1, "i-0", 10, 100)
-    balancer.filled("i-0", 100)
-    chosen(balancer)
-    assert loads(balancer, num=2) == [None, (0, 0, 0)]
-    balancer.filled("i-0", 99)
-    chosen(balancer)
-    assert loads(balancer, num=2) == [(0, 100, 0), (0, 0, 0)]
-
-
 @pytest.mark.parametrize(
     ("horizon", "num_in_flight", "current"),
     [(0, 3, 170), (20, 3, 60), (20, 2, 40), (20, 1, 20), (20, 0, 20), (20, 9, 90)],

@@ -210,24 +210,6 @@ def test_a_block_of_two_sequences_is_held_until_both_are_dropped() -> None:
     assert (len(index), index.num_held("b", (1,)), len(index._holders)) == (0, 0, 0)
 
 
-def test_the_end_of_the_held_is_left_out_beyond_the_most() -> None:
-    index = PrefixIndex()
-    index.add("a", (1, 2, 3, 4), most=3)
-    assert (index.num_held("a", (1, 2, 3, 4)), len(index)) == (3, 3)
-    index.shrink("a", 3)
-    index.shrink("nobody", 3)
-    assert len(index) == 3
-    index.shrink("a", 1)
-    assert index.num_held("a", (1, 2)) == 1
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "num"), [((), (1,), 0), ((1, 2, 3), (1, 2), 2), ((1, 2), (1, 3), 1), ((2,), (1,), 0)]
-)
-def test_two_prompts_are_alike_up_to_the_first_block_that_differs(one: Prefix, other: Prefix, num: int) -> None:
-    assert num_alike(one, other) == num_alike(other, one) == num
-
-
 def test_a_free_slot_is_taken_before_an_idle_one_is_overwritten() -> None:
     slots = Slots(2)
     slots.take(1, chat(1), 1.0)
