@@ -687,7 +687,7 @@ def test_of_equal_counters_the_tenant_with_less_running_by_weight_goes_first() -
 def test_unknown_requests_change_nothing() -> None:
     line = Line()
     flood = _full(line, "flood")
-    line.hold("light")
+    end_at_once(line, "light")
     line.vtc.read(99, line.now_s)
     line.vtc.left(99, 10, line.now_s, comes_back=False)
     line.vtc.remove(99)
@@ -727,11 +727,14 @@ def test_a_request_may_be_recalled_while_a_long_prompt_is_unread() -> None:
     assert not line.vtc.may_recall
     line.vtc.left(short[0], 0, line.now_s, comes_back=False)
     assert not line.vtc.may_recall
-    other = Line(unread_tokens=512)
-    (long,) = [other.hold("b", prompt=513)]
-    other.take()
-    other.vtc.left(long[0], 0, other.now_s, comes_back=False)
-    assert not other.vtc.may_recall
+    line = Line(unread_tokens=512)
+    first, second, third = (unread(line, "b", 513, 0.0) for _ in range(3))
+    line.vtc.left(first, 0, line.now_s, comes_back=False)
+    line.vtc.read(second, line.now_s)
+    assert line.vtc.may_recall
+    unread(line, "b", 513, 0.0)
+    line.vtc.left(third, 0, line.now_s, comes_back=False)
+    assert line.vtc.may_recall
 
 
 def test_what_leaves_leaves_nothing() -> None:
@@ -761,6 +764,8 @@ def test_what_leaves_leaves_nothing() -> None:
     assert ticket is not None
     _leave(line, ticket)
     line.vtc.sent(line.claims[ticket], line.now_s)
+    line.vtc.left(ticket, 0, line.now_s, comes_back=False)
+    assert not line.vtc._recalls
     for number in (light, *flood, *range(1, 99)):
         line.vtc.left(number, 0, line.now_s, comes_back=False)
         line.vtc.remove(number)
