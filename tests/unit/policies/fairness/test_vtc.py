@@ -947,8 +947,8 @@ def test_who_was_not_active_for_a_minute_is_forgotten_unless_something_of_it_is_
     line = Line(active_s=60.0)
     running = send(line, "runs", weight=4.0)
     line.hold("waits", weight=8.0)
-    end_at_once(line, "idle")
     end_at_once(line, "again", weight=2.0)
+    end_at_once(line, "idle")
     end_at_once(line, "last")
     line.now_s += 59.0
     end_at_once(line, "again", weight=3.0)
