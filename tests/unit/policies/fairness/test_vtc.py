@@ -1164,3 +1164,14 @@ def test_batch_gives_way_before_a_tenant_above_its_share() -> None:
     assert line.vtc.recall(8, 0, line.now_s) == batch
     line.vtc.stays(batch)
     assert line.vtc.recall(8, 0, line.now_s) == flood
+
+
+def test_batch_goes_beside_unread_prompts_while_nobody_else_is_there() -> None:
+    line = Line()
+    line.hold("batch", 2, priority=Priority.BATCH)
+    line.take()
+    assert line.next(8, 7) is not None
+    end_at_once(line, "chat")
+    assert line.next(8, 7) is None
+    line.now_s += 60.0
+    assert line.next(8, 7) is not None
