@@ -98,7 +98,8 @@ class UnreadPrompts:
         if tokens > self.most:
             self.num_long += 1
         until = now_s + 2 * unread * self._token_s + _SLACK_S if self._token_s else math.inf
-        self._due_at = min(self._due_at, until)
+        if until < self._due_at:
+            self._due_at = until
         self.prompts[ticket] = _Prompt(tenant, tokens, now_s, until)
 
     def read(self, ticket: int, now_s: float) -> None:
@@ -299,7 +300,8 @@ class Vtc:
             self._take_out(claim.ticket)
         else:
             tenant = self._tenant(claim, now_s)
-            self._lift(tenant)
+            if not tenant.num_waiting:
+                self._lift(tenant)
         if rank_asked == _BATCH:
             tenant.batch_sent_at = now_s
         expected = claim.expected_tokens or self._answer_tokens
@@ -487,9 +489,10 @@ class Vtc:
         return ticket not in self._reading.prompts and self._reading.is_long(self._running[ticket].claim.prompt_tokens)
 
     def _before_long(self, num_slots: int, num_instances: int, now_s: float) -> tuple[int, int] | None:
-        unread = self._reading.tickets(now_s)
+        self._reading.tokens(now_s)
         if self._reading.num_long < num_instances:
             return None
+        unread = self._reading.tickets(now_s)
         for number, ticket in enumerate(unread):
             long = self._running[ticket]
             if not self._reading.is_long(long.claim.prompt_tokens) or not self._may_leave(

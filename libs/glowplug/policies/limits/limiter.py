@@ -36,7 +36,6 @@ from glowplug.policies.limits.scope import FULL_S, Left, Limit, LimiterParams, L
 DAY_S = 86_400
 TINY_S = 1e-9  # rounding error
 NOTHING_USED = WindowUse("")
-_NOT_SUMMED = (-1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +69,16 @@ class ScopeCount:
     heard: dict[str, Heard] = field(default_factory=dict)  # this router included
     elsewhere: tuple[int, int] = (0, 0)  # (requests at once, held ones)
     _others: dict[str, WindowUse] = field(default_factory=dict)
-    _others_now: tuple[int, int, int, int] = _NOT_SUMMED  # WindowUse: day to month_tokens
+    _others_now: tuple[int, int, int, int] = (-1, 0, 0, 0)
 
     def fill(self, part: float, now_s: float) -> None:
         """Fill both buckets. A shrinking part shrinks the rest, since the difference is others'; a growing part adds
         nothing at once."""
-        if part < self.part:
-            self.requests_left_s *= part / self.part
-            self.tokens_left_s *= part / self.part
-        self.part = part
+        if part != self.part:
+            if part < self.part:
+                self.requests_left_s *= part / self.part
+                self.tokens_left_s *= part / self.part
+            self.part = part
         more_s = (now_s - self.at) * part
         self.at = now_s  # also where the clock was set back
         if more_s < 0.0:
@@ -173,13 +173,13 @@ class ScopeCount:
             self.own = [use.day, use.day_tokens, use.month, use.month_tokens]
         else:
             self._others[use.router_id] = use
-            self._others_now = _NOT_SUMMED
+            self._others_now = (-1, 0, 0, 0)
 
     def drop_past(self, now_s: float) -> None:
         month = month_of(now_s)
         for router_id in [r for r, use in self._others.items() if use.month < month]:
             del self._others[router_id]
-            self._others_now = _NOT_SUMMED
+            self._others_now = (-1, 0, 0, 0)
         if self.own[2] < month:
             self.own = [0, 0, 0, 0]
 
@@ -420,10 +420,10 @@ class Limiter:
                 count.fill(part, now_s)
             if request_s and (num := count.requests_left_s / request_s) < fewest:
                 fewest, left_s = num, count.requests_left_s
-                requests = scope.limits.requests_per_minute, max(0, int(num + TINY_S)), FULL_S - left_s / part
+                requests = scope.limits.requests_per_minute, int(num + TINY_S) if num > 0 else 0, FULL_S - left_s / part
             if token_s and (num := count.tokens_left_s / token_s) < least:
                 least, left_s = num, count.tokens_left_s
-                tokens = scope.limits.tokens_per_minute, max(0, int(num + TINY_S)), FULL_S - left_s / part
+                tokens = scope.limits.tokens_per_minute, int(num + TINY_S) if num > 0 else 0, FULL_S - left_s / part
         return requests, tokens
 
     def _refusal(self, scope: Scope, count: ScopeCount, tokens: int, now_s: float) -> LimitRefusal | None:
@@ -441,7 +441,9 @@ class Limiter:
         most = limits.concurrent
         if most and worst is None and self._has_too_many(most, count, count.num_running, 0):
             worst = LimitRefusal(scope.scope_id, Limit.CONCURRENT, most, self.params.retry_s)
-        return self._of_windows(scope, count, tokens, self._part(count), now_s) or worst
+        if scope.has_windows:
+            return self._of_windows(scope, count, tokens, self._part(count), now_s) or worst
+        return worst
 
     def _of_windows(
         self, scope: Scope, count: ScopeCount, tokens: int, part: float, now_s: float

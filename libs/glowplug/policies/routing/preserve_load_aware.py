@@ -151,10 +151,10 @@ class LoadAware(Tracker):
     def _bring_up(self, here: Tracked, now_s: float) -> None:
         self._settle(here, now_s)
         instance_id, look = here.instance_id, here.look
-        if len(look):
-            self._busy[instance_id] = here
-        else:
+        if not len(look):
             self._busy.pop(instance_id, None)
+        elif self._busy.get(instance_id) is not here:
+            self._busy[instance_id] = here
         if not self._may_take_one(here):
             self._order.drop(instance_id)
             return
