@@ -6,7 +6,7 @@ import pytest
 
 from glowplug.domain.snapshot import Target
 from glowplug.policies.registry import choose
-from glowplug.policies.routing.port import BalancerParams
+from glowplug.policies.routing.port import NONE_FREE, BalancerParams
 from glowplug.policies.routing.prefix import NUM_GONE, PrefixAware
 from glowplug.policies.routing.prefix_index import Prefix, PrefixIndex, Slots, num_alike
 
@@ -193,3 +193,129 @@ def test_each_returns_a_conversation_and_waits_where_all_are_full(policy: str) -
     for number in range(3):
         made.filled(f"i{number}", 1)
     assert made.choose(1000, 50, 2.0, CHAT).instance_id == ""
+
+
+def test_a_block_of_two_sequences_is_held_until_both_are_dropped() -> None:
+    index = PrefixIndex()
+    for prefix in ((1, 2), (1, 3)):
+        index.keep("a", prefix)
+    index.keep("b", (1,))
+    assert (len(index), list(index.holders((1, 3)))) == (4, ["a", "b"])
+    index.drop("a", (1, 2))
+    assert [index.num_held("a", prefix) for prefix in ((1, 2), (1, 3))] == [1, 2]
+    index.drop("a", (1, 3))
+    index.drop("nobody", ())
+    assert (len(index), list(index.holders((1,))), set(index._holders)) == (1, ["b"], {1})
+    index.forget("b")
+    assert (len(index), index.num_held("b", (1,)), len(index._holders)) == (0, 0, 0)
+
+
+def test_a_free_slot_is_taken_before_an_idle_one_is_overwritten() -> None:
+    slots = Slots(2)
+    slots.take(1, chat(1), 1.0)
+    assert (slots.free(1), slots.free(9)) == (chat(1), ())
+    assert slots.take(2, chat(2), 1.0) == ()
+    assert slots.take(3, chat(3), 1.0) == chat(1), "both are in use"
+    slots.take(4, (), 1.0)
+    assert (slots.free(2), slots.free(4), slots.free(3)) == ((), (), chat(3)), "no slot is left to keep the first"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "trust"),
+    [(1050, 500, 0.95), (1050, 0, 0.9), (1050, 1000, 1.0), (1050, 1040, 1.0), (1050, -1, 1.0), (801, 400, 0.95)],
+)
+def test_trust_moves_by_a_tenth_towards_what_the_engine_found(prompt: int, cached: int, trust: float) -> None:
+    made = balancer()
+    made.sent(1, "i0", 1000, 50, 0.0, CHAT)
+    made.ended(1, 50, 1.0, cached_tokens=700)
+    assert made.trust == 1.0, "nothing was expected of the first"
+    made.sent(2, "i0", prompt, 50, 1.0, CHAT)
+    made.ended(2, 50, 2.0, cached_tokens=cached)
+    assert made.trust == pytest.approx(trust)
+    made.sent(3, "i0", 1100, 50, 2.0, CHAT)
+    assert made.instances["i0"].queued_tokens == 1100 - int(1000 * made.trust)
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "most_blocks", "num_sequences", "num"),
+    [(100_000, 100_000, 0, 10), (499, 100_000, 0, 4), (100_000, 7, 0, 3), (999, 100_000, 2, 4), (100_000, 13, 2, 3)],
+)
+def test_an_instance_holds_as_many_blocks_as_its_cache_and_its_part_of_the_most(
+    kv_tokens: int, most_blocks: int, num_sequences: int, num: int
+) -> None:
+    made = PrefixAware(BalancerParams(block_tokens=100, most_blocks=most_blocks))
+    for name in ("i0", "i1"):
+        made.put(Target(name, 0, 8, kv_tokens, num_sequences=num_sequences), 0.0)
+    made.sent(1, "i0", 1000, 50, 0.0, CHAT)
+    made.ended(1, 50, 1.0)
+    assert (made.index.num_held("i0", CHAT), made.num_blocks) == (num, num)
+
+
+def test_the_cache_and_the_queue_are_weighed_token_by_token() -> None:
+    for queued, wanted in ((998, "i0"), (999, "i0"), (1000, "i1")):
+        made = balancer()
+        made.sent(1, "i0", 1000, 1, 0.0, CHAT)
+        made.ended(1, 1, 0.0)
+        made.sent(2, "i0", queued - 1, 1, 0.0)
+        assert made.choose(1000, 50, 0.0, CHAT).instance_id == wanted
+
+
+def test_a_prompt_is_sent_where_least_is_to_be_computed_of_holders_and_others() -> None:
+    made = balancer(4)
+    for number, num_blocks in ((0, 2), (1, 6), (2, 10)):
+        made.sent(number, f"i{number}", 1000, 1, 0.0, CHAT[:num_blocks])
+        made.ended(number, 1, 0.0)
+    queued = {"i0": 301, "i1": 650, "i2": 1100, "i3": 0}
+    wanted = []
+    for number, name in enumerate(("i2", "i1", "i0", "i3")):
+        made.sent(10 + number, name, queued[name], 0, 0.0)
+        wanted.append(made.choose(1001, 50, 0.0, CHAT).instance_id)
+    assert wanted == ["i1", "i0", "i3", "i3"]
+    made.gone("i3")
+    assert made.choose(1001, 50, 0.0, CHAT).instance_id == "i1"
+    made.filled("i1", 8)
+    assert made.choose(1001, 50, 0.0, CHAT).instance_id == "i2"
+    for name in ("i0", "i2"):
+        made.filled(name, 8)
+    assert made.choose(1001, 50, 0.0, CHAT) == NONE_FREE
+
+
+def test_the_number_of_slots_may_change_and_a_newer_start_empties_the_cache_of_one_instance_alone() -> None:
+    made = of_slots(2, 2)
+    for ticket, name in enumerate(("i0", "i1")):
+        made.sent(ticket, name, 1000, 50, 0.0, CHAT)
+        made.ended(ticket, 50, 1.0)
+    made.put(Target("i0", 0, 3, 100_000, ready_at=1.0, num_sequences=3), 1.0)
+    assert made._slots["i0"].num_slots == 3 and made.index.num_held("i0", CHAT) == 10
+    made.put(Target("i0", 0, 3, 100_000, ready_at=2.0, num_sequences=3), 1.0)
+    assert [made.index.num_held(name, CHAT) for name in ("i0", "i1")] == [0, 10]
+    for ticket in (2, 3, 4):
+        made.sent(ticket, "i0", 1000, 50, 2.0, CHAT)
+    for ticket in (2, 3, 4, 99):
+        made.ended(ticket, 50, 3.0)
+    assert made.index.num_held("i0", CHAT) == 10
+
+
+def test_the_instances_that_have_gone_first_are_forgotten_first() -> None:
+    made = balancer(NUM_GONE + 2)
+    for number in range(NUM_GONE + 2):
+        made.sent(number, f"i{number}", 1000, 50, 0.0, CHAT)
+        made.ended(number, 50, 0.2)
+    for number in (*range(NUM_GONE), 0):
+        made.gone(f"i{number}")
+    made.gone("nobody")
+    assert len(list(made.index.instances())) == NUM_GONE + 2
+    made.gone(f"i{NUM_GONE}")
+    assert "i1" not in made.index.instances() and "i0" in made.index.instances()
+    made.put(Target("i2", 0, 8, 100_000, ready_at=1.0), 1.0)
+    made.gone(f"i{NUM_GONE + 1}")
+    assert [name in made.index.instances() for name in ("i2", "i3")] == [True, True], "one has come back"
+
+
+@pytest.mark.parametrize(("prompt_tokens", "num_held"), [(2000, 10), (1999, 0)])
+def test_a_slot_is_continued_by_a_prompt_of_which_it_has_more_than_a_tenth(prompt_tokens: int, num_held: int) -> None:
+    made = of_slots(1)
+    made.sent(1, "i0", 1000, 50, 0.0, chat(1))
+    made.ended(1, 50, 1.0)
+    made.sent(2, "i0", prompt_tokens, 50, 1.0, (*chat(1, 2), *chat(2, 8)))
+    assert made.index.num_held("i0", chat(1)) == num_held
