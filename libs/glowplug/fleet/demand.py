@@ -282,10 +282,10 @@ class Demand:
             for router_id, waiting in list(by_router.items()):
                 if now_s - waiting.received_at > LOAD_STALE_S or now_s > waiting.deadline_at:
                     self._drop_waiting(key, router_id)
-        silent = self._reports.expire(now_s, DEMAND_KEPT_S)
-        for router_id in silent:
-            self._sent_at.pop(router_id, None)
-            self._counted = {k: counts for k, counts in self._counted.items() if k[0] != router_id}
+        silent = {*self._reports.expire(now_s, DEMAND_KEPT_S)}
+        if silent:
+            self._sent_at = {router_id: at for router_id, at in self._sent_at.items() if router_id not in silent}
+            self._counted = {key: counts for key, counts in self._counted.items() if key[0] not in silent}
         return bool(silent)
 
     def busy_adapters(self, base_key: str) -> list[str]:
