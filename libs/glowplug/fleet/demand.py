@@ -15,6 +15,7 @@ LOAD_STALE_S = 3.0  # then a silent router's load counts as nothing
 DEMAND_KEPT_S = 10 * LOAD_STALE_S  # its requests may still run on instances
 ARRIVALS_KEPT_S = 10.0
 ONLY_CHANGES = 0  # `num_parts` of a partial report
+MAX_ROUTERS = 1024  # whose reports are kept; ids may be invented
 
 
 class LoadReporter:
@@ -67,7 +68,10 @@ class LoadReports:
         self._routers: dict[str, _Router] = {}
 
     def take(self, report: RouterLoadReported, now_s: float) -> Mapping[str, ModelLoad]:
-        """Apply a report. Return the router's loads: the same mapping each time, updated in place."""
+        """Apply a report. Return the router's loads: the same mapping each time, updated in place; nothing of a router
+        beyond MAX_ROUTERS."""
+        if len(self.loads) >= MAX_ROUTERS and report.router_id not in self.loads:
+            return {}
         loads = self.loads.setdefault(report.router_id, {})
         router = self._routers.setdefault(report.router_id, _Router())
         router.reported_at = now_s
@@ -192,6 +196,8 @@ class Demand:
         last."""
         known = dict(self._reports.loads.get(report.router_id, ()))
         loads = self._reports.take(report, now_s)
+        if report.router_id not in self._reports.loads:
+            return {}
         changed = dict.fromkeys(known.keys() - loads.keys(), False)
         self._sent_at[report.router_id] = sent_at
         self._replace_waiting(report, sent_at)
@@ -213,8 +219,9 @@ class Demand:
         deadlines have passed."""
         if now_s > fact.deadline_at or sent_at < self._sent_at.get(fact.router_id, float("-inf")):
             return False
-        waiting = _Waiting(fact.num_waiting, fact.deadline_at, sent_at, now_s, fact.by_class)
-        self._waiting.setdefault(fact.model_key, {})[fact.router_id] = waiting
+        by_router = self._waiting.setdefault(fact.model_key, {})
+        if len(by_router) < MAX_ROUTERS or fact.router_id in by_router:
+            by_router[fact.router_id] = _Waiting(fact.num_waiting, fact.deadline_at, sent_at, now_s, fact.by_class)
         if fact.model_key in self.bases:
             self._busy[fact.model_key] = None
         return True

@@ -13,6 +13,7 @@ from glowplug.events.facts import RequestWaiting, RouterLoadReported
 from glowplug.fleet.demand import (
     DEMAND_KEPT_S,
     LOAD_STALE_S,
+    MAX_ROUTERS,
     ONLY_CHANGES,
     Demand,
     LoadReporter,
@@ -253,3 +254,17 @@ def test_a_model_that_is_forgotten_leaves_no_demand() -> None:
     view.touch("m", 5.0)
     view.touch("m", 4.0)
     assert view.of("m").last_active_at == 5.0
+
+
+def test_reports_of_more_routers_than_are_kept_cost_nothing_until_others_are_silent() -> None:
+    demand, load = Demand(), ModelLoad(num_waiting=1)
+    for number in range(MAX_ROUTERS + 2):
+        asked = {"request_id": "q", "model_key": "w", "waiting_since": 1.0, "deadline_at": 9.0, "num_waiting": 1}
+        assert demand.wait(RequestWaiting(router_id=f"r-{number}", **asked), 1.0, 1.0)
+    assert demand.of("w").num_waiting == MAX_ROUTERS
+    for number in range(MAX_ROUTERS + 2):
+        changed = demand.apply(RouterLoadReported(router_id=f"r-{number}", loads={"m": load}), 2.0)
+        assert changed.get("m", False) == (number < MAX_ROUTERS)
+    assert demand.of("m").num_waiting == MAX_ROUTERS
+    assert demand.expire(2.0 + 2 * DEMAND_KEPT_S)
+    assert demand.apply(RouterLoadReported(router_id="r-new", loads={"m": load}), 99.0) == {"m": True}
