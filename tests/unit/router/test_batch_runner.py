@@ -366,7 +366,7 @@ async def test_results_are_stored_in_parts_as_they_come_and_none_is_sent_beyond_
     put = rig.objects.put
 
     async def slow(name: str, content: Any) -> None:
-        await asyncio.sleep(0.02)
+        await until(lambda: rig.at_once == 0)
         held.append(len(rig.sent))
         await put(name, content)
 
@@ -433,6 +433,13 @@ async def test_what_comes_while_a_part_is_stored_is_of_the_next(rig: Rig) -> Non
 
 async def test_a_part_that_is_not_due_waits_for_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "STORE_RETRY_S", 0.002)
+    looks, is_due = list[bool](), runner._Pending.is_due.fget  # type: ignore[attr-defined]
+
+    def looked(pending: Any) -> bool:
+        looks.append(is_due(pending))
+        return looks[-1]
+
+    monkeypatch.setattr(runner._Pending, "is_due", property(looked))
     await rig.put(3)
     go = asyncio.Event()
 
@@ -444,7 +451,8 @@ async def test_a_part_that_is_not_due_waits_for_more(rig: Rig, monkeypatch: pyte
     run = rig.run()
     running = asyncio.create_task(run.run())
     await until(lambda: len(run._pending.rows) == 2)
-    await asyncio.sleep(0.02)
+    looks.clear()
+    await until(lambda: len(looks) >= 3)
     assert not run.batch.parts
     go.set()
     await running
@@ -457,8 +465,12 @@ async def test_no_line_is_sent_while_two_parts_wait(rig: Rig, monkeypatch: pytes
     await rig.put(20)
     put = rig.records.put_batch
 
+    tries = 0
+
     async def silent(batch: Batch) -> None:
+        nonlocal tries
         if batch.parts:
+            tries += 1
             raise StoreUnavailable("down")
         await put(batch)
 
@@ -466,7 +478,8 @@ async def test_no_line_is_sent_while_two_parts_wait(rig: Rig, monkeypatch: pytes
     run = rig.run(at_once=1)
     running = asyncio.create_task(run.run())
     await until(lambda: len(run._pending.rows) == 6)
-    await asyncio.sleep(0.02)
+    tries = 0
+    await until(lambda: tries >= 3)
     assert len(rig.sent) == 6
     rig.records.put_batch = put  # type: ignore[method-assign]
     await running
@@ -513,7 +526,7 @@ async def test_a_silent_store_is_asked_again_and_a_fence_ends_the_run(
 # -- the runner ------------------------------------------------------------------------------------------------------
 
 
-def a_runner(rig: Rig, *, is_ready: bool = True, kept_s: float = 1000.0, lines_at_once: int = 64) -> Runner:
+def a_runner(rig: Rig, *, kept_s: float = 1000.0, lines_at_once: int = 64) -> Runner:
     return Runner(
         rig.records,
         rig.objects,
@@ -523,7 +536,7 @@ def a_runner(rig: Rig, *, is_ready: bool = True, kept_s: float = 1000.0, lines_a
         max_lines=100,
         max_line_bytes=1000,
         kept_s=kept_s,
-        is_ready=lambda: is_ready,
+        is_ready=lambda: True,
         clock=lambda: rig.now_s,
     )
 
@@ -669,9 +682,15 @@ async def test_a_term_waits_for_stores_and_stores_its_answers_when_it_ends(
     made = a_runner(rig)
     await rig.put(2)
     rig.reply = lambda n: LineAnswer(200, b"{}") if n == 1 else hang(n)
-    rig.store.down = True
+    rig.store.down, asked, load = True, list[str](), rig.store.load
+
+    async def noted(table: str) -> dict[str, bytes]:
+        asked.append(table)
+        return await load(table)
+
+    rig.store.load = noted  # type: ignore[method-assign]
     term = asyncio.create_task(made.term(EPOCH))
-    await asyncio.sleep(0.02)
+    await until(lambda: len(asked) >= 3)
     assert not term.done() and not rig.sent
     rig.store.down = False
     await until(lambda: len(rig.sent) == 2)
@@ -690,8 +709,15 @@ async def test_a_term_waits_for_stores_and_stores_its_answers_when_it_ends(
 async def test_nothing_runs_before_keys_and_models_are_known(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "ROUND_S", 0.001)
     await rig.put(1)
-    term = asyncio.create_task(a_runner(rig, is_ready=False).term(EPOCH))
-    await asyncio.sleep(0.02)
+    made, looks = a_runner(rig), list[bool]()
+
+    def is_ready() -> bool:
+        looks.append(False)
+        return False
+
+    made._is_ready = is_ready
+    term = asyncio.create_task(made.term(EPOCH))
+    await until(lambda: len(looks) >= 3)
     term.cancel()
     await asyncio.gather(term, return_exceptions=True)
     assert not rig.sent and (await rig.batch()).status is BatchStatus.VALIDATING

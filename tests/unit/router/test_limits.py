@@ -192,8 +192,15 @@ async def test_an_urgent_report_comes_between_two_others_and_a_copy_at_times(
         await write(limiter, now_s)
 
     monkeypatch.setattr(copy, "write", counted)
-    reporting = asyncio.create_task(rig.limits.report(sent.append, lambda: False, copy))
-    await asyncio.sleep(0.01)
+    looks = list[bool]()
+
+    def is_needed() -> bool:
+        looks.append(False)
+        return False
+
+    monkeypatch.setattr(limits, "REPORT_EVERY_S", 0.001)
+    reporting = asyncio.create_task(rig.limits.report(sent.append, is_needed, copy))
+    await until(lambda: len(looks) >= 3)
     assert not sent, "nobody has limits"
     monkeypatch.setattr(limits, "REPORT_EVERY_S", 60.0)
     rig.limits.limiter.take("r-2", 1, {}, NOW_S)
