@@ -78,7 +78,24 @@ FIELDS = (
     *("suffix", "raw", "input", "dimensions", "messages.role", "messages.content", "messages.images"),
     *("messages.tool_calls", "messages.tool_name", "messages.tool_call_id", "options.num_predict", "options.stop"),
 )
-VALUES = (5, -1, True, 1.5, 10**12, None, "x", "", [], [5], [None], [[]], {}, {"a": 1}, [{"a": 1}], [{"function": 5}])
+VALUES: tuple[Any, ...] = (
+    5,
+    -1,
+    True,
+    1.5,
+    10**12,
+    None,
+    "x",
+    "",
+    [],
+    [5],
+    [None],
+    [[]],
+    {},
+    {"a": 1},
+    [{"a": 1}],
+    [{"function": 5}],
+)
 ASKED = ("chat", "generate", "embed", "embeddings", "show", "pull", "delete")
 
 

@@ -19,7 +19,7 @@ from glowplug.services.router.api_errors import ApiError
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.keys import Caller
 from glowplug.services.router.limits import CallerLimits, LimitsCopy, _duration, _error
-from tests.contract.data_port_rig import a_model, an_instance
+from tests.fleet_builder import a_model, an_instance
 from tests.waiting import until
 
 NOW_S, CHAT = 1_790_000_000.0, b"/v1/chat/completions"
@@ -159,7 +159,7 @@ def test_a_request_that_may_not_be_held_is_rejected_and_a_sent_one_is_held_no_mo
     assert rig.limits.effect(held, first) is held
     refused = rig.limits.effect(held, second)
     assert isinstance(refused, Reject) and refused.ticket == 1 and isinstance(refused.error, ApiError)
-    sent = Dispatch(1, an_instance("i-1", "http://x"), 0.0, False)
+    sent = Dispatch(1, an_instance(), 0.0, False)
     assert rig.limits.effect(sent, first) is sent
     assert rig.limits.effect(held, second) is held
 

@@ -10,7 +10,7 @@ from glowplug.domain.errors import BadRequest
 from glowplug.services.router import ollama
 from glowplug.services.router.api_errors import ApiError
 from glowplug.services.router.ollama import CHAT, EMBED, EMBEDDINGS, GENERATE, OllamaAnswer, Translated
-from tests.contract.data_port_rig import a_model
+from tests.fleet_builder import a_model
 
 USER = {"role": "user", "content": "hi"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
