@@ -78,24 +78,7 @@ FIELDS = (
     *("suffix", "raw", "input", "dimensions", "messages.role", "messages.content", "messages.images"),
     *("messages.tool_calls", "messages.tool_name", "messages.tool_call_id", "options.num_predict", "options.stop"),
 )
-VALUES: tuple[Any, ...] = (
-    5,
-    -1,
-    True,
-    1.5,
-    10**12,
-    None,
-    "x",
-    "",
-    [],
-    [5],
-    [None],
-    [[]],
-    {},
-    {"a": 1},
-    [{"a": 1}],
-    [{"function": 5}],
-)
+VALUES = (5, -1, True, 1.5, 10**12, None, "x", "", [], [5], [None], [[]], {}, {"a": 1}, [{"a": 1}], [{"function": 5}])
 ASKED = ("chat", "generate", "embed", "embeddings", "show", "pull", "delete")
 
 
