@@ -142,7 +142,15 @@ async def test_a_batch_ends_with_a_file_of_its_answers_and_one_of_its_errors(rig
 async def test_an_empty_file_is_none_and_without_an_end_it_stays(rig: Rig, status: int, has_output: bool) -> None:
     await rig.put(1)
     rig.reply = lambda n: LineAnswer(status, b"{}")
+    names, put = list[str](), rig.objects.put
+
+    async def noted(name: str, content: Any) -> None:
+        names.append(name)
+        await put(name, content)
+
+    rig.objects.put = noted  # type: ignore[method-assign]
     done = await rig.over()
+    assert len(names) == 2, "a part and a file"
     assert (bool(done.output_file_id), bool(done.error_file_id)) == (has_output, not has_output)
     (file,) = (await rig.records.files()).values()
     assert file.file_id == done.output_file_id + done.error_file_id and file.expires_at == 0.0
@@ -186,7 +194,7 @@ async def test_a_run_goes_on_behind_the_parts_that_count(rig: Rig) -> None:
     parts = (Parts(epoch=3, num=2), Parts(epoch=EPOCH, num=1))
     await rig.put(6, status=BatchStatus.IN_PROGRESS, num_lines=6, parts=parts, num_completed=77, num_failed=77)
     await rig.part("batches/batch_1/3-0", n1=True)
-    await rig.part("batches/batch_1/3-1", n2=False)
+    await rig.part("batches/batch_1/3-1", n2=False, n1=True)  # a line counts once
     await rig.part("batches/batch_1/3-2", n3=True)  # of a holder that was fenced off
     await rig.part(f"batches/batch_1/{EPOCH}-0", n4=True)
     done = await rig.over()
@@ -350,6 +358,25 @@ async def test_a_fault_ends_the_run_also_while_lines_wait_for_their_turn(rig: Ri
     with pytest.raises(RuntimeError, match="of ours"):
         await rig.run(at_once=1).run()
     assert len(rig.sent) < 30
+
+
+async def test_a_file_of_results_is_written_by_slices_of_whole_lines(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.put(8)
+    rig.reply = lambda n: LineAnswer(200, b"{}")
+    size = len(lines.output_line(f"batch_req_{'0' * 24}", "c-1", LineAnswer(200, b"{}"))) + 1
+    monkeypatch.setattr(runner, "SLICE_BYTES", 2 * size + 1)
+    sizes, put = list[int](), rig.objects.put
+
+    async def noted(name: str, content: Any) -> None:
+        if name.startswith("files/"):
+            pieces = [piece async for piece in content]
+            sizes.extend(len(piece) for piece in pieces)
+            content = b"".join(pieces)
+        await put(name, content)
+
+    rig.objects.put = noted  # type: ignore[method-assign]
+    done = await rig.over()
+    assert sizes == [3 * size, 3 * size, 2 * size] and len(await rig.file(done.output_file_id)) == 8
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
