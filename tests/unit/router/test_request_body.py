@@ -144,7 +144,7 @@ NUMBERS: list[tuple[bytes, str, tuple[Any, ...], tuple[Any, ...]]] = [
         ([a_tool()] * 129, [{"x": 1}], {}, [a_tool(name="")], [a_tool(name="f" * 65)]),
     ),
     (CHAT, "response_format", ({"type": "text"}, a_schema(16_000)), ({"type": "x"}, {}, 5, a_schema(17_000))),
-    (CHAT, "chat_template_kwargs", ({"a": 1}, None), (5, [], {"a": "x" * 17_000})),
+    (CHAT, "chat_template_kwargs", ({"a": "x" * 16_375}, None), (5, [], {"a": "x" * 16_376})),
     (CHAT, "metadata", ({"a": "b"},), ({str(i): "" for i in range(17)}, {"a": "x" * 513})),
     (COMPLETION, "prompt", ("", ["a"] * 128, [1] * 5000, [[1, 2]]), ([], ["a"] * 129, [[1]] * 129, [-1], [2**40], 5)),
     (EMBEDDING, "input", (["a"] * 2048, [1] * 5000), ([], ["a"] * 2049, [[1]] * 2049)),
