@@ -92,6 +92,7 @@ def test_a_change_of_one_key_leaves_the_callers_of_the_others() -> None:
     assert ring.find(secret_of(OTHER).encode()) is kept and ring.find(secret_of().encode()) is not changed
     tell(ring, facts.KeyRemoved(key_id=KEY), at=2.0)
     assert (status(ring), status(ring, OTHER)) == (401, 200)
+    assert set(ring._keys._reported_at) == {OTHER}, "nothing is kept of it"
 
 
 def test_a_removed_key_is_gone_at_once_whatever_comes_late() -> None:
