@@ -35,6 +35,7 @@ from tests.contract.data_port_rig import (
     die_at_once,
     hang,
     post,
+    sending,
     stream_three,
     streaming,
 )
@@ -399,6 +400,16 @@ async def test_a_live_row_says_where_its_request_is(rig: Rig) -> None:
     assert 0 < row["ttft_s"] < 60 and row["trace_id"] == TRACE and not row["tokens_exact"] and row["model"] == "m"
     go_on.set()
     await client.rest()
+
+
+async def test_an_unstreamed_answer_that_has_begun_has_no_first_token(rig: Rig) -> None:
+    go_on = asyncio.Event()
+    await rig.engine(sending(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{", go_on, b"}"))
+    client = await rig.sent(chat())
+    await rig.until(lambda: bool(rig.table.exchanges) and rig.exchange.answer is not None)
+    assert [row["ttft_s"] for row in rig.reports.rows(5)] == [None]
+    go_on.set()
+    assert (await client.answer()).body == b"{}"
 
 
 async def test_ends_are_reported_in_parts_with_their_traces(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
