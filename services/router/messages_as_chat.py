@@ -18,6 +18,7 @@ _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "chat
 _NO_CONTENT = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # outside a chat message's content
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {"service_unavailable": "overloaded_error", "server_error": "api_error"}
+_ERROR_TYPES |= dict.fromkeys(("requests", "tokens", "insufficient_quota"), "rate_limit_error")
 
 
 def can(asked: Any) -> bool:

@@ -297,7 +297,7 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes
 def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None:
     for field, nothing in ignores.items():
         value = getattr(asked, field, None)
-        if value is not None and value != nothing and value is not NULL:
+        if value not in (None, nothing, NULL):
             if field == "best_of" and value == (asked.n or 1):
                 continue
             text = f"{field}: `{model.name}` runs on {model.engine}, which ignores it; leave it out."

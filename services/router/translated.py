@@ -225,7 +225,7 @@ class TranslatedClient:
                 body = translation.end() if self._is_sse else translation.whole(self._renamed(b"".join(self._parts)))
                 self._answer(self._status, body)
                 return
-            except (msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
+            except (msgspec.DecodeError, RecursionError, LookupError, TypeError, ValueError, AttributeError) as error:
                 said = f"The engine's answer does not match its API: {type(error).__name__}."
                 failed = api_errors.body(b"", EngineFailed(said))
         status = ending.status if ending.status >= 400 else EngineFailed("").status

@@ -11,7 +11,7 @@ import pytest
 from glowplug.domain.access import AccessLimits, Tenant
 from glowplug.events.facts import RouterUsageReported
 from glowplug.policies.limits.limiter import Limiter
-from tests.contract.data_port_rig import Answer, Rig, a_rig, answering, assert_error, chat, hang, post
+from tests.contract.data_port_rig import Answer, Rig, a_model, a_rig, answering, assert_error, chat, hang, post
 from tests.contract.keys_rig import a_key, bearer, secret_of, tell
 
 WHOLE = {
@@ -125,6 +125,19 @@ async def test_anthropics_clients_read_their_own_headers_and_error() -> None:
         assert refused.headers["anthropic-ratelimit-requests-remaining"] == "0"
         assert refused.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
         assert not [name for name in refused.headers if name.startswith("x-ratelimit")]
+        held.close()
+
+
+async def test_a_message_that_goes_to_its_engine_as_a_chat_is_limited_in_anthropics_words() -> None:
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "output_config": form}
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        tell(rig.table.keys, tenant(limits=AccessLimits(requests_per_minute=1)), a_key())
+        extra = bearer() + b"anthropic-version: 2023-06-01\r\n"
+        held = await rig.held(post("/v1/messages", json.dumps(asked).encode(), extra))
+        refused = await rig.ask(post("/v1/messages", json.dumps(asked).encode(), extra))
+        assert (refused.status, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert refused.headers["anthropic-ratelimit-requests-remaining"] == "0"
         held.close()
 
 

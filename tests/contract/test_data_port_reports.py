@@ -3,19 +3,24 @@
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from glowplug.domain.access import AccessLimits, Tenant
 from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import Outlook
 from glowplug.events.facts import (
     STAYS,
     RequestFinished,
     RequestRejected,
+    RouterLoadReported,
     RouterRequestsFinished,
     RouterRequestsReported,
 )
+from glowplug.services.router import reports
 from glowplug.services.router.settings import Limits
 from glowplug.services.router.tracing import MOVES_TOLD, Sampler, Way
 from tests.contract.data_port_rig import (
@@ -28,10 +33,13 @@ from tests.contract.data_port_rig import (
     answering,
     chat,
     die_at_once,
+    hang,
     post,
+    sending,
     stream_three,
     streaming,
 )
+from tests.contract.keys_rig import a_key, bearer, tell
 
 # -- live requests -------------------------------------------------------------------------------------------------
 
@@ -81,8 +89,8 @@ async def test_held_sent_and_streaming_ones_stand_where_they_are() -> None:
         }
         for _ in range(2):
             rig.reports.report_ended()
-        (report,) = [p for p in rig.reported if isinstance(p, RouterRequestsFinished)]
-        assert list(report.requests) == ended, "each once, for those who add up"
+        (ends,) = [p for p in rig.reported if isinstance(p, RouterRequestsFinished)]
+        assert list(ends.requests) == ended, "each once, for those who add up"
 
 
 async def test_reports_come_while_there_are_requests_and_once_more(rig: Rig) -> None:
@@ -338,3 +346,157 @@ async def test_what_the_controller_refuses_is_listed_once() -> None:
         assert (await rig.ask(chat())).status == 429
         states = [row["state"] for row in rig.reports.rows(10)]
     assert states == ["held", "failed"]
+
+
+# -- what a report says ----------------------------------------------------------------------------------------------
+
+
+async def facts_of(rig: Rig, num: int) -> list[RequestFinished]:
+    await rig.until(lambda: len(rig.finished) == num)
+    return [payload for payload in rig.reported if isinstance(payload, RequestFinished)]
+
+
+async def test_a_report_counts_its_times_from_the_complete_request(rig: Rig) -> None:
+    began = time.monotonic()
+    client = await rig.held(chat(stream=True))
+    (exchange,) = rig.table.exchanges.values()
+    exchange.request.complete_at = 5000.0
+    (row,) = rig.reports.rows(1)
+    assert row["age_s"] == pytest.approx(rig.table.clock() - 5000.0, abs=60) and row["ttft_s"] is None
+    await rig.engine(streaming(TOKEN, DONE), emulated=True)
+    await client.answer()
+    (fact,) = await facts_of(rig, 1)
+    assert fact.arrived_at == 5000.0 and fact.finished_at == 5000.0 + fact.e2e_s
+    assert 0 < fact.queue_s <= fact.ttft_s <= fact.e2e_s <= time.monotonic() - began and fact.cold and fact.emulated
+    assert fact.priority == "" and not fact.moves
+
+
+async def test_a_request_without_an_instance_waited_all_its_time(rig: Rig) -> None:
+    client = await rig.held(chat())
+    client.close()
+    (fact,) = await facts_of(rig, 1)
+    assert fact.queue_s == fact.e2e_s > 0 and (fact.ttft_s, fact.instance_id, fact.emulated) == (0.0, "", False)
+    (row,) = rig.reports.rows(1)
+    assert (row["state"], row["ttft_s"], row["model"]) == ("left", None, "m")
+
+
+@pytest.mark.parametrize(("status", "state"), [("399 Odd", "finished"), ("400 Bad", "failed"), ("502 Bad", "failed")])
+async def test_a_row_says_how_its_request_ended(rig: Rig, status: str, state: str) -> None:
+    await rig.engine(answering({"error": {"message": "no"}}, status))
+    await rig.ask(chat(extra=SAMPLED))
+    await facts_of(rig, 1)
+    (row,) = rig.reports.rows(1)
+    assert (row["state"], row["trace_id"], row["key"]) == (state, TRACE, "")
+
+
+async def test_a_live_row_says_where_its_request_is(rig: Rig) -> None:
+    go_on = asyncio.Event()
+    await rig.engine(streaming(TOKEN, go_on, DONE), emulated=True)
+    client = await rig.sent(chat(stream=True, extra=SAMPLED))
+    await client.head()
+    await client.chunk()
+    (row,) = rig.reports.rows(5)
+    assert (row["state"], row["instance_id"], row["emulated"], row["position"]) == ("streaming", "i-1", True, 0)
+    assert 0 < row["ttft_s"] < 60 and row["trace_id"] == TRACE and not row["tokens_exact"] and row["model"] == "m"
+    go_on.set()
+    await client.rest()
+
+
+async def test_an_unstreamed_answer_that_has_begun_has_no_first_token(rig: Rig) -> None:
+    go_on = asyncio.Event()
+    await rig.engine(sending(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{", go_on, b"}"))
+    client = await rig.sent(chat())
+    await rig.until(lambda: bool(rig.table.exchanges) and rig.exchange.answer is not None)
+    assert [row["ttft_s"] for row in rig.reports.rows(5)] == [None]
+    go_on.set()
+    assert (await client.answer()).body == b"{}"
+
+
+async def test_ends_are_reported_in_parts_with_their_traces(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "ENDS_REPORTED", 2)
+    await rig.engine()
+    for _ in range(3):
+        await rig.ask(chat())
+    facts = await facts_of(rig, 3)
+    rig.reports.report_ended()
+    parts = [payload for payload in rig.reported if isinstance(payload, RouterRequestsFinished)]
+    assert [list(part.requests) for part in parts] == [facts[:2], facts[2:]]
+    assert [len(part.traceparents) for part in parts] == [2, 1] and {part.router_id for part in parts} == {"router-1"}
+
+
+async def test_loads_are_reported_at_a_change_or_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "LOAD_SOONEST_S", 0.001)
+    async with a_rig() as rig:
+        read: list[int] = []
+        texts: Any = SimpleNamespace(late=lambda running: read.append(len(list(running))))
+        monkeypatch.setattr(reports, "LOAD_EVERY_S", 60.0)
+        reporting = asyncio.create_task(rig.reports.report_loads(texts))
+        client = await rig.held(chat())
+
+        def waits() -> bool:
+            loads = [p.loads.values() for p in rig.reported if isinstance(p, RouterLoadReported)]
+            return any(load.num_waiting == 1 for row in loads for load in row)
+
+        await rig.until(waits)
+        client.close()
+        await rig.until(lambda: any(isinstance(p, RouterRequestsFinished) for p in rig.reported))
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+        assert 1 in read
+        monkeypatch.setattr(reports, "LOAD_EVERY_S", 0.002)
+        num, rig.table.changed = len(read), asyncio.Event()
+        reporting = asyncio.create_task(rig.reports.report_loads(texts))
+        await rig.until(lambda: len(read) >= num + 4)
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+
+
+async def test_slow_lines_are_of_waits_for_a_start_of_failures_and_of_lost_engines(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "glowplug.services.router.reports")
+    engine = await rig.engine()
+    await rig.ask(chat())
+    await facts_of(rig, 1)
+    assert not caplog.records
+    for number, status in enumerate(("499 Odd", "500 Bad"), start=2):
+        engine.reply = answering({"error": {"message": "no"}}, status)
+        await rig.ask(chat(extra=UNSAMPLED if number == 3 else SAMPLED))
+        await facts_of(rig, number)
+    (record,) = caplog.records
+    assert record.trace_id is None  # type: ignore[attr-defined]
+
+
+async def test_limits_and_usage_are_settled_with_the_tokens_of_the_answer() -> None:
+    async with a_rig() as rig:
+        ends: list[Any] = []
+
+        def end(*given: Any, is_whole: bool) -> None:
+            ends.append((*given[1:], is_whole))
+
+        rig.table.limits.end = end  # type: ignore[assignment]
+        engine = await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}))
+        tell(rig.table.keys, Tenant(name="acme", limits=AccessLimits(tokens_per_minute=1000)), a_key())
+        await rig.ask(chat(extra=bearer()))
+        await facts_of(rig, 1)
+        engine.reply = answering({"error": {"message": "no"}}, "400 Bad")
+        await rig.ask(chat(extra=bearer()))
+        await facts_of(rig, 2)
+        engine.reply = hang
+        client = await rig.sent(chat(extra=bearer()))
+        await rig.until(lambda: len(engine.served) == 3)
+        client.close()
+        await facts_of(rig, 3)
+        rig.table.limits.reserved.clear()
+    assert ends[0] == ("m", 5, 7, True) and ends[2] == ("m", 0, 0, False) and ends[1][3] is False
+
+
+async def test_each_end_is_counted_and_levels_of_service_are_not_those_of_batches() -> None:
+    async with a_rig(models=(a_model(slo=Slo(ttft_s=60.0)),)) as rig:
+        await rig.engine()
+        levels = rig.port.context.metrics.slo.counts
+        for number, (tier, counts) in enumerate((("flex", False), ("default", True)), start=1):
+            asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "service_tier": tier}
+            assert (await rig.ask(chat(body=json.dumps(asked | {"stream": True}).encode()))).status == 200
+            await facts_of(rig, number)
+            assert bool(levels) is counts

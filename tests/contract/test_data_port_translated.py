@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from glowplug.events.facts import ModelKeepAliveAsked
+from glowplug.services.router import intake, ollama
 from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
@@ -113,7 +114,7 @@ async def test_a_chat_streams_lines_unless_it_is_asked_not_to() -> None:
     found = whole.json()
     assert (found["message"]["content"], found["done"], found["done_reason"]) == ("Hello", True, "length")
     assert whole.headers["content-type"] == "application/json"
-    assert engine.served[0].head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    assert engine.served[0].head.startswith(b"POST %b HTTP/1.1\r\n" % intake.CHAT)
     assert body_of(engine)["stream_options"] == {"include_usage": True} and body_of(engine, 1)["stream"] is False
 
 
@@ -203,7 +204,7 @@ async def test_a_request_that_says_nothing_loads_its_model() -> None:
         assert rig.published == []
         raw = await rig.ask(asking("/api/generate", prompt="x", raw=True, system="Be brief", stream=False))
     assert body_of(engine)["max_tokens"] == 1 and len(engine.served) == 3
-    assert {one.status for one in unloaded} == {501} and all("operator" in one.json()["error"] for one in unloaded)
+    assert {(one.status, one.json()["error"]) for one in unloaded} == {(501, ollama.IS_KEPT)}
     assert {one.status for one in wrong} == {400}
     assert raw.headers["x-glowplug-unknown-fields"] == "system"
 
@@ -307,7 +308,8 @@ async def test_models_are_listed_shown_and_pulled() -> None:
     assert [row["name"] for row in loaded] == ["m:latest"]
     assert "completion" in shown["capabilities"] and shown["model_info"]["fake.context_length"] > 0
     assert lines(pulled)[-1] == {"status": "success"}
-    assert (absent.status, not_ours.status) == (404, 501) and version["version"]
+    assert (absent.status, not_ours.status, not_ours.json()) == (404, 501, {"error": ollama.IS_OPERATORS})
+    assert version["version"]
 
 
 async def test_the_key_is_asked_for_on_ollamas_paths_too() -> None:

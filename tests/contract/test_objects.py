@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from glowplug.services.router.batches.objects import NoObject, Objects, ObjectsUnavailable
+from glowplug.services.router.batches.objects import NoObject, Objects, ObjectsUnavailable, _bounds
 from tests.servers import S3Process
 from tests.waiting import WAIT_S
 
@@ -80,8 +81,38 @@ async def test_objects_are_there_for_a_router_that_comes_later(url: str) -> None
 
 
 async def test_a_folder_with_a_space_in_its_name_is_that_folder(tmp_path: Path) -> None:
-    await Objects((tmp_path / "a folder").as_uri()).put("files/a", b"kept")
-    assert (tmp_path / "a folder" / "files" / "a").read_bytes() == b"kept"
+    for number in range(2):  # it may be there already
+        await Objects((tmp_path / "deep" / "a folder").as_uri()).put(f"files/{number}", b"kept")
+    folder = tmp_path / "deep" / "a folder"
+    assert (folder / "files" / "1").read_bytes() == b"kept" and folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_objects_come_in_pieces_of_the_size_asked_for() -> None:
+    objects = Objects("memory:///")
+    await objects.put("a", b"0123456789")
+    assert [piece async for piece in objects.read("a", 4)] == [b"0123", b"4567", b"89"]
+
+
+async def test_a_store_that_is_none_and_an_object_that_is_gone_have_their_errors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for url in ((tmp_path / "file").as_uri(), "nothing://x"):
+        with pytest.raises(ObjectsUnavailable, match="GLOWPLUG_FILES_URL") as refused:
+            await Objects(url).put("a", b"")
+        error = refused.value
+        assert (error.status, error.code, error.retry_after_s) == (503, "files_unavailable", 2.0)
+    with pytest.raises(NoObject) as missing:
+        await whole(Objects("memory:///"), "a")
+    assert missing.value.status == 404 and "no content" in missing.value.message
+
+
+def test_a_store_may_be_silent_for_a_while_and_take_a_day_for_a_large_file() -> None:
+    bounds = _bounds(20.0)
+    client, retry = bounds["client_options"], bounds["retry_config"]
+    assert client == {
+        "allow_http": True, "connect_timeout": timedelta(seconds=5), "read_timeout": timedelta(seconds=20),
+        "timeout": timedelta(days=1),
+    }  # fmt: skip
+    assert retry == {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 
 
 async def test_a_store_that_does_not_answer_is_given_up(s3: S3Process) -> None:

@@ -62,14 +62,18 @@ class LineAnswer:
 
 
 class TooLongLine(Exception):
-    """A line has more bytes than a request may have."""
+    """A line has more bytes than a request may have. `number` counts as a BatchLine's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class LineSplitter:
     """A splitter of an input into numbered lines. Raises TooLongLine beyond `most` bytes."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._rest, self.number = most, b"", 0
+        self._most, self._rest, self._number = most, b"", 0
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that the chunk ends, without blank ones."""
@@ -77,19 +81,18 @@ class LineSplitter:
         for raw in whole:
             yield from self._line(raw)
         if len(self._rest) > self._most:
-            self.number += 1
-            raise TooLongLine
+            raise TooLongLine(self._number + 1)
 
     def end(self) -> Iterator[tuple[int, bytes]]:
         rest, self._rest = self._rest, b""
         yield from self._line(rest) if rest else ()
 
     def _line(self, raw: bytes) -> Iterator[tuple[int, bytes]]:
-        self.number += 1
+        self._number += 1
         if len(raw) > self._most:
-            raise TooLongLine
+            raise TooLongLine(self._number)
         if raw.strip():
-            yield self.number, raw
+            yield self._number, raw
 
 
 class Checker:

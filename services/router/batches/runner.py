@@ -146,14 +146,13 @@ class BatchRun:
 
     async def _validate(self) -> None:
         checker = Checker(self.batch.endpoint, self._means.max_lines)
-        number = 0
         try:
             async for number, raw in self._input():
                 checker.take(number, raw)
                 if checker.is_full or checker.num_lines > self._means.max_lines or self._stopped.is_set():
                     break
-        except TooLongLine:
-            checker.too_long(number + 1, self._means.max_line_bytes)
+        except TooLongLine as error:
+            checker.too_long(error.number, self._means.max_line_bytes)
         except NoObject:
             checker.errors.append(LineError(code="input_not_found", message="The input file no longer exists."))
         if not self._stopped.is_set():

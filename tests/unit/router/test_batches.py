@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from glowplug.domain.batch import Batch, BatchStatus, LineError, OpenBatch, Parts
 from glowplug.domain.errors import BadRequest
 from glowplug.services.router.api_errors import ApiError
 from glowplug.services.router.batches import lines, progress
 from glowplug.services.router.batches.lines import Checker, LineAnswer, LineSplitter, TooLongLine
+from glowplug.services.router.batches.metrics import BatchMetrics
 from glowplug.services.router.batches.progress import Pace
 from glowplug.services.router.upload import Uploads
 
@@ -191,6 +193,144 @@ def test_the_pace_fills_idle_engines_and_gives_way() -> None:
     assert pace.size == 1
     pace.most = 0
     assert pace.size == 1
+
+
+def test_the_pace_counts_by_thresholds() -> None:
+    def paced(*held_s: float, at: float = 10.0) -> int:
+        pace = Pace(64)
+        for held in held_s:
+            pace.answered(held, at)
+        return pace.size
+
+    assert [paced(held) for held in (0.24, 0.25, 1.0, 1.01)] == [5, 4, 4, 2]
+    assert paced(5.0, 5.0) == 2 and paced(5.0, 0.0) == 3
+    pace = Pace(2)
+    assert pace.size == 2
+    pace.answered(0.0, 1.0)
+    pace.most = 9
+    assert pace.size == 2
+    pace.refused(1.0)
+    pace.refused(1.9)
+    assert pace.size == 1
+    pace.answered(0.0, 1.9)
+    pace.refused(2.0)
+    assert pace.size == 1
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "num_refused", "expected"),
+    [(None, 0, 1.0), (None, 2, 4.0), (None, 5, 32.0), (None, 9, 32.0), (0.0, 1, 2.0), (0.01, 1, 0.1), (99.0, 1, 60.0)],
+)
+def test_a_refused_line_waits_as_told_or_twice_as_long_each_time(
+    retry_after_s: float | None, num_refused: int, expected: float
+) -> None:
+    assert progress.wait_s(retry_after_s, num_refused) == expected
+
+
+def test_the_tenant_with_the_fewest_batches_is_next_and_the_oldest_of_its_batches() -> None:
+    def row(name: str, at: float = 0.0) -> OpenBatch:
+        return OpenBatch(batch_id=name, tenant=name[0], created_at=at)
+
+    waiting = [row("a1", 1.0), row("a0", 1.0), row("b1", 9.0), row("a2", 0.0), row("c1", 10.0)]
+    running = [row("c8"), row("c9")]
+    chosen = [one.batch_id for one in progress.next_batches(waiting, running, 6)]
+    assert chosen == ["a2", "b1", "a0", "a1"]
+    assert progress.next_batches(waiting, running, 2) == []
+
+
+@pytest.mark.parametrize("status", BatchStatus)
+def test_only_a_batch_that_still_sends_can_be_cancelled(status: BatchStatus) -> None:
+    batch = a_batch(status=status)
+    found = progress.cancelling(batch, 6.0)
+    if status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
+        assert (found.status, found.cancelling_at) == (BatchStatus.CANCELLING, 6.0)
+    else:
+        assert found is batch
+
+
+def test_a_batch_keeps_its_dates_and_counts_as_it_ends() -> None:
+    batch = progress.finalizing(a_batch(num_lines=3, num_completed=1, num_failed=2), 9.0, "file-o", "file-e")
+    assert (batch.status, batch.finalizing_at, batch.ends_as) == (BatchStatus.FINALIZING, 9.0, BatchStatus.COMPLETED)
+    ended = progress.ended(batch, 10.0, has_output=False, has_errors=True)
+    assert (ended.ended_at, ended.output_file_id, ended.error_file_id) == (10.0, "", "file-e")
+    failed = progress.validated(a_batch(), (LineError(code="x", message="y"),), 3, 5.0)
+    assert (failed.ended_at, failed.num_lines, failed.in_progress_at) == (5.0, 0, 0.0)
+    first = progress.with_part(a_batch(num_completed=1, num_failed=1), 7, 2, 3)
+    assert (first.num_completed, first.num_failed, progress.next_part(first, 7)) == (3, 4, 1)
+    assert progress.next_part(first, 8) == progress.next_part(a_batch(), 7) == 0
+
+
+def test_a_line_may_have_all_the_bytes_of_a_request() -> None:
+    assert split(b"x" * 10 + b"\n" + b"y" * 10, [3], most=10) == [(1, b"x" * 10), (2, b"y" * 10)]
+    for content, number in ((b"x" * 11 + b"\ny", 1), (b"\n\n" + b"x" * 11, 3)):
+        with pytest.raises(TooLongLine) as error:
+            split(content, [], most=10)
+        assert error.value.number == number
+
+
+def test_lines_are_checked_to_their_bounds() -> None:
+    checker = Checker(CHAT, 3)
+    for number, line in enumerate(
+        (a_line("x" * 512), a_line("x" * 513), a_line("a", body={"model": "", "stream": None}))
+    ):
+        checker.take(number + 5, line)
+        assert not checker.is_full
+    (error,) = checker.end()
+    assert (error.line, error.param, checker.num_lines) == (6, "custom_id", 3)
+    checker.take(9, a_line("a"))
+    assert [one.code for one in checker.end()] == ["missing_required_parameter", "duplicate_custom_id"]
+    checker.too_long(10, 77)
+    assert (checker.end()[-1].code, checker.end()[-1].line) == ("line_too_long", 10)
+    exact = Checker(CHAT, 2)
+    for number, custom_id in enumerate("ab"):
+        exact.take(number, a_line(custom_id))
+    assert exact.end() == ()
+    gone = Checker(CHAT, 2)
+    gone.errors.append(LineError(code="input_not_found", message="x"))
+    assert [one.code for one in gone.end()] == ["input_not_found"]
+
+
+def test_many_wrong_lines_fill_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_ERRORS", 2)
+    checker = Checker(CHAT, 10)
+    for number in range(2):
+        assert not checker.is_full
+        checker.take(number, b"x")
+    assert checker.is_full
+    checker.take(3, b"x")
+    assert len(checker.end()) == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "seconds"), [(b"server-timing: queue;dur=1500.0, router;dur=2", 1.5), (b"x: dur=5", 0.0), (b"", 0.0)]
+)
+def test_the_time_in_the_queue_is_read_from_a_head(head: bytes, seconds: float) -> None:
+    assert lines.queue_s(head) == seconds
+
+
+def test_an_answer_without_a_body_has_none() -> None:
+    assert json.loads(lines.output_line("r", "c", LineAnswer(204)))["response"]["body"] is None
+    assert lines.part_line(3, False, b"x") == b"3 e x\n" and list(lines.read_part(b"\n3 e x y\n")) == [
+        (3, False, b"x y")
+    ]
+    assert [lines.is_lost(LineAnswer(status)) for status in (499, 500, 501, 502, 503, 504)] == [
+        False, True, False, True, False, True
+    ]  # fmt: skip
+
+
+def test_the_batches_of_each_state_are_shown_while_they_run() -> None:
+    registry = CollectorRegistry()
+    metrics = BatchMetrics(registry)
+
+    def shown(state: str) -> float | None:
+        return registry.get_sample_value("glowplug_batches", {"state": state})
+
+    metrics.states([BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.IN_PROGRESS], 3)
+    assert [shown(state) for state in ("validating", "in_progress", "finalizing", "cancelling")] == [4, 2, 0, 0]
+    metrics.states([], -1)
+    assert (shown("validating"), shown("in_progress")) == (0, 0)
+    metrics.forget_states()
+    assert shown("validating") is None
 
 
 def form(*parts: tuple[str, bytes], boundary: str = "b1") -> bytes:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glowplug.domain.access import KEYS, TENANTS, ApiKey, Tenant
+from glowplug.domain.access import KEYS, TENANTS, AccessLimits, ApiKey, Tenant
 from glowplug.events import facts
 from glowplug.fleet.tables import ABSENT_S
 from glowplug.services.router import keys
 from glowplug.services.router.api_errors import ApiError
-from glowplug.services.router.keys import KeyRing, Patterns
+from glowplug.services.router.keys import Caller, KeyCopy, KeyRing, Patterns
 from tests.contract.data_port_rig import a_model
 from tests.contract.keys_rig import KEY, a_key, secret_of, tell
 
@@ -55,6 +55,11 @@ def test_what_is_no_key_is_refused(presented: bytes) -> None:
         ring.find(presented)
 
 
+def test_a_key_of_a_tenant_that_is_gone_opens_nothing() -> None:
+    ring, _ = a_ring(a_key(tenant="gone"))
+    assert status(ring) == 401
+
+
 def test_an_older_row_brings_no_revoked_key_back() -> None:
     ring, clock = a_ring(a_key(revision=3, revoked_at=999.0))
     tell(ring, a_key(revision=2))
@@ -87,6 +92,7 @@ def test_a_change_of_one_key_leaves_the_callers_of_the_others() -> None:
     assert ring.find(secret_of(OTHER).encode()) is kept and ring.find(secret_of().encode()) is not changed
     tell(ring, facts.KeyRemoved(key_id=KEY), at=2.0)
     assert (status(ring), status(ring, OTHER)) == (401, 200)
+    assert set(ring._keys._reported_at) == {OTHER}, "nothing is kept of it"
 
 
 def test_a_removed_key_is_gone_at_once_whatever_comes_late() -> None:
@@ -177,8 +183,8 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [status(ring, key_id) for key_id in ids] == [200] * 3
     assert len(ring._known) == 2
     caller = ring.find(secret_of(ids[0]).encode())
-    assert all(caller.may_use(a_model(name)) for name in ("m1", "m2", "m3")) and not caller.may_use(a_model("x"))
-    assert len(caller._at) <= 2
+    for name, num in (("m1", 1), ("m2", 2), ("m3", 1), ("x", 2)):
+        assert caller.may_use(a_model(name)) is (name != "x") and len(caller._at) == num
 
 
 NAMES = st.text(alphabet="ab/*?[]!-\\", min_size=1, max_size=6)
@@ -187,6 +193,164 @@ NAMES = st.text(alphabet="ab/*?[]!-\\", min_size=1, max_size=6)
 @given(patterns=st.lists(NAMES, min_size=1, max_size=4), names=st.lists(NAMES, min_size=1, max_size=3))
 def test_patterns_allow_what_the_key_allows(patterns: list[str], names: list[str]) -> None:
     assert Patterns(patterns).match(names) == a_key(models=tuple(patterns)).allows(names)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "is_one"),
+    [
+        (("*",), "x", True),
+        (("a", "b"), "b", True),
+        (("a", "b"), "ab", False),
+        (("a", "b*"), "bc", True),
+        (("a", "b?"), "a", True),
+        (("[ab]",), "b", True),
+        (("[ab]",), "[ab]", False),
+        ((), "a", False),
+    ],
+)
+def test_a_name_matches_itself_or_a_pattern(patterns: tuple[str, ...], name: str, is_one: bool) -> None:
+    assert bool(Patterns(patterns).match(("none", name))) is is_one
+    assert bool(Patterns(patterns).match(())) is ("*" in patterns)
+
+
+def caller_of(tenant: Tenant, **key: Any) -> Caller:
+    ring, _ = a_ring(tenant, a_key(tenant=tenant.name, **key))
+    return ring.find(secret_of().encode())
+
+
+LIMITS = AccessLimits(concurrent=1)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "key", "scopes"),
+    [
+        ({}, {}, []),
+        ({"limits": LIMITS}, {}, ["tenant/t"]),
+        ({}, {"limits": LIMITS}, [f"key/{KEY}"]),
+        ({"limits": LIMITS}, {"limits": LIMITS}, ["tenant/t", f"key/{KEY}"]),
+        ({"model_limits": {"m": LIMITS}}, {}, ["model/t/m"]),
+        ({"model_limits": {"m": AccessLimits(), "*": LIMITS}}, {"limits": LIMITS}, [f"key/{KEY}"]),
+        ({"model_limits": {"x": LIMITS}}, {}, []),
+    ],
+)
+def test_a_caller_has_the_scopes_that_have_limits(
+    tenant: dict[str, Any], key: dict[str, Any], scopes: list[str]
+) -> None:
+    ring, _ = a_ring(Tenant(name="t", **tenant), a_key(tenant="t", **key), a_key(OTHER))
+    caller = ring.find(secret_of().encode())
+    assert [scope.scope_id for scope in caller.scopes_at(a_model())] == scopes
+    assert caller.has_limits is ring.has_limits() is bool(tenant or key)
+    tell(ring, Tenant(name="t", revision=1), a_key(tenant="t", revision=1))
+    assert not ring.has_limits() and not ring.find(secret_of().encode()).has_limits
+
+
+def test_a_model_that_changes_is_looked_at_again() -> None:
+    caller = caller_of(Tenant(name="t"), models=("m", "x*"))
+    model, other = a_model(), a_model("m", aliases=("xy",), revision=2)
+    assert caller.may_use(model) and caller.may_use(other) and caller.scopes_at(other) == ()
+    assert caller._at["m"].model is other
+    assert [one.name for one in caller.those_of([a_model(name) for name in ("m", "x1", "y")])] == ["m", "x1"]
+    assert caller_of(Tenant(name="t")).may_use(a_model("any"))
+
+
+def test_a_fact_as_old_as_a_removal_is_older() -> None:
+    ring, clock = a_ring(a_key())
+    tell(ring, facts.KeyRemoved(key_id=KEY), at=500.0)
+    tell(ring, a_key(revision=9), at=500.0)
+    assert status(ring) == 401
+    clock.now_s += ABSENT_S
+    ring.restore(KEYS, table(a_key()))
+    assert status(ring) == 401
+    clock.now_s += 0.1
+    ring.restore(KEYS, table(a_key()))
+    assert status(ring) == 200
+
+
+def test_a_removal_leaves_the_other_rows_of_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "NUM_TOMBSTONES", 2)
+    ring, _ = a_ring(a_key())
+    for number in range(3):
+        tell(ring, facts.KeyRemoved(key_id=f"gone{number}"), at=500.0)
+    assert list(ring._keys._removed) == ["gone1", "gone2"]
+    ring.restore(KEYS, table(a_key(), a_key(OTHER)))
+    assert (status(ring), status(ring, OTHER)) == (200, 200)
+
+
+def test_only_news_count_as_changes() -> None:
+    ring, clock = a_ring(a_key())
+    num = ring.num_changes
+    for fact in (facts.KeyRemoved(key_id="unknown1"), facts.TenantRemoved(tenant_name="gone"), a_key(), ACME):
+        tell(ring, fact)
+    ring.restore(KEYS, table(a_key()))
+    ring.restore(KEYS, {})
+    ring.restore("models", {"m": a_model()})
+    assert ring.num_changes == num and ring.asks_for_key
+    tell(ring, a_key(revision=1))
+    ring.restore(KEYS, table(a_key(revision=2)))
+    ring.restore(TENANTS, {"acme": ACME, "more": Tenant(name="more")})
+    assert ring.num_changes == num + 3
+    clock.now_s += 1
+
+
+def test_an_equal_row_is_kept_in_place_of_the_first_so_that_the_next_reading_costs_nothing() -> None:
+    ring, _ = a_ring(a_key())
+    rows = table(a_key())
+    ring.restore(KEYS, rows)
+    assert ring.rows[KEY] is rows[KEY]
+    tell(ring, a_key(revision=3))
+    ring.restore(KEYS, rows)
+    assert ring.rows[KEY].revision == 3
+
+
+@pytest.mark.parametrize(
+    ("tenant", "key_id", "over", "expected"),
+    [
+        ("acme", KEY, {}, 200),
+        ("acme", "", {}, 200),
+        ("acme", "unknown1", {}, 401),
+        ("other", KEY, {}, 401),
+        ("gone", KEY, {}, 401),
+        ("acme", KEY, {"expires_at": 1000.0}, 401),
+        ("acme", KEY, {"expires_at": 1000.1}, 200),
+        ("acme", KEY, {"revoked_at": 1.0}, 401),
+        ("acme", KEY, {"surfaces": ("read",)}, 403),
+    ],
+)
+def test_a_caller_is_found_by_the_id_of_its_key(tenant: str, key_id: str, over: dict[str, Any], expected: int) -> None:
+    ring, _ = a_ring(Tenant(name="other"), a_key(**over))
+    try:
+        caller = ring.caller_of(tenant, key_id)
+    except ApiError as error:
+        assert error.status == expected
+        return
+    assert expected == 200 and caller.key_id == key_id and (caller is ring.shared) is (not key_id)
+
+
+def test_the_key_known_longest_makes_room_and_its_changes_still_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "MAX_PRESENTED", 2)
+    ring, _ = a_ring(a_key(), a_key(OTHER), a_key("ccccccc3"))
+    first = ring.find(secret_of().encode())
+    assert ring.find(secret_of(OTHER).encode()) and ring.find(secret_of().encode()) is first
+    status(ring, "ccccccc3")
+    assert set(ring._presented) == {OTHER, "ccccccc3"} and len(ring._known) == 2
+    assert ring.find(secret_of().encode()) is not first
+    tell(ring, a_key("ccccccc3", revision=1, revoked_at=1.0))
+    assert (status(ring, "ccccccc3"), set(ring._presented)) == (401, {KEY, "ccccccc3"})
+
+
+def test_a_copy_knows_whether_there_were_keys() -> None:
+    ring, clock = a_ring(a_key())
+    assert ring.copied.had_keys and ring.asks_for_key
+    tell(ring, facts.KeyRemoved(key_id=KEY), at=1.0)
+    assert not ring.copied.had_keys and not ring.asks_for_key
+    again = KeyRing(clock)
+    again.start_from(ring.copied)
+    assert not again.asks_for_key
+    again.start_from(KeyCopy(True, [], []))
+    assert again.asks_for_key, "the last key may have been lost"
+    held, _ = a_ring(a_key(), a_key(OTHER))
+    tell(held, facts.KeyRemoved(key_id=KEY), at=1.0)
+    assert held.asks_for_key and held.copied.had_keys
 
 
 def test_ten_thousand_keys_cost_a_look_up() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from glowplug.domain.errors import Unauthorized
 from glowplug.services.router.api_errors import refused
 from glowplug.services.router.http_request import HttpRequest
+from glowplug.services.router.keys import Caller
 from glowplug.services.router.reports import BURST, RefusalSample
 
 SECRET = "what nobody else should read"
@@ -65,3 +66,24 @@ def test_a_clock_that_goes_back_lets_no_more_through() -> None:
         for number in range(BURST):
             take(those, f"{at}-{number}")
     assert len(reported) <= 2 * BURST + 10
+
+
+def test_the_room_for_refusals_comes_back_with_time_and_is_bounded() -> None:
+    those, reported, now = refusals()
+    for number in range(BURST):
+        take(those, f"r-{number}")
+    for at, num in ((50.99, 0), (51.0, 1), (51.98, 1), (52.5, 2), (53.0, 3), (53.4, 3)):
+        now[0] = at
+        take(those, f"r-{at}")
+        assert len(reported) == BURST + num, at
+
+
+def test_a_refusal_names_its_key_and_no_tenant_without_one() -> None:
+    those, reported, _ = refusals()
+    for key_id in ("aaaaaaa1", ""):
+        those.take(HttpRequest(request_id="r", caller=Caller(tenant="acme", key_id=key_id)), refused(400, "no"))
+    assert [(fact.tenant, fact.key_id, fact.retry_after_s) for fact in reported] == [
+        ("acme", "aaaaaaa1", 0),
+        ("", "", 0),
+    ]
+    assert [row["key"] for row in those.rows()] == ["", "gp-aaaaaaa1"]

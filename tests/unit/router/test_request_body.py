@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 
 from glowplug.domain.errors import BadRequest
+from glowplug.engines.apis import EngineApi
 from glowplug.engines.drivers import api_of
 from glowplug.services.router.request_body import (
     NotSupported,
     check_model,
+    fields_named,
     lone_surrogate,
+    num_texts,
     read_body,
+    read_form,
     readers,
     sizes,
     unknown_fields,
@@ -24,9 +28,16 @@ CHAT, COMPLETION, EMBEDDING, RESPONSE = (
     b"/v1/embeddings",
     b"/v1/responses",
 )
+MESSAGE, COUNT, RERANK, SPEECH = b"/v1/messages", b"/v1/messages/count_tokens", b"/v1/rerank", b"/v1/audio/speech"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
 
 USER = {"role": "user", "content": "x"}
+BLOCKS = [  # of 109 characters, since an input left out counts as `null`
+    {"type": "text", "text": "x" * 10},
+    {"type": "thinking", "thinking": "x" * 20},
+    {"type": "tool_use", "id": "t", "name": "f", "input": {"a": "x" * 22}},
+    {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x" * 32}]},
+]
 CHAT_BODY: dict[str, Any] = {"model": "m", "messages": [USER]}
 BODIES: dict[bytes, dict[str, Any]] = {
     CHAT: CHAT_BODY,
@@ -34,10 +45,16 @@ BODIES: dict[bytes, dict[str, Any]] = {
     EMBEDDING: {"model": "m", "input": "x"},
     RESPONSE: {"model": "m", "input": "x"},
 }
+MORE_BODIES: dict[bytes, dict[str, Any]] = {
+    MESSAGE: CHAT_BODY | {"max_tokens": 9},
+    COUNT: CHAT_BODY,
+    RERANK: {"model": "m", "query": "x", "documents": ["x"]},
+    SPEECH: {"model": "m", "input": "x"},
+}
 
 
 def read(path: bytes, fields: dict[str, Any]) -> Any:
-    return read_body(path, json.dumps(BODIES[path] | fields).encode())
+    return read_body(path, json.dumps((BODIES | MORE_BODIES)[path] | fields).encode())
 
 
 @pytest.mark.parametrize(
@@ -54,6 +71,18 @@ def read(path: bytes, fields: dict[str, Any]) -> Any:
         (EMBEDDING, {"input": "x" * 40}, (10, 1)),
         (RESPONSE, {"input": "x" * 40}, (10, 0)),
         (RESPONSE, {"input": [{"content": "x" * 40}, {"output": "x" * 40}], "max_output_tokens": 5}, (20, 5)),
+        (RESPONSE, {"input": [{"content": "x" * 40, "output": "x" * 20}], "instructions": "x" * 12}, (18, 0)),
+        (CHAT, {"max_tokens": 7, "max_completion_tokens": 9}, (0, 9)),
+        (COMPLETION, {"prompt": ["x" * 40, [1, 22], 3]}, (13, 0)),
+        (COMPLETION, {"max_tokens": 0, "echo": True}, (0, 1)),
+        (COMPLETION, {"max_tokens": 5, "n_predict": 5}, (0, 5)),
+        (EMBEDDING, {"input": ["x" * 40, "x" * 6]}, (11, 1)),
+        (MESSAGE, {"system": "x" * 8, "messages": [USER | {"content": "x" * 40}]}, (12, 9)),
+        (MESSAGE, {"system": [{"type": "text", "text": "x" * 8}]}, (3, 9)),
+        (MESSAGE, {"messages": [USER | {"content": BLOCKS}]}, (27, 9)),
+        (COUNT, {"messages": [USER | {"content": "x" * 40}]}, (0, 1)),
+        (RERANK, {"query": "x" * 6, "documents": ["x" * 10, {"text": "x" * 10}]}, (8, 1)),
+        (SPEECH, {"input": "x" * 40}, (0, 1)),
     ],
 )
 def test_four_characters_are_a_token(path: bytes, body: dict[str, Any], wanted: tuple[int, int]) -> None:
@@ -115,7 +144,7 @@ NUMBERS: list[tuple[bytes, str, tuple[Any, ...], tuple[Any, ...]]] = [
         ([a_tool()] * 129, [{"x": 1}], {}, [a_tool(name="")], [a_tool(name="f" * 65)]),
     ),
     (CHAT, "response_format", ({"type": "text"}, a_schema(16_000)), ({"type": "x"}, {}, 5, a_schema(17_000))),
-    (CHAT, "chat_template_kwargs", ({"a": 1}, None), (5, [], {"a": "x" * 17_000})),
+    (CHAT, "chat_template_kwargs", ({"a": "x" * 16_375}, None), (5, [], {"a": "x" * 16_376})),
     (CHAT, "metadata", ({"a": "b"},), ({str(i): "" for i in range(17)}, {"a": "x" * 513})),
     (COMPLETION, "prompt", ("", ["a"] * 128, [1] * 5000, [[1, 2]]), ([], ["a"] * 129, [[1]] * 129, [-1], [2**40], 5)),
     (EMBEDDING, "input", (["a"] * 2048, [1] * 5000), ([], ["a"] * 2049, [[1]] * 2049)),
@@ -171,8 +200,12 @@ def test_what_openai_asks_for_is_said() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
     with pytest.raises(BadRequest, match='which is "function" in OpenAI'):
         read(CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]})
-    with pytest.raises(BadRequest, match="takes at most 4"):
+    with pytest.raises(BadRequest, match="takes at most 4") as refused:
         read(CHAT, {"stop": ["a"] * 5})
+    assert "function" not in refused.value.message
+    with pytest.raises(BadRequest) as refused:
+        read(CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [call | {"type": "function", "id": 5}]}]})
+    assert "OpenAI" not in refused.value.message and refused.value.param == "messages[1].tool_calls[0].id"
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -221,6 +254,11 @@ def test_what_may_be_empty_is_taken() -> None:
         (b'{"a":"\\ud83d"}', "\\ud83d", 6),
         (b'{"a":"\\ud83d\\u0041"}', "\\ud83d", 6),
         (b'{"a":"\\ud83d\\ude00 \\udc00"}', "\\udc00", 19),
+        (b'{"a":"\\ud83d \\ude00"}', "\\ud83d", 6),
+        (b'{"a":"\\ud83d\\ud83d\\ude00"}', "\\ud83d", 6),
+        (b'{"a":"\\udbff"}', "\\udbff", 6),
+        (b'{"a":"\\ud800\\ue000"}', "\\ud800", 6),
+        (b'{"a":"\\udfff"}', "\\udfff", 6),
         (b'{"a":"\\\\ud83d","b":"\\uDFFF"}', "\\uDFFF", 20),
         (b'{"a":"\xed\xa0\xbd"}', "U+D83D", 6),
     ],
@@ -229,7 +267,17 @@ def test_half_a_character_is_named_with_its_place(body: bytes, shown: str, at: i
     assert f"`{shown}` at byte {at} is a surrogate" in lone_surrogate(body)
 
 
-@pytest.mark.parametrize("body", [b'{"a":"\\ud83d\\ude00"}', b'{"a":"\\\\ud83d"}', b'{"a":1,}', b"\xff"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":"\\ud7ff\\ue000"}',
+        b'{"a":"\\udbff\\udfff\\ud800\\udc00"}',
+        b'{"a":"\\ud83d\\ude00"}',
+        b'{"a":"\\\\ud83d"}',
+        b'{"a":1,}',
+        b"\xff",
+    ],
+)
 def test_whole_characters_are_no_halves(body: bytes) -> None:
     assert lone_surrogate(body) == ""
 
@@ -311,15 +359,24 @@ def test_all_tools_together_are_bounded() -> None:
         read(CHAT, {"tools": [a_tool(description="x" * 2100)] * 128})
 
 
-def check(path: bytes, fields: dict[str, Any], **model: Any) -> None:
-    made, body = a_model(**model), json.dumps(BODIES[path] | fields).encode()
-    check_model(read_body(path, body), made, api_of(made), path, len(body))
+ASSISTANT = {"role": "assistant", "content": "x"}
+
+
+def a_call(arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def check(path: bytes, fields: dict[str, Any], **model: Any) -> str:
+    made, body = a_model(**model), json.dumps((BODIES | MORE_BODIES)[path] | fields).encode()
+    return check_model(read_body(path, body), made, api_of(made), path, len(body))
 
 
 @pytest.mark.parametrize(
     ("path", "field"),
     [
         (CHAT, "max_tokens"),
+        (CHAT, "n_predict"),
+        (MESSAGE, "max_tokens"),
         (CHAT, "max_completion_tokens"),
         (COMPLETION, "max_tokens"),
         (RESPONSE, "max_output_tokens"),
@@ -341,6 +398,15 @@ def test_no_answer_is_longer_than_the_context(path: bytes, field: str) -> None:
         (EMBEDDING, {"input": "x" * 6401}, "input"),
         (RESPONSE, {"input": [{"content": "x" * 6401}]}, "input"),
         (RESPONSE, {"instructions": "x" * 6401}, "input"),
+        (RESPONSE, {"instructions": "x" * 3201, "input": "x" * 3201}, "input"),
+        (CHAT, {"messages": [USER, USER | {"reasoning_content": "x" * 6401}]}, "messages"),
+        (CHAT, {"messages": [USER, ASSISTANT | {"tool_calls": [a_call("x" * 3201)] * 2}]}, "messages"),
+        (MESSAGE, {"system": "x" * 3201, "messages": [USER | {"content": "x" * 3201}]}, "messages"),
+        (MESSAGE, {"messages": [USER | {"content": [{"type": "thinking", "thinking": "x" * 6401}]}]}, "messages"),
+        (MESSAGE, {"messages": [USER | {"content": [{"type": "tool_use", "input": {"a": "x" * 6401}}]}]}, "messages"),
+        (MESSAGE, {"messages": [USER | {"content": [{"type": "tool_result", "content": "x" * 6401}]}]}, "messages"),
+        (RERANK, {"documents": ["a", {"text": "x" * 6401}]}, "documents"),
+        (RERANK, {"query": "x" * 3201, "documents": ["x" * 3201]}, "documents"),
     ],
 )
 def test_a_text_that_cannot_fit_the_context_is_not_tokenized(path: bytes, fields: dict[str, Any], param: str) -> None:
@@ -365,3 +431,199 @@ def test_what_a_text_model_of_llamacpp_cannot_do(path: bytes, fields: dict[str, 
         check(path, fields, engine="llamacpp")
     assert refused.value.param == param
     check(EMBEDDING, {}, engine="llamacpp", engine_args={"embeddings": True})
+
+
+def test_a_text_may_fill_its_context_and_several_need_not_fit_together() -> None:
+    for path, fields in (
+        (CHAT, {"messages": [USER | {"content": "x" * 6400}]}),
+        (COMPLETION, {"prompt": ["x" * 6400] * 2}),
+        (COMPLETION, {"prompt": [[1] * 5000]}),
+        (EMBEDDING, {"input": ["x" * 6400] * 2}),
+        (RERANK, {"documents": ["x" * 3300] * 2}),
+    ):
+        check(path, fields, context_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "refused_by"),
+    [
+        (COMPLETION, {"best_of": 1}, ""),
+        (COMPLETION, {"best_of": 2}, "llamacpp vllm"),
+        (COMPLETION, {"n": 2, "best_of": 2}, ""),
+        (COMPLETION, {"n": 2, "best_of": 3}, "llamacpp vllm"),
+        (COMPLETION, {"echo": False, "suffix": "", "guided_json": None}, ""),
+        (COMPLETION, {"suffix": "x"}, "llamacpp"),
+        (COMPLETION, {"echo": True}, "llamacpp"),
+        (CHAT, {"guided_json": {}}, "llamacpp"),
+        (CHAT, {"json_schema": {}}, "vllm"),
+        (CHAT, {"n_cmpl": 1}, ""),
+        (CHAT, {"n_cmpl": 2}, "vllm"),
+        (MESSAGE, {"output_format": {"type": "json_schema"}}, "vllm"),
+    ],
+)
+def test_what_an_engine_would_ignore_is_refused(path: bytes, fields: dict[str, Any], refused_by: str) -> None:
+    found = []
+    for engine in ("llamacpp", "vllm"):
+        try:
+            check(path, fields, engine=engine)
+        except BadRequest as error:
+            found.append(engine)
+            assert error.param == [*fields][-1] and engine in error.message
+            assert ("Log-likelihoods" in error.message) is False
+            assert ("output_config.format" in error.message) == ("output_format" in fields)
+    assert found == refused_by.split()
+
+
+FLAT, NAMED = {"type": "function", "name": "f"}, {"type": "tool", "name": "f"}
+OF_ANTHROPIC = {"name": "f", "input_schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "needs"),
+    [
+        (CHAT, {}, ""),
+        (CHAT, {"tools": [a_tool()], "tool_choice": "auto"}, ""),
+        (CHAT, {"tools": [a_tool()], "tool_choice": "none"}, ""),
+        (CHAT, {"tools": [a_tool()], "tool_choice": "required"}, "required"),
+        (CHAT, {"tools": [a_tool()], "tool_choice": a_tool()}, "named"),
+        (RESPONSE, {"tools": [FLAT], "tool_choice": FLAT}, "named"),
+        (MESSAGE, {"tools": [OF_ANTHROPIC], "tool_choice": {"type": "auto"}}, ""),
+        (MESSAGE, {"tools": [OF_ANTHROPIC], "tool_choice": {"type": "any"}}, "required"),
+        (MESSAGE, {"tools": [OF_ANTHROPIC], "tool_choice": NAMED}, "required"),
+        (MESSAGE, {"tools": [OF_ANTHROPIC, {"name": "g"}], "tool_choice": NAMED}, "named"),
+        (COUNT, {"tools": [OF_ANTHROPIC], "tool_choice": NAMED}, ""),
+        (EMBEDDING, {}, ""),
+    ],
+)
+def test_a_forced_call_needs_an_instance_that_can_be_made_to_call(
+    path: bytes, fields: dict[str, Any], needs: str
+) -> None:
+    made, asked = a_model(), read(path, fields)
+    assert check_model(asked, made, EngineApi(), path, 1) == ("tool_choice" if needs else "")
+    for kind in {"required", "named"} - {needs}:
+        api = EngineApi(tool_choices=frozenset({kind}), translated=frozenset({CHAT} if kind == "named" else ()))
+        if not needs:
+            assert check_model(asked, made, api, path, 1) == ""
+            continue
+        with pytest.raises(BadRequest, match="any of its functions" if kind == "named" else "cannot be made") as found:
+            check_model(asked, made, api, path, 1)
+        assert (found.value.code, found.value.param) == ("unsupported_tool_choice", "tool_choice")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"tool_choice": "any", "tools": [a_tool()]}, "tool_choice"),
+        (CHAT, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        (CHAT, {"tool_choice": {"type": "allowed_tools"}, "tools": []}, "tool_choice"),
+        (CHAT, {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [a_tool()]}, "tool_choice"),
+        (CHAT, {"tools": [a_tool(parameters=5)]}, "tools[0].function.parameters"),
+        (CHAT, {"tools": [a_tool(), a_tool(parameters={"a": "x" * 17_000})]}, "tools[1].function.parameters"),
+        (RESPONSE, {"tools": [FLAT | {"parameters": []}]}, "tools[0].parameters"),
+        (RESPONSE, {"tools": [FLAT], "tool_choice": FLAT | {"name": "g"}}, "tool_choice"),
+        (RESPONSE, {"tools": [{"type": "custom"}, {"type": "function"}]}, "tools[1].name"),
+        (RESPONSE, {"input": [{"content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        (RESPONSE, {"input": [{"output": [{"type": "output_text"}]}]}, "input[0].output[0].text"),
+        (RESPONSE, {"text": {"format": {"type": "json_schema", "schema": []}}}, "text.format.schema"),
+        (CHAT, {"messages": [USER, USER | {"content": [{"type": "text"}]}]}, "messages[1].content[0].text"),
+        (CHAT, {"response_format": {"type": "json_schema", "schema": 5}}, "response_format.schema"),
+        (MESSAGE, {"system": [{"type": "text"}]}, "system[0].text"),
+        (MESSAGE, {"messages": [USER | {"content": [{"type": "tool_result", "content": [{"type": "text"}]}]}]},
+         "messages[0].content[0].content[0].text"),
+        (MESSAGE, {"tools": [{"name": "f", "type": "bash_1"}]}, "tools[0].type"),
+        (MESSAGE, {"tools": [OF_ANTHROPIC, {"name": "f", "input_schema": 5}]}, "tools[1].input_schema"),
+        (MESSAGE, {"tools": [OF_ANTHROPIC], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        (MESSAGE, {"tools": [OF_ANTHROPIC], "tool_choice": NAMED | {"name": "g"}}, "tool_choice"),
+        (MESSAGE, {"tool_choice": {"type": "any"}}, "tool_choice"),
+        (MESSAGE, {"messages": [USER | {"content": ""}]}, "messages[0].content"),
+        (MESSAGE, {"messages": [USER, ASSISTANT | {"content": []}, USER]}, "messages[1].content"),
+        (MESSAGE, {"messages": [USER, USER | {"content": ""}]}, "messages[1].content"),
+        (RESPONSE, {"input": "", "previous_response_id": "r"}, "previous_response_id"),
+        (RESPONSE, {"input": [], "conversation": "c"}, "conversation"),
+        (RESPONSE, {"background": True}, "background"),
+        (CHAT, {"model": ""}, "model"),
+        (CHAT, {"model": None}, "model"),
+        (COMPLETION, {"max_tokens": 0}, "max_tokens"),
+        (COMPLETION, {"prompt": ["x"] * 65, "n_cmpl": 2}, "prompt"),
+        (COMPLETION, {"n_cmpl": 3, "best_of": 2}, "best_of"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named_by_its_place(path: bytes, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(path, fields)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [USER, ASSISTANT | {"content": []}, USER]}),
+        (CHAT, {"messages": [USER | {"content": [{"type": "text", "text": "x"}]}, USER | {"content": ""}]}),
+        (RESPONSE, {"background": False}),
+        (CHAT, {"tools": [a_tool(), a_tool(name="g")], "tool_choice": {"type": "function", "function": {"name": "g"}}}),
+        (CHAT, {"tools": [a_tool()], "tool_choice": {"type": "allowed_tools"}}),
+        (CHAT, {"tools": [a_tool()], "tool_choice": {"type": "function", "function": {}}}),
+        (CHAT, {"tools": [a_tool()], "tool_choice": {"type": "function", "function": {"name": 5}}}),
+        (CHAT, {"messages": [USER | {"content": [{"type": "image_url"}, {"type": "text", "text": ""}]}]}),
+        (MESSAGE, {"messages": [USER, ASSISTANT | {"content": ""}]}),
+        (MESSAGE, {"tools": [{"name": "f", "type": "custom"}], "tool_choice": {"type": "any"}}),
+        (MESSAGE, {"tool_choice": {"type": "auto"}}),
+        (RESPONSE, {"tools": [{"type": "custom"}]}),
+        (COMPLETION, {"n": 2, "best_of": 2}),
+        (COMPLETION, {"prompt": ["x"] * 64, "n_cmpl": 2}),
+        (COMPLETION, {"max_tokens": 0, "echo": True}),
+    ],
+)
+def test_what_is_right_is_taken(path: bytes, fields: dict[str, Any]) -> None:
+    assert read(path, fields).model == "m"
+
+
+@pytest.mark.parametrize(("path", "tool"), [(CHAT, None), (RESPONSE, FLAT), (MESSAGE, OF_ANTHROPIC)])
+def test_the_tools_of_every_api_are_bounded_together_to_the_byte(path: bytes, tool: dict[str, Any] | None) -> None:
+    """A schema is `null` in four bytes, or `{}` in two."""
+
+    def tools(num_chars: int) -> dict[str, Any]:
+        texts = ["x" * 2000] * 127 + ["x" * (num_chars - 127 * 2000)]
+        return {"tools": [a_tool(description=text) if tool is None else tool | {"description": text} for text in texts]}
+
+    most = 262_144 - 128 * (2 if path == MESSAGE else 4)
+    read(path, tools(most))
+    with pytest.raises(BadRequest, match="262145 bytes are more than 262144"):
+        read(path, tools(most + 1))
+
+
+def test_unknown_fields_are_named_in_part() -> None:
+    names = [f"{number:02d}" + "n" * 63 for number in range(17)]
+    line = fields_named(names).decode().removeprefix("x-glowplug-unknown-fields: ").removesuffix("\r\n").split(", ")
+    assert line == [name[:64] for name in names[:16]] + ["and 1 more"]
+    assert b"more" not in fields_named(names[:16])
+
+
+@pytest.mark.parametrize(
+    ("text", "num"), [("x", 1), (["x", "y"], 2), ([1, 2, 3], 1), ([[1], [2]], 2), (["x", 1, 2], 2), ([], 0)]
+)
+def test_token_ids_together_are_one_text(text: Any, num: int) -> None:
+    assert num_texts(text) == num
+
+
+FORM = b'--b\r\nContent-Disposition: form-data; name="model"\r\n%b\r\n%b\r\n--b--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "model"),
+    [
+        (FORM % (b"", b" m "), b"Multipart/Form-Data; boundary=b", "m"),
+        (FORM % (b"content-type: text/plain\r\nx: y\r\n", b"m" * 512), b"multipart/form-data", "m" * 512),
+        (FORM % (b"", b"m" * 513), b"multipart/form-data", ""),
+        (FORM % (b"", b" "), b"multipart/form-data", ""),
+        (FORM % (b"", b"m"), b"application/json", ""),
+        (b"", b"multipart/form-data", ""),
+    ],
+)
+def test_of_a_form_the_model_is_read(body: bytes, kind: bytes, model: str) -> None:
+    if model:
+        assert read_form(body, kind).model == model
+        return
+    with pytest.raises(BadRequest) as refused:
+        read_form(body, kind)
+    assert refused.value.param == (None if kind == b"application/json" else "model")

@@ -1,6 +1,7 @@
 """Log lines for slow or failed requests."""
 
 import logging
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -50,3 +51,21 @@ def test_a_flood_of_failures_has_few_lines_and_the_next_says_how_many_had_none(
     assert len(caplog.records) == MOST_A_S
     lines.take(later, "")
     assert "(7 such requests before it have no line)" in caplog.records[-1].getMessage()
+
+
+def test_each_second_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    lines = SlowLines()
+    for finished_at, num in ((10.0, MOST_A_S), (10.9, MOST_A_S), (11.0, 2 * MOST_A_S)):
+        for _ in range(MOST_A_S):
+            lines.take(replace(FACT, finished_at=finished_at), "")
+        assert len(caplog.records) == num
+
+
+@pytest.mark.parametrize(("status", "level"), [(200, "INFO"), (499, "INFO"), (500, "WARNING")])
+def test_a_fault_of_the_server_is_a_warning(caplog: pytest.LogCaptureFixture, status: int, level: str) -> None:
+    caplog.set_level(logging.INFO)
+    SlowLines().take(replace(FACT, status=status, instance_id="", error_code="x" * (status == 500)), "")
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert (record.instance, record.error_code, record.trace_id) == (None, "x" if status == 500 else None, None)  # type: ignore[attr-defined]

@@ -1,8 +1,11 @@
 """The router's usage records, spool and journal. Costs half a second."""
 
+import asyncio
 import fcntl
 import itertools
+import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +18,18 @@ from glowplug.domain.instance import Instance
 from glowplug.domain.model import Model
 from glowplug.domain.usage import UsageRecord
 from glowplug.events.facts import RequestFinished
+from glowplug.runtime.clock import CLOCK
 from glowplug.services.router import usage
-from glowplug.services.router.exchange_states import Answer, Attempt
+from glowplug.services.router.exchange_states import Answer, AnswerKind, Attempt
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.keys import Caller
 from glowplug.services.router.metrics import RouterMetrics
 from glowplug.services.router.usage import UsageLog, UsageSender
-from glowplug.services.router.usage_journal import NO_SLOT, Journal
+from glowplug.services.router.usage_journal import _HEADER, NO_SLOT, SLOT_BYTES, Journal, _records, has_ended
 from glowplug.services.router.usage_spool import Spool, read
 from glowplug.services.router.wire import cached_tokens
 from tests.contract.data_port_rig import a_model, an_instance
+from tests.waiting import until
 
 
 def finished(number: int = 1, *, status: int = 200, instance: str = "i-1", tenant: str = "team-a") -> RequestFinished:
@@ -279,3 +284,324 @@ def test_a_journal_that_is_full_or_has_no_folder_costs_no_request(
 )
 def test_cached_tokens_are_read_from_what_engines_tell(tail: bytes, num: int) -> None:
     assert cached_tokens(tail) == num
+
+
+def records_of(spool: Spool) -> list[UsageRecord]:
+    return [record for path in spool.seal() for record in read(path, 0, 100)[0]]
+
+
+@pytest.mark.parametrize(
+    ("status", "instance", "tokens"),
+    [(200, "i-1", 11), (399, "i-1", 11), (400, "i-1", 0), (498, "i-1", 0), (499, "i-1", 11), (499, "", 0)],
+)
+def test_tokens_count_where_an_engine_made_some(tmp_path: Path, status: int, instance: str, tokens: int) -> None:
+    rig = Rig(tmp_path)
+    rig.take(finished(1, status=status, instance=instance))
+    (record,) = records_of(rig.spool)
+    assert (record.prompt_tokens, record.cached_tokens) == (tokens, min(4, tokens))
+    assert rig.value("glowplug_tenant_tokens_total", tenant="team-a", kind="prompt") == tokens
+
+
+@pytest.mark.parametrize(
+    ("cached", "gpu_s", "expected"),
+    [(-1, math.nan, (0, 0.0, False)), (11, 1.23456789, (11, 1.234568, True)), (12, 0.0, (11, 0.0, True))],
+)
+def test_a_record_keeps_known_figures_and_is_dated_by_the_wall_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: int, gpu_s: float, expected: tuple[int, float, bool]
+) -> None:
+    monkeypatch.setattr(CLOCK, "behind_s", 7.0)
+    rig = Rig(tmp_path)
+    rig.log.take(finished(), 9, b"/v1/completions", cached, gpu_s)
+    (record,) = records_of(rig.spool)
+    assert (record.cached_tokens, record.gpu_s, record.gpu_known) == expected
+    assert (record.arrived_at, record.finished_at) == (1007.0, 1009.0)
+    assert record.record_id == f"{rig.journal.prefix}-9"
+
+
+async def test_an_event_of_records_names_its_place_in_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "BATCH", 2)
+    monkeypatch.setattr(CLOCK, "behind_s", 7.0)
+    monkeypatch.setattr(usage, "now_s", lambda: 5.0)
+    rig = Rig(tmp_path)
+    published = list[str]()
+    monkeypatch.setattr(rig.metrics, "published", published.append)
+    rig.take(*map(finished, range(3)))
+    (segment,) = rig.spool.seal()
+    lines = segment.read_bytes().splitlines(keepends=True)
+    assert await rig.sender.send()
+    first, second = rig.broker.of_type("usage.recorded")
+    assert [event.event_id for event in (first, second)] == [
+        f"usage-{segment.stem}-0",
+        f"usage-{segment.stem}-{len(lines[0]) + len(lines[1])}",
+    ]
+    assert [event.data.batch for event in (first, second)] == [1, 2] and first.occurred_at == 12.0
+    assert published == ["usage.recorded"] * 2
+
+
+async def test_records_that_cannot_be_read_or_removed_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(tmp_path)
+    rig.take(finished())
+    (segment,) = rig.spool.seal()
+    kept = segment.read_bytes()
+    segment.unlink()
+    assert not await rig.sender.send() and rig.spool.num_bytes == len(kept)
+    segment.write_bytes(kept)
+    assert await rig.sender.send() and rig.spool.num_bytes == 0
+
+
+async def test_the_end_of_a_router_sends_its_records_or_leaves_them_with_a_journal_to_others(tmp_path: Path) -> None:
+    for is_down in (False, True):
+        folder = tmp_path / f"{is_down}"
+        rig = Rig(folder)
+        rig.sender = UsageSender(rig.spool, MemoryBus(rig.broker), "router-1", rig.metrics, rig.log)
+        rig.take(finished())
+        rig.broker.down = is_down
+        await rig.sender.finish()
+        assert len(rig.stored()) == (0 if is_down else 1)
+        assert sorted(path.suffix for path in folder.iterdir()) == ([".journal", ".jsonl"] if is_down else [])
+        other = Spool(tmp_path / "other", 1 << 20)
+        other.adopt_all(folder)
+        assert bool(other.seal()) is is_down, "nothing is locked any more"
+
+
+async def test_a_sender_beats_sends_and_looks_for_ended_routers_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "SEND_EVERY_S", 0.001)
+    monkeypatch.setattr(usage, "ADOPT_EVERY", 3)
+    rig = Rig(tmp_path / "router-1" / "usage")
+    rig.sender = UsageSender(rig.spool, MemoryBus(rig.broker), "router-1", rig.metrics, rig.log, tmp_path)
+    seen: list[str] = []
+    monkeypatch.setattr(rig.journal, "beat", lambda: seen.append("beat"))
+    monkeypatch.setattr(rig.log, "adopt", lambda folder: seen.append(folder.name))
+    rig.take(finished())
+    running = asyncio.create_task(rig.sender.run())
+    await until(lambda: len(seen) >= 8 and rig.stored())
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert seen[:8] == ["beat", "beat", "beat", tmp_path.name] * 2
+    assert rig.value("glowplug_usage_spool_bytes") == 0
+
+
+def test_a_router_takes_over_only_what_has_ended_and_goes_on_after_a_fault(tmp_path: Path) -> None:
+    ended, empty, living = (Rig(tmp_path / name / "usage") for name in ("a", "b", "c"))
+    for rig in (ended, living):
+        rig.take(finished())
+        rig.keep(7)
+    for path in empty.spool.folder.iterdir():
+        path.unlink()
+    ended.die()
+    assert [has_ended(ended.spool.folder) for _ in range(2)] == [True, True], "a look locks nothing"
+    assert not has_ended(living.spool.folder) and not has_ended(empty.spool.folder)
+    earlier = Rig(tmp_path / "me" / "usage")
+    earlier.keep(8)
+    earlier.die()
+    own = Rig(tmp_path / "me" / "usage")
+    (tmp_path / "0" / "usage").mkdir(parents=True)
+    (tmp_path / "0" / "usage" / "x.journal").mkdir()  # cannot be opened as a file
+    own.log.adopt(tmp_path)
+    assert sorted(record.request_id for record in records_of(own.spool)) == ["r-1", "r-7", "r-8"]
+    assert not list(ended.spool.folder.iterdir()) and len(list(living.spool.folder.iterdir())) == 2
+    assert own.value("glowplug_tenant_requests_total", tenant="team-a") == 2
+
+
+def test_a_journal_stays_while_its_records_find_no_room(tmp_path: Path) -> None:
+    ended = Rig(tmp_path / "a" / "usage")
+    ended.keep(7)
+    ended.die()
+    full = Rig(tmp_path / "me" / "usage", max_bytes=10)
+    full.log.adopt(tmp_path)
+    assert [path.suffix for path in ended.spool.folder.iterdir()] == [".journal"]
+    assert full.value("glowplug_tenant_requests_total", tenant="team-a") is None
+    room = Rig(tmp_path / "me2" / "usage")
+    room.log.adopt(tmp_path)
+    assert len(records_of(room.spool)) == 1 and not list(ended.spool.folder.iterdir())
+
+
+# -- the slots of a journal ----------------------------------------------------------------------
+
+
+def left(rig: Rig) -> tuple[list[UsageRecord], int]:
+    """What another process would read, without a kill."""
+    (path,) = rig.spool.folder.glob("*.journal")
+    return _records(path.read_bytes())
+
+
+def test_a_slot_has_the_counts_of_its_request_alone(tmp_path: Path) -> None:
+    rig, instance = Rig(tmp_path), an_instance("i-1", "http://x", emulated=True)
+    first = rig.keep(1, instance)
+    rig.journal.counted(first.slot, 3, 9, 4)
+    (record,), bad = left(rig)
+    assert (record.prompt_tokens, record.cached_tokens, record.response_tokens, bad) == (3, 3, 4, 0)
+    assert (record.record_id, record.emulated, record.tokens_exact) == (f"{rig.journal.prefix}-1", True, True)
+    rig.journal.clear(first)
+    assert first.slot == NO_SLOT and left(rig) == ([], 0)
+    again = rig.keep(2, instance)
+    (record,), _ = left(rig)
+    assert (record.record_id, record.tokens_exact) == (f"{rig.journal.prefix}-2", False)
+    assert (record.prompt_tokens, record.cached_tokens, record.response_tokens) == (30, 0, 0)
+    begun = Answer(AnswerKind.STREAM, 200, 0.0, num_events=6)
+    again.answer = begun
+    rig.journal.sent(again)
+    rig.keep(3)
+    records, _ = left(rig)
+    assert [(r.request_id, r.prompt_tokens, r.response_tokens, r.emulated) for r in records] == [
+        ("r-3", 0, 0, False),
+        ("r-2", 30, 6, True),
+    ]
+    rig.journal.counted(NO_SLOT, 1, 1, 1)
+    assert len(left(rig)[0]) == 2
+
+
+def test_a_held_request_keeps_its_first_slot_and_all_slots_can_be_used_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    going = rig.keep(1)
+    slot = going.slot
+    rig.journal.held(going)
+    assert going.slot == slot
+    rig.journal.sent(going)
+    assert going.slot != slot
+    rig.journal.clear(going)
+    rig.journal.clear(going)
+    many = [rig.keep(ticket) for ticket in range(10, 14)]
+    assert NO_SLOT not in [one.slot for one in many] and rig.keep(20).slot == NO_SLOT
+    assert sorted(record.request_id for record in left(rig)[0]) == [f"r-{ticket}" for ticket in range(10, 14)]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_request_whose_text_fills_more_than_a_slot_has_none(tmp_path: Path, more: int) -> None:
+    rig = Rig(tmp_path)
+    going = rig.keep(1)
+    num_chars = rig.journal.words[going.slot + 5]  # of its text
+    rig.journal.clear(going)
+    going.request.request_id += "x" * (SLOT_BYTES - 40 - num_chars + more)
+    rig.journal.held(going)
+    assert (going.slot == NO_SLOT) is bool(more) and len(left(rig)[0]) == 1 - more
+
+
+@pytest.mark.parametrize(("instance", "held_s"), [(None, 5.0), ("i-1", 0.25)])
+def test_a_lost_request_ended_with_the_last_sign_of_life(tmp_path: Path, instance: str | None, held_s: float) -> None:
+    rig = Rig(tmp_path)
+    rig.keep(1, an_instance(instance, "http://x") if instance else None)
+    for alive_at, finished_at in ((1005.0, 1005.0), (900.0, 1000.0)):
+        _HEADER.pack_into(rig.journal._memory, 0, b"GPUSAGE1", rig.journal.prefix.encode(), alive_at)
+        (record,), _ = left(rig)
+        assert record.finished_at == finished_at and record.arrived_at == 1000.0
+        assert record.held_s == (held_s if instance or alive_at > 1000 else 0.0)
+    rig.journal.beat()
+    assert left(rig)[0][0].finished_at == pytest.approx(time.time(), abs=100)
+
+
+def test_of_a_request_between_two_slots_the_one_with_its_instance_counts(tmp_path: Path) -> None:
+    for order in ((1, 2), (2, 1)):
+        rig = Rig(tmp_path / f"{order}")
+        made = [rig.keep(5, an_instance("i-1", "http://x") if number == 1 else None) for number in order]
+        assert len({one.slot for one in made}) == 2
+        (record,), _ = left(rig)
+        assert record.instance_id == "i-1"
+
+
+def test_slots_that_cannot_be_read_are_counted_and_other_files_have_none(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    broken, _ = rig.keep(1), rig.keep(2)
+    rig.journal._memory[broken.slot * 4 + 32] = 0  # of its text
+    records, bad = left(rig)
+    assert ([record.request_id for record in records], bad) == (["r-2"], 1)
+    (path,) = tmp_path.glob("*.journal")
+    whole = path.read_bytes()
+    assert len(whole) == 5 * SLOT_BYTES
+    assert _records(whole[: 3 * SLOT_BYTES])[0] == records and _records(whole[: 3 * SLOT_BYTES - 1])[0] == []
+    assert _records(whole[: SLOT_BYTES - 1]) == _records(b"") == _records(b"x" + whole[1:]) == ([], 0)
+    assert _records(whole[:SLOT_BYTES]) == ([], 0)
+    rig.die()
+    other = Rig(tmp_path / "other")
+    other.log.adopt(tmp_path.parent)
+    other.log._adopt_journal(path)
+    assert other.value("glowplug_usage_lost_total") == 1
+
+
+@pytest.mark.parametrize("keeps_file", [True, False])
+def test_a_closed_journal_has_no_slots(tmp_path: Path, keeps_file: bool) -> None:
+    rig = Rig(tmp_path)
+    assert not has_ended(tmp_path)
+    rig.journal.close(keeps_file=keeps_file)
+    rig.journal.close(keeps_file=False)
+    assert rig.keep(1).slot == NO_SLOT
+    assert len(list(tmp_path.iterdir())) == keeps_file
+
+
+def test_a_journal_is_only_its_owners_and_a_fault_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path / "deep" / "usage")
+    (path,) = rig.spool.folder.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600 and path.stat().st_size == 5 * SLOT_BYTES
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    none = Rig(tmp_path / "full")
+    assert none.keep(1).slot == NO_SLOT and not list((tmp_path / "full").iterdir())
+    assert Journal(tmp_path / "no", 0)._fd == -1 and not (tmp_path / "no").exists()
+
+
+# -- the bytes of a spool ----------------------------------------------------------------------
+
+
+def test_a_spool_takes_a_record_that_just_fits_sealed_ones_included(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "a")
+    rig.take(finished(1))
+    size = rig.spool.num_bytes
+    for most, num in ((2 * size, 2), (2 * size - 1, 1), (size - 1, 0)):
+        other = Rig(tmp_path / f"{most}", max_bytes=most)
+        other.take(finished(1))
+        other.spool.seal()
+        other.take(finished(2), finished(3))
+        assert len(records_of(other.spool)) == num and other.value("glowplug_usage_lost_total") == 3 - num
+        assert other.spool.num_bytes == num * size
+
+
+def test_a_part_of_a_record_is_cut_off_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path)
+    rig.take(finished(1))
+    write = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+        rig.take(finished(2))
+    assert rig.spool.problem and rig.value("glowplug_usage_lost_total") == 1
+    rig.take(finished(3))
+    assert not rig.spool.problem and ids(records_of(rig.spool)) == ["r-1", "r-3"]
+    (path,) = segments(tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o600 and rig.spool.num_bytes == path.stat().st_size
+
+
+def test_segments_are_adopted_once_and_not_while_they_are_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Rig(tmp_path / "a")
+    first.take(finished(1))
+    first.spool.adopt()
+    size = first.spool.num_bytes
+    assert len(first.spool.seal()) == 1 and first.spool.num_bytes == size
+    first.spool.adopt()
+    assert first.spool.num_bytes == size and len(first.spool.seal()) == 1
+    assert [len(Spool(tmp_path / "a", 1).seal()) for _ in range(2)] == [1, 1], "a look locks nothing"
+    (path,) = first.spool.seal()
+    path.unlink()
+    first.spool.remove(path)
+    assert first.spool.num_bytes == 0 and first.spool.seal() == []
+    silent = Rig(tmp_path / "b", max_bytes=0)
+    silent.take(finished(1))
+    assert silent.spool.problem and not segments(tmp_path / "b") and not caplog.records
+
+
+def test_records_are_read_in_pages_and_what_is_none_is_counted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.take(*map(finished, range(3)))
+    (path,) = rig.spool.seal()
+    whole = path.read_bytes()
+    path.write_bytes(b"x\n" + whole + b"cut")
+    records, at, bad = read(path, 0, 2)
+    assert (ids(records), bad) == (["r-0", "r-1"], 1)
+    records, end, bad = read(path, at, 2)
+    assert (ids(records), bad, end) == (["r-2"], 1, len(whole) + 5)
+    assert read(path, end, 2) == ([], end, 0)
