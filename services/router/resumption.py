@@ -228,8 +228,7 @@ class _Chat(_Chunks):
         return super()._rewritten_choice(choice)
 
     def _shows(self, choice: dict[str, Any]) -> bool:
-        delta = choice.get("delta") or {}
-        return any(value for name, value in delta.items() if not (self._only_tail and name == "content"))
+        return any((choice.get("delta") or {}).values())
 
     def _text_of(self, choice: dict[str, Any]) -> str:
         return (choice.get("delta") or {}).get("content") or ""

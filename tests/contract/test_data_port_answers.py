@@ -1,11 +1,13 @@
 """Bytes that pass unchanged, and the port's additions."""
 
 import json
+import time
 
 import pytest
 
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import InstanceState
+from glowplug.services.router.settings import Limits
 from glowplug.telemetry.semconv import HEADER_EMULATED
 from tests.contract.data_port_rig import (
     DONE,
@@ -275,3 +277,86 @@ async def test_a_draining_instance_gets_nothing_more(rig: Rig) -> None:
     for _ in range(4):
         await rig.ask(chat())
     assert len(first.served) == 0 and len(second.served) == 4
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+async def test_an_answer_that_has_no_body_is_over_with_its_head(rig: Rig, status: bytes) -> None:
+    engine = await rig.engine(sending(b"HTTP/1.1 %b\r\nx-e: 1\r\n\r\n" % status))
+    client = await rig.client()
+    for _ in range(2):
+        await client.send(chat())
+        answer = await client.answer()
+        assert (answer.status, answer.headers["content-length"], answer.body) == (int(status[:3]), "0", b"")
+    assert engine.num_connections == 1 and answer.headers["x-e"] == "1"
+
+
+async def test_what_an_engine_sends_behind_its_answer_is_not_passed_on(rig: Rig) -> None:
+    whole = SSE_HEAD + chunk(TOKEN) + chunk(DONE) + b"0\r\nx-sum: 1\r\ncontent-type: a/b\r\n\r\n"
+    engine = await rig.engine(sending(whole))
+    answer = await rig.ask(chat(stream=True))
+    assert answer.complete and answer.body == TOKEN + DONE
+    assert "x-sum" not in answer.headers and answer.headers["content-type"] == "text/event-stream"
+    engine.reply = sending(whole, b"HTTP/1.1 200 OK\r\n", then="hang")
+    assert (await rig.ask(chat(stream=True))).body == TOKEN + DONE
+    await rig.until(lambda: not next(iter(rig.port.engines.pools.values()))._idle)
+    engine.reply = stream_three
+    assert (await rig.ask(chat(stream=True))).complete and engine.num_connections == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "num_connections"),
+    [
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\n", 2),
+        (b"HTTP/1.0 200 OK\r\n", 2),
+        (b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n", 1),
+        (b"HTTP/1.1 200 OK\r\n", 1),
+    ],
+)
+async def test_an_engine_says_whether_its_connection_stays(rig: Rig, head: bytes, num_connections: int) -> None:
+    engine = await rig.engine(sending(head + b"content-type: a/b\r\ncontent-length: 2\r\n\r\n{}"))
+    for _ in range(2):
+        answer = await rig.ask(chat())
+        assert answer.body == b"{}" and answer.headers["content-length"] == "2"
+    assert engine.num_connections == num_connections
+
+
+async def test_connections_to_an_engine_are_kept_up_to_a_number() -> None:
+    for num, expected in ((0, 2), (1, 1)):
+        async with a_rig(Limits(num_pooled=num)) as rig:
+            engine = await rig.engine()
+            for _ in range(2):
+                assert (await rig.ask(chat())).status == 200
+            assert engine.num_connections == expected
+            (pool,) = rig.port.engines.pools.values()
+            assert len(pool._idle) == num
+
+
+@pytest.mark.parametrize("num_interim", [0, 3, 4])
+async def test_an_engines_head_is_bounded(num_interim: int) -> None:
+    async with a_rig(Limits(engine_head_bytes=100), params={"quarantine_s": 0.01}) as rig:
+        interim, whole = b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+        for number in range(2):
+            await rig.engine(sending(*[interim] * num_interim, whole), instance_id=f"i-{number}")
+        answer = await rig.ask(chat())
+    assert answer.status == (200 if num_interim * len(interim) <= 100 else 502)
+
+
+async def test_a_clients_stream_is_its_own_unless_the_engine_is_asked_for_tokens() -> None:
+    for most, stream, asks in ((2, True, True), (2, False, False), (0, True, False)):
+        async with a_rig(models=(a_model(engine="vllm"),), params={"max_continuations": most}) as rig:
+            engine = await rig.engine()
+            await rig.ask(chat(stream=stream))
+            assert ("return_token_ids" in json.loads(engine.served[0].body)) is asks
+
+
+async def test_the_time_in_the_router_leaves_out_the_queue(rig: Rig) -> None:
+    began = time.monotonic()
+    client = await rig.held(chat())
+    await rig.engine()
+    await client.answer()
+    await rig.ask(chat())
+    await rig.until(lambda: len(rig.finished) == 2)
+    held, warm = rig.finished
+    assert held.queue_s > 0 == warm.queue_s and held.cold and not warm.cold
+    assert all(0 < one.router_s + one.queue_s <= time.monotonic() - began for one in rig.finished)
+    assert warm.router_s > 0

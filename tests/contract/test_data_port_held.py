@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from glowplug.controllers.router.messages import Hold
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from glowplug.events import facts
@@ -22,6 +23,7 @@ from tests.contract.data_port_rig import (
     answering,
     chat,
     data_events,
+    die_at_once,
 )
 from tests.fleet_builder import an_event
 
@@ -49,6 +51,54 @@ async def test_a_held_stream_is_kept_alive_by_comments() -> None:
     events = [e for e in body.split(b"\n\n") if e and not e.startswith(b":")]
     assert b"\n\n".join(events) + b"\n\n" == TOKEN * 3 + DONE
     assert b": glowplug ready queue;dur=" in body
+
+
+async def test_an_old_client_is_held_by_comments_without_chunks_and_then_closed() -> None:
+    async with a_rig(QUICK) as rig:
+        client = await rig.sent(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        status, headers = await client.head()
+        assert (status, headers["connection"]) == (200, "close") and "transfer-encoding" not in headers
+        for _ in range(2):
+            assert (await client.reader.readuntil(b"\n\n")).startswith(b": glowplug waiting model=m eta_s=")
+        await rig.engine()
+        assert (await client.reader.read()).endswith(b"\n\n" + TOKEN * 3 + DONE)
+
+
+async def test_comments_wait_for_a_client_that_does_not_read() -> None:
+    async with a_rig(QUICK) as rig:
+        client = await rig.held(chat(stream=True))
+        exchange, connection = rig.exchange, await rig.connection()
+        connection.write_paused = True
+        for _ in range(3):
+            timer = exchange.timer
+            await rig.until(lambda timer=timer: exchange.timer is not timer)  # type: ignore[misc]
+        assert exchange.framing is None
+        connection.write_paused = False
+        await client.head()
+        exchange.hold(Hold(exchange.ticket, 1.0))
+        assert exchange.way.held and exchange.way.eta_s != 1.0
+        await rig.engine()
+        await client.rest()
+        assert exchange.timer is None
+
+
+async def test_a_whole_answer_behind_the_head_of_a_stream_is_an_error() -> None:
+    async with a_rig(QUICK) as rig:
+        client = await rig.sent(chat(stream=True))
+        await client.head()
+        await rig.engine(answering({"choices": []}))
+        (event,) = data_events(await client.rest())
+        assert json.loads(event[6:])["error"]["message"] and await client.at_end()
+        assert rig.endings[0].status >= 500
+
+
+async def test_a_request_that_waited_for_a_start_stays_cold_wherever_it_is_answered(rig: Rig) -> None:
+    client = await rig.held(chat(stream=True))
+    await rig.engine(die_at_once)
+    await rig.until(lambda: bool(rig.engines[0].served) and rig.num_held == 1)
+    await rig.engine(instance_id="i-2")
+    assert (await client.answer()).status == 200
+    assert rig.finished[0].cold and rig.port.context.metrics.retries._value.get() == 1
 
 
 async def test_a_held_request_that_is_no_stream_gets_nothing_early() -> None:
