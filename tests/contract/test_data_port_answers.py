@@ -359,4 +359,4 @@ async def test_the_time_in_the_router_leaves_out_the_queue(rig: Rig) -> None:
     held, warm = rig.finished
     assert held.queue_s > 0 == warm.queue_s and held.cold and not warm.cold
     assert all(0 < one.router_s + one.queue_s <= time.monotonic() - began for one in rig.finished)
-    assert warm.router_s > 0
+    assert warm.router_s > 0 and all(0 < one.way.dispatched_s <= time.monotonic() - began for one in rig.finished)

@@ -234,6 +234,9 @@ async def test_a_port_that_refuses_waits_for_no_half_request_and_one_that_leaves
     await rig.until(lambda: rig.port.context.buffered_bytes > 0)
     await rig.port.leave(0.0)
     assert rig.table.stage is PortStage.LEAVING and (await rig.ask(GET)).headers["connection"] == "close"
+    await rig.engine()
+    for stream in (True, False):
+        assert (await rig.ask(chat(stream=stream))).headers["connection"] == "close"
     await rig.port.drain(WAIT_S)
     assert await half.at_end() and not rig.port.connections
 

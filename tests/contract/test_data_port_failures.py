@@ -10,6 +10,7 @@ from glowplug.controllers.router.messages import RequestEnded
 from glowplug.domain.instance import InstanceState
 from glowplug.runtime.service import listen
 from glowplug.services.router.exchange_states import ExchangeState
+from glowplug.services.router.resumption import LOG_BYTES
 from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
@@ -109,6 +110,7 @@ async def test_what_an_engine_that_sleeps_refuses_is_sent_elsewhere(rig: Rig, st
     asleep = [await rig.engine(REFUSING, instance_id=f"i-{n}") for n in range(4)]
     client = await rig.held(chat(stream=stream))
     assert [len(engine.served) for engine in asleep] == [1] * 4, "each is left alone for a while"
+    assert rig.port.context.metrics.retries._value.get() == 4
     await rig.engine(instance_id="i-9")
     answer = await client.answer()
     assert answer.status == 200 and answer.body.endswith(DONE)
@@ -313,6 +315,60 @@ async def test_a_client_that_sends_no_more_is_probed_between_events_only() -> No
             assert first + await client.rest() == probed + b"}\n\n"
 
 
+@pytest.mark.parametrize(("version", "end"), [(b"1.1", b"\n\n\r\n0\r\n\r\n"), (b"1.0", b"}\n\n")])
+async def test_an_error_event_ends_a_stream_in_its_clients_framing(rig: Rig, version: bytes, end: bytes) -> None:
+    await rig.engine(streaming(TOKEN, then="die"))
+    client = await rig.sent(chat(stream=True).replace(b"1.1", version))
+    await client.head()
+    raw = await client.reader.read()
+    assert raw.endswith(end) and raw.count(b"engine_failed") == 1
+
+
+async def test_a_client_that_left_with_the_end_in_our_buffer_has_not_had_it(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, DONE, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN and await client.chunk() == DONE
+    (await rig.connection()).write_paused = True
+    client.close()
+    await rig.until(lambda: bool(rig.endings))
+    assert rig.endings[0].status == 499
+
+
+async def test_a_new_connection_is_for_the_attempt_that_asked_for_it(rig: Rig) -> None:
+    await rig.engine(hang)
+    await rig.sent(chat())
+    await rig.until(lambda: bool(rig.table.exchanges) and rig.exchange.engine is not None)
+    exchange, before = rig.exchange, {name: getattr(rig.exchange, name) for name in ("engine", "attempt", "state")}
+    is_wanted = exchange.wanted()
+    assert not is_wanted()
+    exchange.engine = None
+    assert is_wanted()
+    exchange.state = ExchangeState.WAITING
+    assert not is_wanted()
+    exchange.state, exchange.attempt = ExchangeState.CONTINUING, None
+    assert not is_wanted()
+    exchange.attempt = before["attempt"]
+    assert is_wanted()
+    for name, value in before.items():
+        setattr(exchange, name, value)
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_sent_events_are_kept_as_text_beyond_a_bound(version: bytes) -> None:
+    """In chunks that flow, and in those that are framed anew."""
+    big = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x" * 10_000)
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        await rig.engine(streaming(*[big] * 9, TOKEN, then="hang", every_s=0.0))
+        client = await rig.sent(chat(stream=True).replace(b"1.1", version))
+        await client.head()
+        await rig.until(lambda: rig.exchange.answer is not None and rig.exchange.answer.num_events == 10)
+        answer, kept = rig.exchange.answer, rig.exchange.resumption
+        assert answer is not None and answer.log is not None and kept is not None
+        assert sum(map(len, answer.log)) + answer.log_left == LOG_BYTES and answer.log_left >= 0
+        assert kept.num_tokens == 10 - len(answer.log) > 0
+
+
 @pytest.mark.parametrize("is_continued", [False, True])
 async def test_only_an_answer_of_one_engine_tells_how_long_answers_take(is_continued: bool) -> None:
     async with a_rig(models=(a_model(engine="llamacpp"),), params={"policy": "union"}) as rig:
@@ -337,6 +393,7 @@ async def test_only_an_answer_of_one_engine_tells_how_long_answers_take(is_conti
         (ended,) = told
         assert (ended.took_s > 0) is not is_continued and ended.took_s < 60
         assert (ended.response_tokens, ended.cached_tokens) == ((0, -1) if is_continued else (7, 3))
+        assert rig.finished[0].queue_s == 0.0 and not rig.finished[0].cold, "of its first engine"
 
 
 async def test_a_connection_that_its_engine_has_closed_meanwhile_is_no_failure(rig: Rig) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -75,11 +77,27 @@ async def test_comments_wait_for_a_client_that_does_not_read() -> None:
         assert exchange.framing is None
         connection.write_paused = False
         await client.head()
+        timer = exchange.timer
         exchange.hold(Hold(exchange.ticket, 1.0))
-        assert exchange.way.held and exchange.way.eta_s != 1.0
+        assert exchange.way.held and exchange.way.eta_s != 1.0 and exchange.timer is timer is not None
         await rig.engine()
+        assert timer.cancelled() or exchange.timer is not timer
         await client.rest()
         assert exchange.timer is None
+
+
+async def test_the_first_comment_is_due_so_long_after_the_request_was_complete_and_at_once_where_that_is_over() -> None:
+    async with a_rig(Limits(keepalive_after_s=100.0)) as rig:
+        await rig.held(chat(stream=True))
+        exchange, context, delays = rig.exchange, rig.port.context, list[float]()
+        loop: Any = SimpleNamespace(call_later=lambda delay_s, call: delays.append(delay_s))
+        kept, context.loop = context.loop, loop
+        exchange._stop_timer()
+        for passed_s, least_s, most_s in ((0.0, 50.0, 100.0), (90.0, 0.5, 10.0), (100.0, 0.0, 0.0)):
+            exchange.request.complete -= passed_s
+            exchange.hold(Hold(exchange.ticket, 1.0))
+            assert least_s <= delays[-1] <= most_s
+        context.loop = kept
 
 
 async def test_a_whole_answer_behind_the_head_of_a_stream_is_an_error() -> None:
@@ -147,7 +165,7 @@ async def test_a_full_queue_is_429_with_retry_after() -> None:
         for _ in range(2):
             await rig.held(chat())
         answer = await rig.ask(chat())
-    assert (answer.status, answer.code) == (429, "queue_full")
+    assert (answer.status, answer.code) == (429, "queue_full") and "server-timing" not in answer.headers
     assert int(answer.headers["retry-after"]) >= 1
 
 

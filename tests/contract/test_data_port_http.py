@@ -29,6 +29,7 @@ from tests.contract.data_port_rig import (
     chat,
     chunk,
     get,
+    hang,
     stream_three,
 )
 
@@ -119,6 +120,47 @@ async def test_a_read_of_many_requests_is_not_parsed_before_it_can_be_answered()
         assert len(connection._waiting) < 500
         gate.set()
         assert {(await client.answer()).status for _ in range(3001)} == {200}
+
+
+async def test_trailers_are_bounded_like_headers_and_a_connections_heads_each_on_their_own() -> None:
+    async with a_rig(Limits(num_headers=3, header_bytes=300)) as rig:
+        await rig.engine()
+        client = await rig.client()
+        for num, status in ((3, 200), (3, 200), (4, 431)):
+            await client.send(CHUNKED % b"" + chunk(BODY) + b"0\r\n" + b"a: b\r\n" * num + b"\r\n")
+            assert (await client.answer()).status == status
+        client = await rig.client()
+        for _ in range(20):
+            await client.send(GET)
+            assert (await client.answer()).status == 200
+        assert (await rig.connection()).transport.get_write_buffer_size() == 0
+
+
+async def test_lines_before_a_request_are_part_of_its_head(rig: Rig) -> None:
+    assert (await rig.ask(b"\r\n\r\n" + GET)).status == 200
+    client = await rig.sent(b"\r\n" * 20_000)
+    assert_error(await client.answer(), 431, "headers_too_large")
+    refused = rig.port.context.metrics._refused.labels("431")._value
+    assert refused.get() == 1
+
+
+async def test_a_client_that_was_refused_is_left_when_it_has_had_time_to_read(rig: Rig) -> None:
+    rig.port.context.limits = Limits(linger_s=0.02, write_buffer_bytes=1000)
+    client = await rig.sent(b"\x00\r\n\r\n")
+    connection = await rig.connection()
+    assert connection.transport.get_write_buffer_limits()[1] == 1000  # type: ignore[attr-defined]
+    assert (await client.answer()).status == 400 and await client.at_end()
+    await rig.until(lambda: not rig.port.connections)
+    assert connection.transport.is_closing()
+
+
+async def test_who_leaves_with_requests_waiting_leaves_nothing_behind(rig: Rig) -> None:
+    await rig.engine(hang)
+    client = await rig.sent(chat() * 3 + chat()[:-5])
+    await rig.until(lambda: rig.port.context.buffered_bytes == 4 * len(BODY) - 5)
+    client.close()
+    await rig.until(lambda: not rig.port.connections and not rig.table.exchanges)
+    assert rig.port.context.buffered_bytes == 0
 
 
 # -- heads ---------------------------------------------------------------------------------------------------------
