@@ -1,7 +1,11 @@
 """Bytes that pass unchanged, and the port's additions."""
 
+import asyncio
 import json
+import socket
+import struct
 import time
+from typing import Any
 
 import pytest
 
@@ -157,12 +161,6 @@ async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
     await rig.engine(sending(*(raw[i : i + 1] for i in range(len(raw))), every_s=0.0))
     answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
-
-
-async def test_a_body_without_framing_ends_with_the_connection(rig: Rig) -> None:
-    await rig.engine(sending(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello", then="close"))
-    answer = await rig.ask(chat())
-    assert answer.complete and answer.body == b"hello"
 
 
 async def test_an_interim_100_from_the_engine_is_not_the_answer(rig: Rig) -> None:
@@ -331,14 +329,83 @@ async def test_connections_to_an_engine_are_kept_up_to_a_number() -> None:
             assert len(pool._idle) == num
 
 
-@pytest.mark.parametrize("num_interim", [0, 3, 4])
+@pytest.mark.parametrize("num_interim", [0, 4, 5])
 async def test_an_engines_head_is_bounded(num_interim: int) -> None:
     async with a_rig(Limits(engine_head_bytes=100), params={"quarantine_s": 0.01}) as rig:
         interim, whole = b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
-        for number in range(2):
-            await rig.engine(sending(*[interim] * num_interim, whole), instance_id=f"i-{number}")
-        answer = await rig.ask(chat())
-    assert answer.status == (200 if num_interim * len(interim) <= 100 else 502)
+        engines = [
+            await rig.engine(sending(*[interim] * num_interim, whole), instance_id=f"i-{number}") for number in range(2)
+        ]
+        answers = [await rig.ask(chat()) for _ in range(1 if num_interim == 5 else 4)]
+    assert {answer.status for answer in answers} == {502 if num_interim == 5 else 200}
+    assert sum(engine.num_connections for engine in engines) == (2 if num_interim == 5 else 1)
+
+
+async def test_a_connection_that_its_answer_paused_is_not_paused_for_the_next(rig: Rig) -> None:
+    engine = await rig.engine(streaming(TOKEN, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN
+    connection: Any = rig.exchange.engine
+    connection.heard_at = 1.0
+    connection.resume()
+    assert connection.heard_at == 1.0 and not connection.paused
+    connection.pause()
+    connection.pause()
+    assert connection.paused and not connection.transport.is_reading()
+    connection.resume()
+    assert connection.heard_at > 1.0 and connection.transport.is_reading()
+    connection.pause()
+    connection.data_received(chunk(DONE) + b"0\r\n\r\n")
+    assert await client.rest() == DONE
+    (pool,) = rig.port.engines.pools.values()
+    assert pool._idle == [connection] and connection.transport.is_reading() and not connection.paused
+    assert engine.num_connections == 1
+
+
+async def test_the_connection_used_last_is_used_next(rig: Rig) -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+
+    async def wait(served: Served) -> None:
+        await gates[len(engine.served) - 1].wait()
+        await served.json({})
+
+    engine = await rig.engine(wait, max_concurrency=9)
+    clients = [await rig.sent(chat())]
+    await rig.until(lambda: len(engine.served) == 1)
+    clients.append(await rig.sent(chat()))
+    await rig.until(lambda: len(engine.served) == 2)
+    (pool,) = rig.port.engines.pools.values()
+    connections = [one.engine for one in rig.table.exchanges.values()]
+    for gate, client in zip(gates, clients, strict=True):
+        gate.set()
+        assert (await client.answer()).status == 200
+    assert pool._idle == connections
+    engine.reply = stream_three
+    assert (await rig.ask(chat())).status == 200
+    assert pool._idle == connections and engine.num_connections == 2
+    pool._idle[1].transport.close()
+    assert (await rig.ask(chat())).status == 200 and engine.num_connections == 2
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_an_answer_up_to_the_end_of_its_connection_is_whole_unless_that_breaks(rig: Rig, is_reset: bool) -> None:
+    gate = asyncio.Event()
+
+    async def reply(served: Served) -> None:
+        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello")
+        await gate.wait()
+        reset = struct.pack("ii", is_reset, 0)
+        served.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        served.die()
+
+    await rig.engine(reply)
+    client = await rig.sent(chat())
+    await client.head()
+    assert await client.chunk() == b"hello"
+    gate.set()
+    assert await client.reader.read() == (b"" if is_reset else b"0\r\n\r\n")
+    assert rig.endings[0].status == (502 if is_reset else 200)
 
 
 async def test_a_clients_stream_is_its_own_unless_the_engine_is_asked_for_tokens() -> None:

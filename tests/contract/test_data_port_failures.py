@@ -409,6 +409,11 @@ async def test_a_connection_that_its_engine_has_closed_meanwhile_is_no_failure(r
     assert (await rig.ask(chat())).status == 200
     assert engine.num_connections == 2 and len(engine.served) == 3
     assert not rig.port.context.metrics.retries._value.get() and not rig.table.controller.balances.quarantined
+    engine.reply = streaming(then="die")
+    await rig.engine(instance_id="i-2")
+    answers = [await rig.ask(chat(stream=True)) for _ in range(2)]
+    assert {answer.body for answer in answers} == {TOKEN * 3 + DONE}
+    assert rig.port.context.metrics.retries._value.get() == 1, "behind its head it is one"
 
 
 class Reader:

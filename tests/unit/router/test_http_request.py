@@ -57,6 +57,8 @@ def test_http_1_0_needs_no_host_and_has_no_coding() -> None:
             checked(version=version, transfer_encoding=coding)
         assert caught.value.status == status
     checked(transfer_encoding=b"Chunked")
+    for headers in ({}, {b"host": b"a/b"}):
+        assert status_of(Limits(), HttpRequest(target=b"/", headers=headers)) == 400
 
 
 @pytest.mark.parametrize(

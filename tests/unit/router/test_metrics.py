@@ -35,6 +35,13 @@ def test_held_requests_are_those_of_the_moment() -> None:
     assert not registry.get_sample_value("glowplug_requests_held", {"model": "m"})
 
 
+def test_blocks_of_prompts_are_those_that_are_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, controller, _ = shown()
+    monkeypatch.setattr(controller.balances, "num_blocks", lambda: {"m": 3, "n": 4, "o": 5})
+    assert registry.get_sample_value("glowplug_router_prefix_blocks", {"model": "m"}) == 3
+    assert registry.get_sample_value("glowplug_router_prefix_blocks", {"model": "other"}) == 9
+
+
 def test_levels_are_shown_from_0_before_anybody_asks() -> None:
     registry, _, _ = shown(slo=Slo(ttft_s=2.0))
     assert registry.get_sample_value("glowplug_slo_missed_total", {"model": "m", "level": "ttft"}) == 0
@@ -86,7 +93,7 @@ def test_a_model_without_levels_is_not_judged() -> None:
 
 ENDED = RequestFinished(
     model_key="m", request_id="r", router_id="router-1", instance_id="i", status=200, arrived_at=1.0, finished_at=5.0,
-    queue_s=0.0, ttft_s=1.0, e2e_s=4.0, prompt_tokens=7, response_tokens=4, tokens_exact=True, cold=False,
+    queue_s=0.0, ttft_s=1.0, e2e_s=4.0, prompt_tokens=7, response_tokens=2, tokens_exact=True, cold=False,
 )  # fmt: skip
 
 
@@ -108,9 +115,9 @@ def read(registry: CollectorRegistry) -> dict[str, float]:
 ALWAYS = {"request_queue_seconds_count/m": 1, "request_queue_seconds_sum/m": 0.5, "request_e2e_seconds_count/m": 1}
 ALWAYS |= {"request_e2e_seconds_sum/m": 4.0, "requests_total/m/200": 1}
 LEVELS = {"slo_requests_total/m/ttft": 1, "slo_requests_total/m/tpot": 1, "slo_missed_total/m/tpot": 1}
-BEGUN = {"router_overhead_seconds_count": 1, "router_overhead_seconds_sum": 0.002, "response_tokens_total/m": 4}
+BEGUN = {"router_overhead_seconds_count": 1, "router_overhead_seconds_sum": 0.002, "response_tokens_total/m": 2}
 HOT = {"request_ttft_seconds_count/m/hot": 1, "request_ttft_seconds_sum/m/hot": 1.0}
-STREAMED = {"response_chunks_total/m": 3, "request_tpot_seconds_count/m": 1, "request_tpot_seconds_sum/m": 1.0}
+STREAMED = {"response_chunks_total/m": 3, "request_tpot_seconds_count/m": 1, "request_tpot_seconds_sum/m": 3.0}
 
 
 @pytest.mark.parametrize(

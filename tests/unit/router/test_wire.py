@@ -8,6 +8,7 @@ import pytest
 from glowplug.domain.instance import Phase, PhaseName
 from glowplug.services.router import wire
 from glowplug.services.router.wire import asking_for_ids, before_failure, cached_tokens, count_tokens
+from glowplug.telemetry.semconv import HEADER_EMULATED
 from tests.contract.data_port_rig import an_instance
 
 BEGIN = b'{"message":{"usage":{"cache_read_input_tokens":30,"input_tokens":1,"output_tokens":0}}}'
@@ -76,6 +77,8 @@ def test_heads_say_the_status_and_whether_the_connection_stays() -> None:
     assert wire.head(299, b"", keep_alive=True) == b"HTTP/1.1 299 Unknown\r\n\r\n"
     assert wire.instance_headers(None) == b""
     assert wire.instance_headers(an_instance("i-1", "")) == b"x-glowplug-instance: i-1\r\n"
+    emulated = f"x-glowplug-instance: i-1\r\n{HEADER_EMULATED}: 1\r\n".encode()
+    assert wire.instance_headers(an_instance("i-1", "", emulated=True)) == emulated
     phases = (Phase(name=PhaseName.FETCH, started_at=1.0, ended_at=1.5),)
     assert wire.server_timing(0.25, phases, 0.5) == b"queue;dur=250.0, fetch;dur=500.0, router;dur=500.00"
 
