@@ -118,6 +118,7 @@ class Rules:
         self.asked = list[Any]()
 
     def refusal(self, *given: Any, **more: Any) -> None:
+        assert not more["only_json"]
         self.asked.append((given[0], given[1], given[2]("origin"), more["reads_forms"]))
 
     def lets_in(self, origin: str) -> bool:
