@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from glowplug.services.router import request_body, sequences
+from glowplug.services.router.continuation import DONE_EVENT
 from glowplug.services.router.sequences import Sequences, add_call, num_sequences
 from tests.contract.continuation_rig import decoded, sse
 
@@ -56,6 +57,9 @@ def used(prompt: int, made: int, cached: int | None = None) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": made, **details}
 
 
+TOTAL = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
 def told(made: Sequences, *events: Any) -> list[Any]:
     return decoded(made.events(b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in events)))
 
@@ -75,6 +79,16 @@ def test_each_prompt_counts_once_and_every_answer() -> None:
     assert done == "[DONE]" and made.counts == (12, 10) and made.end() == b""
     total = {"prompt_tokens": 12, "completion_tokens": 10, "total_tokens": 22}
     assert usage == {"choices": [], "usage": total | {"prompt_tokens_details": {"cached_tokens": 2}}}
+
+
+def test_a_chat_has_one_prompt_and_what_is_not_counted_is_nothing() -> None:
+    for streams in (True, False):
+        made = Sequences(streams, False, 2)
+        none = {"prompt_tokens": None, "completion_tokens": None, "prompt_tokens_details": {}}
+        assert told(made, {"choices": None, "usage": {}}, {"choices": [], "usage": none}) == []
+        assert made._usage() == {**dict.fromkeys(TOTAL, 0), "prompt_tokens_details": {"cached_tokens": 0}}
+        told(made, chunk(0, used(5, 1)), {"choices": [], "usage": used(5, 2)})
+        assert made.events(DONE_EVENT) == (DONE_EVENT if streams else b"") and made.counts == (5, 3)
 
 
 def test_parts_become_whole_choices_in_order() -> None:
