@@ -147,7 +147,7 @@ async def test_a_client_that_was_refused_is_left_when_it_has_had_time_to_read(ri
     rig.port.context.limits = Limits(linger_s=0.02, write_buffer_bytes=1000)
     client = await rig.sent(b"\x00\r\n\r\n")
     connection = await rig.connection()
-    assert connection.transport.get_write_buffer_limits()[1] == 1000  # type: ignore[attr-defined]
+    assert connection.transport.get_write_buffer_limits()[1] == 1000
     assert (await client.answer()).status == 400 and await client.at_end()
     await rig.until(lambda: not rig.port.connections)
     assert connection.transport.is_closing()

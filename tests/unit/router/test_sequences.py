@@ -84,7 +84,7 @@ def test_each_prompt_counts_once_and_every_answer() -> None:
 def test_a_chat_has_one_prompt_and_what_is_not_counted_is_nothing() -> None:
     for streams in (True, False):
         made = Sequences(streams, False, 2)
-        none = {"prompt_tokens": None, "completion_tokens": None, "prompt_tokens_details": {}}
+        none: dict[str, Any] = {"prompt_tokens": None, "completion_tokens": None, "prompt_tokens_details": {}}
         assert told(made, {"choices": None, "usage": {}}, {"choices": [], "usage": none}) == []
         assert made._usage() == {**dict.fromkeys(TOTAL, 0), "prompt_tokens_details": {"cached_tokens": 0}}
         told(made, chunk(0, used(5, 1)), {"choices": [], "usage": used(5, 2)})

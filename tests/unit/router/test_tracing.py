@@ -89,9 +89,14 @@ def test_a_way_tells_where_each_stream_went() -> None:
     way.stay(5.0, "too late")
     way.leave(6.0, "drained", "it drains", 6, two)
     way.stay_put(7.0, "moved", "it cannot", two)
-    assert way.ended(8.0) == (
+    way.leave(8.0, "drained", "", 0, one)
+    way.stay(9.0, "too late")
+    way.leave(9.5, "drained", "", 0, one)
+    assert way.ended(10.0) == (
         StreamMove(at=1.0, until=2.0, reason="engine_lost", message="it died", num_tokens=4, from_instance="i-1"),
         StreamMove(at=2.0, until=3.0, reason="drained", message="it drains", num_tokens=5, to_instance="i-2"),
         StreamMove(at=6.0, until=7.0, reason="drained", message="it drains", num_tokens=6, from_instance="i-2"),
         StreamMove(at=7.0, until=7.0, reason="moved", message="it cannot", from_instance="i-2", outcome=STAYS),
+        StreamMove(at=8.0, until=9.0, reason="drained", message="", from_instance="i-1", outcome="too late"),
+        StreamMove(at=9.5, until=10.0, reason="drained", message="", from_instance="i-1"),
     )
