@@ -15,7 +15,7 @@ from glowplug.controllers.router.controller import RouterController
 from glowplug.controllers.router.messages import BusRefuses
 from glowplug.domain.access import Tenant
 from glowplug.events.envelope import to_json
-from glowplug.events.facts import KeyChanged, RouterUsageReported
+from glowplug.events.facts import KeyChanged, ModelDeployed, RouterUsageReported
 from glowplug.fleet.tables import FleetTables
 from glowplug.runtime.service import World
 from glowplug.services.router import shell as routers_shell
@@ -234,6 +234,7 @@ async def test_reading_many_keys_takes_a_small_part_of_the_time(
     shell.bus.broker.down = False  # type: ignore[attr-defined]
     assert await shell._resync() and await shell._resync() and store.num_loads == 4
     assert set(shell._read_next) == {"keys", "tenants"}
+    assert shell._read_next["tenants"] < time.monotonic() + 20.0, "they were read at once"
     monkeypatch.setattr(routers_shell, "READ_WITHIN_S", 0.0)
     shell._read_next.clear()
     assert await shell._resync() and await shell._resync() and store.num_loads == 6, "often enough"
@@ -253,14 +254,14 @@ async def test_a_shell_starts_without_the_store_and_follows_it_from_then_on(
 
     monkeypatch.setattr(store, "load", load)
     shell, table = a_shell(tmp_path, store)
-    shell._tick_s = shell._resync_s = 0.001
+    shell._tick_s, shell._resync_s = 0.001, 1000.0
     table.table_loaded = False
     await shell.start()
     await until(lambda: num_loads > 2)
     assert not (shell.has_synced or table.table_loaded or (tmp_path / "router-1").exists())
     await shell.put(fleet_builder.an_event(KeyChanged(api_key=a_key())))
     await until(lambda: KEY in table.keys.rows)
-    store.down = False
+    store.down, shell._resync_s = False, 0.001
     await until(lambda: shell.has_synced)
     assert table.table_loaded and (tmp_path / "router-1" / "tables.json").exists()
     await store.put("models", "n", to_json(a_model("n")))
@@ -293,4 +294,5 @@ async def test_effects_and_other_routers_usage_reach_the_table(tmp_path: Path) -
     assert table.changed.is_set() and did == [[], [effect]]
     report = RouterUsageReported(router_id="router-2", number=1, scopes={})
     await shell._handle(fleet_builder.an_event(report))
+    await shell._handle(fleet_builder.an_event(ModelDeployed(model=a_model())))
     assert taken == [report]
