@@ -172,9 +172,10 @@ async def test_a_silent_engine_is_given_up_unless_it_is_paused_or_the_router_was
 
 
 async def test_a_sweep_postpones_clients_only_after_a_stop_and_drops_what_is_gone(rig: Rig) -> None:
+    client = await rig.held(chat())
+    rig.port.sweep(rig.port._sweep_due + 2 * SLEPT_S)
     engine = await rig.engine()
-    client = await rig.sent(chat())
-    await client.answer()
+    assert (await client.answer()).status == 200
     connection, (pool,) = await rig.connection(), rig.port.engines.pools.values()
     rig.port._sweep_due = connection.since
     for slept_s, postponed_s in ((SLEPT_S, 0.0), (SLEPT_S + 0.5, SLEPT_S + 0.5)):
