@@ -67,10 +67,12 @@ async def test_an_old_client_is_held_by_comments_without_chunks_and_then_closed(
 
 
 async def test_comments_wait_for_a_client_that_does_not_read() -> None:
-    async with a_rig(QUICK) as rig:
+    async with a_rig(Limits(keepalive_after_s=100.0, keepalive_every_s=0.01)) as rig:
         client = await rig.held(chat(stream=True))
         exchange, connection = rig.exchange, await rig.connection()
         connection.write_paused = True
+        exchange._stop_timer()
+        exchange._keep_client()
         for _ in range(3):
             timer = exchange.timer
             await rig.until(lambda timer=timer: exchange.timer is not timer)  # type: ignore[misc]
