@@ -154,6 +154,26 @@ async def test_a_stream_is_the_same_however_its_engine_frames_it(rig: Rig, frami
     assert [e.answer.num_events for e in rig.finished if e.answer is not None] == [3, 3]
 
 
+async def test_a_read_that_is_one_chunk_of_whole_events_is_not_parsed(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN
+    engine: Any = rig.exchange.engine
+    parsed, feed = list[bytes](), engine._feed
+
+    def feeding(data: bytes) -> None:
+        parsed.append(data)
+        feed(data)
+
+    engine._feed = feeding
+    engine.data_received(chunk(TOKEN))
+    assert await client.chunk() == TOKEN and not parsed
+    for data in (chunk(TOKEN) + chunk(DONE), b"0\r\n\r\n"):
+        engine.data_received(data)
+    assert await client.rest() == TOKEN + DONE and parsed == [chunk(TOKEN) + chunk(DONE), b"0\r\n\r\n"]
+
+
 async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
     raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     raw += chunk(TOKEN) + chunk(DONE) + b"0\r\n\r\n"
