@@ -219,6 +219,13 @@ async def test_what_is_not_http_1_1_or_two_readers_might_read_differently(what: 
         assert await client.at_end() and engine.served == []
 
 
+async def test_a_refused_request_keeps_its_id_and_one_without_a_head_has_its_own(rig: Rig) -> None:
+    for refused in (chat(extra=b"x-request-id: mine\r\nexpect: miracles\r\n"), b"\x00", b"\x00"):
+        answer = await rig.ask(refused)
+        assert (answer.headers["x-request-id"] == "mine") is (answer.status == 417)
+    assert len({row["request_id"] for row in rig.reports.rows(10)}) == 3
+
+
 async def test_lists_over_several_lines_and_headers_of_this_hop(rig: Rig) -> None:
     engine = await rig.engine()
     await rig.ask(chat(extra=b"x-list: a\r\nX-List: b\r\nx-hop: 1\r\nconnection: keep-alive, X-Hop\r\n"))
