@@ -34,7 +34,7 @@ from tests.contract.data_port_rig import (
 
 async def test_bodies_are_byte_exact_both_ways() -> None:
     odd = b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"}] , "top_k":7, "x":{"y":[1.50]} }'
-    reply = b'{"id" :1, "odd":  1.0e5}'
+    reply = b'{"id":"chatcmpl-1", "odd":  1.0e5}'
     async with a_rig() as rig:
         engine = await rig.engine(answering(reply))
         answer = await rig.ask(chat(body=odd))
