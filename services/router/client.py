@@ -355,7 +355,8 @@ class ClientConnection(asyncio.Protocol):
         request, self._now = self._now if self._now is not _NONE else HttpRequest(), _NONE
         self._forget_incomplete()
         self.state, self.since = LINGER, _monotonic()
-        request.request_id = tracing.request_id(request.headers.get(b"x-request-id"))
+        if not request.request_id:
+            request.request_id = tracing.request_id(request.headers.get(b"x-request-id"))
         self._context.report_refusal(request, error)
         body, more = api_errors.body(request.path, error), api_errors.retry_after(error) + api_errors.no_retry(error)
         answer = self._answer(request, error.status, body, wire.JSON_HEADERS, more, keep_alive=False)

@@ -93,7 +93,8 @@ class Exchange:
     def hold(self, effect: msg.Hold) -> None:
         """Hold the request; a stream's client gets keep-alive comments after `keepalive_after_s`."""
         self.context.journal.held(self)
-        self.way.hold(effect.eta_s)
+        if self.state is WAITING:
+            self.way.hold(effect.eta_s)
         if self.stream and self.timer is None:
             since = self.resumption.broken_at if self.resumption is not None else self.request.complete
             delay_s = self.context.limits.keepalive_after_s - (_monotonic() - since)
@@ -114,6 +115,7 @@ class Exchange:
             self._write(comment)
             return
         self.framing = CHUNKED if request.is_http11 else PLAIN
+        request.keep_alive = request.keep_alive and request.is_http11
         headers = wire.EVENT_STREAM_HEADERS + self._own_headers()
         self.client.write(self._head(200, headers, None) + self._frame(comment))
 
@@ -247,8 +249,10 @@ class Exchange:
             length = 0
         elif length is not None:
             length += grown
-        elif request.is_http11:  # else the answer ends with the connection
+        elif request.is_http11:
             self.framing = CHUNKED
+        else:
+            request.keep_alive = False  # HTTP/1.0: the answer ends with the connection
         timings = b"server-timing: %b\r\n" % self._timings()
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
 

@@ -228,7 +228,8 @@ class _Chat(_Chunks):
         return super()._rewritten_choice(choice)
 
     def _shows(self, choice: dict[str, Any]) -> bool:
-        return any((choice.get("delta") or {}).values())
+        delta = choice.get("delta") or {}
+        return any(value for name, value in delta.items() if not (self._only_tail and name == "content"))
 
     def _text_of(self, choice: dict[str, Any]) -> str:
         return (choice.get("delta") or {}).get("content") or ""
