@@ -1,11 +1,17 @@
 """Bytes that pass unchanged, and the port's additions."""
 
+import asyncio
 import json
+import socket
+import struct
+import time
+from typing import Any
 
 import pytest
 
 from glowplug.domain.engine_key import engine_key
 from glowplug.domain.instance import InstanceState
+from glowplug.services.router.settings import Limits
 from glowplug.telemetry.semconv import HEADER_EMULATED
 from tests.contract.data_port_rig import (
     DONE,
@@ -28,7 +34,7 @@ from tests.contract.data_port_rig import (
 
 async def test_bodies_are_byte_exact_both_ways() -> None:
     odd = b'{ "model" : "m",\t"messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"}] , "top_k":7, "x":{"y":[1.50]} }'
-    reply = b'{"id" :1, "odd":  1.0e5}'
+    reply = b'{"id":"chatcmpl-1", "odd":  1.0e5}'
     async with a_rig() as rig:
         engine = await rig.engine(answering(reply))
         answer = await rig.ask(chat(body=odd))
@@ -148,6 +154,26 @@ async def test_a_stream_is_the_same_however_its_engine_frames_it(rig: Rig, frami
     assert [e.answer.num_events for e in rig.finished if e.answer is not None] == [3, 3]
 
 
+async def test_a_read_that_is_one_chunk_of_whole_events_is_not_parsed(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN
+    engine: Any = rig.exchange.engine
+    parsed, feed = list[bytes](), engine._feed
+
+    def feeding(data: bytes) -> None:
+        parsed.append(data)
+        feed(data)
+
+    engine._feed = feeding
+    engine.data_received(chunk(TOKEN))
+    assert await client.chunk() == TOKEN and not parsed
+    for data in (chunk(TOKEN) + chunk(DONE), b"0\r\n\r\n"):
+        engine.data_received(data)
+    assert await client.rest() == TOKEN + DONE and parsed == [chunk(TOKEN) + chunk(DONE), b"0\r\n\r\n"]
+
+
 async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
     raw = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     raw += chunk(TOKEN) + chunk(DONE) + b"0\r\n\r\n"
@@ -155,12 +181,6 @@ async def test_an_answer_split_at_every_byte_is_the_same(rig: Rig) -> None:
     await rig.engine(sending(*(raw[i : i + 1] for i in range(len(raw))), every_s=0.0))
     answer = await rig.ask(chat(stream=True))
     assert answer.complete and answer.body == TOKEN + DONE
-
-
-async def test_a_body_without_framing_ends_with_the_connection(rig: Rig) -> None:
-    await rig.engine(sending(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello", then="close"))
-    answer = await rig.ask(chat())
-    assert answer.complete and answer.body == b"hello"
 
 
 async def test_an_interim_100_from_the_engine_is_not_the_answer(rig: Rig) -> None:
@@ -275,3 +295,155 @@ async def test_a_draining_instance_gets_nothing_more(rig: Rig) -> None:
     for _ in range(4):
         await rig.ask(chat())
     assert len(first.served) == 0 and len(second.served) == 4
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+async def test_an_answer_that_has_no_body_is_over_with_its_head(rig: Rig, status: bytes) -> None:
+    engine = await rig.engine(sending(b"HTTP/1.1 %b\r\nx-e: 1\r\n\r\n" % status))
+    client = await rig.client()
+    for _ in range(2):
+        await client.send(chat())
+        answer = await client.answer()
+        assert (answer.status, answer.headers["content-length"], answer.body) == (int(status[:3]), "0", b"")
+    assert engine.num_connections == 1 and answer.headers["x-e"] == "1"
+
+
+async def test_what_an_engine_sends_behind_its_answer_is_not_passed_on(rig: Rig) -> None:
+    whole = SSE_HEAD + chunk(TOKEN) + chunk(DONE) + b"0\r\nx-sum: 1\r\ncontent-type: a/b\r\n\r\n"
+    engine = await rig.engine(sending(whole))
+    answer = await rig.ask(chat(stream=True))
+    assert answer.complete and answer.body == TOKEN + DONE
+    assert "x-sum" not in answer.headers and answer.headers["content-type"] == "text/event-stream"
+    engine.reply = sending(whole, b"HTTP/1.1 200 OK\r\n", then="hang")
+    assert (await rig.ask(chat(stream=True))).body == TOKEN + DONE
+    await rig.until(lambda: not next(iter(rig.port.engines.pools.values()))._idle)
+    engine.reply = stream_three
+    assert (await rig.ask(chat(stream=True))).complete and engine.num_connections == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "num_connections"),
+    [
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\n", 2),
+        (b"HTTP/1.0 200 OK\r\n", 2),
+        (b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n", 1),
+        (b"HTTP/1.1 200 OK\r\n", 1),
+    ],
+)
+async def test_an_engine_says_whether_its_connection_stays(rig: Rig, head: bytes, num_connections: int) -> None:
+    engine = await rig.engine(sending(head + b"content-type: a/b\r\ncontent-length: 2\r\n\r\n{}"))
+    for _ in range(2):
+        answer = await rig.ask(chat())
+        assert answer.body == b"{}" and answer.headers["content-length"] == "2"
+    assert engine.num_connections == num_connections
+
+
+async def test_connections_to_an_engine_are_kept_up_to_a_number() -> None:
+    for num, expected in ((0, 2), (1, 1)):
+        async with a_rig(Limits(num_pooled=num)) as rig:
+            engine = await rig.engine()
+            for _ in range(2):
+                assert (await rig.ask(chat())).status == 200
+            assert engine.num_connections == expected
+            (pool,) = rig.port.engines.pools.values()
+            assert len(pool._idle) == num
+
+
+@pytest.mark.parametrize("num_interim", [0, 4, 5])
+async def test_an_engines_head_is_bounded(num_interim: int) -> None:
+    async with a_rig(Limits(engine_head_bytes=100), params={"quarantine_s": 0.01}) as rig:
+        interim, whole = b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+        engines = [
+            await rig.engine(sending(*[interim] * num_interim, whole), instance_id=f"i-{number}") for number in range(2)
+        ]
+        answers = [await rig.ask(chat()) for _ in range(1 if num_interim == 5 else 4)]
+    assert {answer.status for answer in answers} == {502 if num_interim == 5 else 200}
+    assert sum(engine.num_connections for engine in engines) == (2 if num_interim == 5 else 1)
+
+
+async def test_a_connection_that_its_answer_paused_is_not_paused_for_the_next(rig: Rig) -> None:
+    engine = await rig.engine(streaming(TOKEN, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN
+    connection: Any = rig.exchange.engine
+    connection.heard_at = 1.0
+    connection.resume()
+    assert connection.heard_at == 1.0 and not connection.paused
+    connection.pause()
+    connection.pause()
+    assert connection.paused and not connection.transport.is_reading()
+    connection.resume()
+    assert connection.heard_at > 1.0 and connection.transport.is_reading()
+    connection.pause()
+    connection.data_received(chunk(DONE) + b"0\r\n\r\n")
+    assert await client.rest() == DONE
+    (pool,) = rig.port.engines.pools.values()
+    assert pool._idle == [connection] and connection.transport.is_reading() and not connection.paused
+    assert engine.num_connections == 1
+
+
+async def test_the_connection_used_last_is_used_next(rig: Rig) -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+
+    async def wait(served: Served) -> None:
+        await gates[len(engine.served) - 1].wait()
+        await served.json({})
+
+    engine = await rig.engine(wait, max_concurrency=9)
+    clients = [await rig.sent(chat())]
+    await rig.until(lambda: len(engine.served) == 1)
+    clients.append(await rig.sent(chat()))
+    await rig.until(lambda: len(engine.served) == 2)
+    (pool,) = rig.port.engines.pools.values()
+    connections = [one.engine for one in rig.table.exchanges.values()]
+    for gate, client in zip(gates, clients, strict=True):
+        gate.set()
+        assert (await client.answer()).status == 200
+    assert pool._idle == connections
+    engine.reply = stream_three
+    assert (await rig.ask(chat())).status == 200
+    assert pool._idle == connections and engine.num_connections == 2
+    pool._idle[1].transport.close()
+    assert (await rig.ask(chat())).status == 200 and engine.num_connections == 2
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_an_answer_up_to_the_end_of_its_connection_is_whole_unless_that_breaks(rig: Rig, is_reset: bool) -> None:
+    gate = asyncio.Event()
+
+    async def reply(served: Served) -> None:
+        await served.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello")
+        await gate.wait()
+        reset = struct.pack("ii", is_reset, 0)
+        served.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        served.die()
+
+    await rig.engine(reply)
+    client = await rig.sent(chat())
+    await client.head()
+    assert await client.chunk() == b"hello"
+    gate.set()
+    assert await client.reader.read(5) == (b"" if is_reset else b"0\r\n\r\n")
+    assert rig.endings[0].status == (502 if is_reset else 200)
+
+
+async def test_a_clients_stream_is_its_own_unless_the_engine_is_asked_for_tokens() -> None:
+    for most, stream, asks in ((2, True, True), (2, False, False), (0, True, False)):
+        async with a_rig(models=(a_model(engine="vllm"),), params={"max_continuations": most}) as rig:
+            engine = await rig.engine()
+            await rig.ask(chat(stream=stream))
+            assert ("return_token_ids" in json.loads(engine.served[0].body)) is asks
+
+
+async def test_the_time_in_the_router_leaves_out_the_queue(rig: Rig) -> None:
+    began = time.monotonic()
+    client = await rig.held(chat())
+    await rig.engine()
+    await client.answer()
+    await rig.ask(chat())
+    await rig.until(lambda: len(rig.finished) == 2)
+    held, warm = rig.finished
+    assert held.queue_s > 0 == warm.queue_s and held.cold and not warm.cold
+    assert all(0 < one.router_s + one.queue_s <= time.monotonic() - began for one in rig.finished)
+    assert warm.router_s > 0 and all(0 < one.way.dispatched_s <= time.monotonic() - began for one in rig.finished)

@@ -98,6 +98,7 @@ async def test_where_it_is_off_or_the_engine_cannot_the_stream_ends_with_an_erro
         answer = await rig.ask(asking(CHAT))
     error = decoded(answer.body)[-1]["error"]
     assert error["code"] == "engine_failed" and why in error["message"] and not other.served
+    assert ("cannot be continued" in error["message"]) is bool(most)
     assert rig.finished[0].num_continued == 0
 
 

@@ -13,9 +13,12 @@ from glowplug.controllers.effects import Tick
 from glowplug.domain.instance import InstanceState
 from glowplug.services.router.engine import EngineConnection
 from glowplug.services.router.exchange import Exchange
+from glowplug.services.router.port import SLEPT_S, DataPort
+from glowplug.services.router.request_table import PortStage
 from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
+    GET,
     TOKEN,
     Rig,
     a_model,
@@ -29,6 +32,7 @@ from tests.contract.data_port_rig import (
 from tests.waiting import WAIT_S
 
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
+LIMITS = Limits()
 RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
 
 
@@ -142,6 +146,100 @@ async def test_nobody_was_late_while_the_router_was_stopped(rig: Rig) -> None:
     await half.send(chat()[-5:])
     await rig.until(lambda: len(engine.served) == 2)
     assert not rig.finished
+
+
+async def test_a_silent_engine_is_given_up_unless_it_is_paused_or_the_router_was_stopped(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN
+    engine, attempt, silence_s = rig.exchange.engine, rig.exchange.attempt, LIMITS.engine_silence_s
+    assert engine is not None and attempt is not None
+    rig.port._sweep_due = 1e9
+    heard_at = engine.heard_at
+    rig.port.sweep(heard_at + silence_s)
+    engine.paused = True
+    rig.port.sweep(heard_at + silence_s + 1.0)
+    engine.paused, rig.port._sweep_due = False, heard_at
+    rig.port.sweep(heard_at + silence_s + 1.0)
+    assert engine.heard_at == heard_at + silence_s + 1.0 and rig.exchange.engine is engine
+    attempt.is_deserted, rig.port._sweep_due = True, engine.heard_at + LIMITS.deserted_silence_s
+    rig.port.sweep(engine.heard_at + LIMITS.deserted_silence_s)
+    assert rig.exchange.engine is engine
+    rig.port.sweep(engine.heard_at + LIMITS.deserted_silence_s + SLEPT_S)
+    assert not rig.table.exchanges and b"silent for 5 s" in (await client.rest())
+    assert rig.endings[0].status == 502
+
+
+async def test_a_sweep_postpones_clients_only_after_a_stop_and_drops_what_is_gone(rig: Rig) -> None:
+    client = await rig.held(chat())
+    rig.port.sweep(rig.port._sweep_due + 2 * SLEPT_S)
+    engine = await rig.engine()
+    assert (await client.answer()).status == 200
+    connection, (pool,) = await rig.connection(), rig.port.engines.pools.values()
+    rig.port._sweep_due = connection.since
+    for slept_s, postponed_s in ((SLEPT_S, 0.0), (SLEPT_S + 0.5, SLEPT_S + 0.5)):
+        before = connection.since
+        rig.port.sweep(rig.port._sweep_due + slept_s)
+        assert connection.since == before + postponed_s
+    rig.port._sweep_due = 1e9
+    rig.port.sweep(pool._idle[0].idle_since + LIMITS.engine_idle_s)
+    assert len(pool._idle) == 1 and rig.port.engines.pools
+    rig.port.sweep(pool._idle[0].idle_since + LIMITS.engine_idle_s + 0.01)
+    assert not pool._idle and not pool.closed and rig.port.engines.pools
+    rig.tell(an_instance("i-1", engine.url, InstanceState.STOPPED, revision=2))
+    rig.port.sweep(time.monotonic())
+    assert pool.closed and not rig.port.engines.pools
+    assert rig.port.context.metrics.connections._value.get() == 1
+
+
+async def test_sweeps_go_on_behind_one_that_failed() -> None:
+    async with a_rig(Limits(header_s=0.04, client_idle_s=0.04)) as rig:
+        client = await rig.client()
+        await rig.connection()
+        failed = list[float]()
+
+        def fail(now: float) -> None:
+            failed.append(now)
+            if len(failed) < 3:
+                raise RuntimeError("a fault of ours")
+            DataPort.sweep(rig.port, now)
+
+        rig.port.sweep = fail  # type: ignore[method-assign]
+        assert await client.at_end() and len(failed) >= 3
+
+
+async def test_a_port_that_others_share_stops_listening_and_serves_what_comes_on_its_connections(rig: Rig) -> None:
+    gate = asyncio.Event()
+    await rig.engine(streaming(TOKEN, gate, DONE), max_concurrency=9)
+    idle, half, busy = await rig.client(), await rig.sent(chat(stream=True)[:-5]), await rig.sent(chat(stream=True))
+    await busy.head()
+    await rig.until(lambda: rig.port.context.buffered_bytes > 0 and len(rig.port.connections) == 3)
+    draining = asyncio.create_task(rig.port.drain(WAIT_S, keep_listening=False))
+    assert await idle.at_end()
+    with pytest.raises(ConnectionError):
+        await rig.client()
+    gate.set()
+    assert await busy.rest() == TOKEN + DONE and await busy.at_end()
+    await rig.until(lambda: not rig.table.exchanges)
+    assert not draining.done(), "a request is on its way"
+    await half.send(chat(stream=True)[-5:])
+    assert (await half.answer()).body == TOKEN + DONE
+    await draining
+    assert rig.port._sweeper is not None and await half.at_end()
+    await rig.until(rig.port._sweeper.done)
+
+
+async def test_a_port_that_refuses_waits_for_no_half_request_and_one_that_leaves_says_so(rig: Rig) -> None:
+    half = await rig.sent(chat()[:-5])
+    await rig.until(lambda: rig.port.context.buffered_bytes > 0)
+    await rig.port.leave(0.0)
+    assert rig.table.stage is PortStage.LEAVING and (await rig.ask(GET)).headers["connection"] == "close"
+    await rig.engine()
+    for stream in (True, False):
+        assert (await rig.ask(chat(stream=stream))).headers["connection"] == "close"
+    await rig.port.drain(WAIT_S)
+    assert await half.at_end() and not rig.port.connections
 
 
 async def test_a_pooled_connection_older_than_engines_keep_theirs_is_not_used_again(rig: Rig) -> None:

@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
+from glowplug.controllers.router.messages import RequestEnded
 from glowplug.domain.instance import InstanceState
 from glowplug.runtime.service import listen
 from glowplug.services.router.client import ClientConnection
+from glowplug.services.router.exchange_states import ExchangeState
+from glowplug.services.router.resumption import LOG_BYTES
 from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import (
     DONE,
     TOKEN,
     Client,
+    FakeEngine,
     Reply,
     Rig,
     Served,
+    a_model,
     a_rig,
     an_instance,
     answering,
@@ -109,6 +114,7 @@ async def test_what_an_engine_that_sleeps_refuses_is_sent_elsewhere(rig: Rig, st
     asleep = [await rig.engine(REFUSING, instance_id=f"i-{n}") for n in range(4)]
     client = await rig.held(chat(stream=stream))
     assert [len(engine.served) for engine in asleep] == [1] * 4, "each is left alone for a while"
+    assert rig.port.context.metrics.retries._value.get() == 4
     await rig.engine(instance_id="i-9")
     answer = await client.answer()
     assert answer.status == 200 and answer.body.endswith(DONE)
@@ -311,3 +317,188 @@ async def test_an_answer_that_has_begun_goes_on_whatever_is_said_of_its_node(rig
     go_on.set()
     await rig.until(lambda: bool(rig.finished))
     assert rig.endings[0].status == 200 and rig.endings[0].error_code == ""
+
+
+WHOLE_ERROR = b'{"error":{"message":"no","code":"bad"}}'
+
+
+@pytest.mark.parametrize("most", [len(WHOLE_ERROR), len(WHOLE_ERROR) + 1])
+async def test_of_an_engines_long_error_the_beginning_is_read(most: int) -> None:
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    async with a_rig(Limits(engine_error_bytes=most)) as rig:
+        await rig.engine(sending(head % (len(WHOLE_ERROR) + 4) + WHOLE_ERROR, b"junk"))
+        answer = await rig.ask(chat())
+        assert answer.status == 400 and (answer.code == "bad") is (most == len(WHOLE_ERROR))
+        assert rig.endings[0].status == 400 and rig.finished[0].request.keep_alive
+
+
+async def test_an_events_beginning_is_passed_on_where_its_engine_ends_behind_it(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, b"data: half"))
+    answer = await rig.ask(chat(stream=True))
+    assert answer.complete and answer.body == TOKEN + b"data: half"
+
+
+async def test_a_client_that_sends_no_more_is_probed_between_events_only() -> None:
+    go_on, long_one = asyncio.Event(), b"data: {" + b"x" * 40
+    for first, probed in ((TOKEN, TOKEN + b":\n\n"), (long_one, long_one)):
+        async with a_rig(Limits(event_bytes=20)) as rig:
+            go_on.clear()
+            await rig.engine(streaming(first, go_on, b"}\n\n"))
+            client = await rig.sent(chat(stream=True))
+            await client.head()
+            assert await client.chunk() == first
+            client.half_close()
+            connection = await rig.connection()
+            await rig.until(lambda connection=connection: connection._all_sent)  # type: ignore[misc]
+            connection.write_paused = True
+            assert rig.exchange.probe()
+            connection.write_paused = False
+            go_on.set()
+            assert first + await client.rest() == probed + b"}\n\n"
+
+
+@pytest.mark.parametrize(("version", "end"), [(b"1.1", b"\n\n\r\n0\r\n\r\n"), (b"1.0", b"}\n\n")])
+async def test_an_error_event_ends_a_stream_in_its_clients_framing(rig: Rig, version: bytes, end: bytes) -> None:
+    await rig.engine(streaming(TOKEN, then="die"))
+    client = await rig.sent(chat(stream=True).replace(b"1.1", version))
+    await client.head()
+    raw = await client.reader.read()
+    assert raw.endswith(end) and raw.count(b"engine_failed") == 1
+
+
+async def test_a_client_that_left_with_the_end_in_our_buffer_has_not_had_it(rig: Rig) -> None:
+    await rig.engine(streaming(TOKEN, DONE, then="hang"))
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    assert await client.chunk() == TOKEN and await client.chunk() == DONE
+    (await rig.connection()).write_paused = True
+    client.close()
+    await rig.until(lambda: bool(rig.endings))
+    assert rig.endings[0].status == 499
+
+
+async def test_a_new_connection_is_for_the_attempt_that_asked_for_it(rig: Rig) -> None:
+    await rig.engine(hang)
+    await rig.sent(chat())
+    await rig.until(lambda: bool(rig.table.exchanges) and rig.exchange.engine is not None)
+    exchange, before = rig.exchange, {name: getattr(rig.exchange, name) for name in ("engine", "attempt", "state")}
+    is_wanted = exchange.wanted()
+    assert not is_wanted()
+    exchange.engine = None
+    assert is_wanted()
+    exchange.state = ExchangeState.WAITING
+    assert not is_wanted()
+    exchange.state, exchange.attempt = ExchangeState.CONTINUING, None
+    assert not is_wanted()
+    exchange.attempt = before["attempt"]
+    assert is_wanted()
+    for name, value in before.items():
+        setattr(exchange, name, value)
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_sent_events_are_kept_as_text_beyond_a_bound(version: bytes) -> None:
+    """In chunks that flow, and in those that are framed anew."""
+    big = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x" * 10_000)
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        await rig.engine(streaming(*[big] * 9, TOKEN, then="hang", every_s=0.0))
+        client = await rig.sent(chat(stream=True).replace(b"1.1", version))
+        await client.head()
+        await rig.until(lambda: rig.exchange.answer is not None and rig.exchange.answer.num_events == 10)
+        answer, kept = rig.exchange.answer, rig.exchange.resumption
+        assert answer is not None and answer.log is not None and kept is not None
+        assert sum(map(len, answer.log)) + answer.log_left == LOG_BYTES and answer.log_left >= 0
+        assert kept.num_tokens == 10 - len(answer.log) > 0
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+async def test_only_an_answer_of_one_engine_tells_how_long_answers_take(is_continued: bool) -> None:
+    async with a_rig(models=(a_model(engine="llamacpp"),), params={"policy": "union"}) as rig:
+        told, end = list[RequestEnded](), rig.table.end
+
+        def spy(stimulus: RequestEnded) -> None:
+            told.append(stimulus)
+            end(stimulus)
+
+        rig.table.end = spy  # type: ignore[method-assign]
+        usage = {"prompt_tokens": 5, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}
+        counted = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+        engine = await rig.engine(streaming(TOKEN, then="die") if is_continued else streaming(TOKEN, counted, DONE))
+        await rig.engine(streaming(TOKEN, DONE), instance_id="i-2", state=InstanceState.LOADING)
+        client = await rig.sent(chat(stream=True))
+        if is_continued:
+            await rig.until(lambda: rig.num_held == 1)
+            rig.tell(an_instance("i-2", engine.url, revision=2))
+            engine.reply = streaming(TOKEN, DONE)
+        assert (await client.answer()).complete
+        await rig.until(lambda: bool(told))
+        (ended,) = told
+        assert (ended.took_s > 0) is not is_continued and ended.took_s < 60
+        assert (ended.response_tokens, ended.cached_tokens) == ((0, -1) if is_continued else (7, 3))
+        assert rig.finished[0].queue_s == 0.0 and not rig.finished[0].cold, "of its first engine"
+
+
+async def test_a_connection_that_its_engine_has_closed_meanwhile_is_no_failure(rig: Rig) -> None:
+    """The engine does so as the next request comes."""
+    engine = await rig.engine()
+    assert (await rig.ask(chat())).status == 200
+    replies = iter((die_at_once, stream_three))
+
+    async def reply(served: Served) -> None:
+        await next(replies)(served)
+
+    engine.reply = reply
+    assert (await rig.ask(chat())).status == 200
+    assert engine.num_connections == 2 and len(engine.served) == 3
+    assert not rig.port.context.metrics.retries._value.get() and not rig.table.controller.balances.quarantined
+    engine.reply = streaming(then="die")
+    await rig.engine(instance_id="i-2")
+    answers = [await rig.ask(chat(stream=True)) for _ in range(2)]
+    assert {answer.body for answer in answers} == {TOKEN * 3 + DONE}
+    assert rig.port.context.metrics.retries._value.get() == 1, "behind its head it is one"
+
+
+class Reader:
+    """Stands in for an exchange whose connection is being made."""
+
+    def __init__(self, is_wanted: bool) -> None:
+        self.is_wanted, self.told, self.state, self.engine = is_wanted, list[str](), ExchangeState.ASKED, None
+
+    def wanted(self) -> Any:
+        return lambda: self.is_wanted
+
+    def engine_unreachable(self, reason: str) -> None:
+        self.told.append(reason)
+
+
+async def test_a_connection_that_is_no_longer_wanted_is_kept_for_the_next_and_its_failure_is_not_told(rig: Rig) -> None:
+    await rig.engine()
+    engines, instance = rig.port.engines, an_instance("i-1", rig.engines[0].url)
+    unwanted: Any = Reader(False)
+    engines.connect(unwanted, instance, False)
+    pool = engines.pools["i-1"]
+    await rig.until(lambda: len(pool._idle) == 1 and not pool._connecting)
+    assert (await rig.ask(chat())).status == 200 and rig.engines[0].num_connections == 1
+    for url in (f"http://127.0.0.1:{free_port()}", f"http://{'a' * 70}.x:1"):
+        wanted: Any = Reader(True)
+        for reader in (wanted, unwanted):
+            engines.connect(reader, an_instance("i-2", url), True)
+        await rig.until(lambda: not engines.pools["i-2"]._connecting)
+        assert len(wanted.told) == 1 and not unwanted.told
+
+
+async def test_an_instance_at_another_address_has_other_connections_and_running_ones_are_not_kept(rig: Rig) -> None:
+    gate = asyncio.Event()
+    engine = await rig.engine(streaming(TOKEN, gate, DONE), max_concurrency=9)
+    client = await rig.sent(chat(stream=True))
+    await client.head()
+    pools = rig.port.engines.pools
+    before = pools["i-1"]
+    other = await FakeEngine().start()
+    rig.engines.append(other)
+    rig.tell(an_instance("i-1", other.url, revision=2, stages_busy=True))
+    assert (await rig.ask(chat(stream=True))).complete and len(other.served) == 1
+    assert pools["i-1"] is not before and before.closed
+    gate.set()
+    assert await client.rest() == TOKEN + DONE
+    assert not before._idle and len(pools["i-1"]._idle) == 1 and engine.num_connections == 1

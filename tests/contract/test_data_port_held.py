@@ -3,9 +3,12 @@
 import asyncio
 import json
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from glowplug.controllers.router.messages import Hold
 from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import OnCold
 from glowplug.events import facts
@@ -22,6 +25,7 @@ from tests.contract.data_port_rig import (
     answering,
     chat,
     data_events,
+    die_at_once,
 )
 from tests.fleet_builder import an_event
 
@@ -49,6 +53,72 @@ async def test_a_held_stream_is_kept_alive_by_comments() -> None:
     events = [e for e in body.split(b"\n\n") if e and not e.startswith(b":")]
     assert b"\n\n".join(events) + b"\n\n" == TOKEN * 3 + DONE
     assert b": glowplug ready queue;dur=" in body
+
+
+async def test_an_old_client_is_held_by_comments_without_chunks_and_then_closed() -> None:
+    async with a_rig(QUICK) as rig:
+        client = await rig.sent(chat(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        status, headers = await client.head()
+        assert (status, headers["connection"]) == (200, "close") and "transfer-encoding" not in headers
+        for _ in range(2):
+            assert (await client.reader.readuntil(b"\n\n")).startswith(b": glowplug waiting model=m eta_s=")
+        await rig.engine()
+        assert (await client.reader.read()).endswith(b"\n\n" + TOKEN * 3 + DONE)
+
+
+async def test_comments_wait_for_a_client_that_does_not_read() -> None:
+    async with a_rig(Limits(keepalive_after_s=100.0, keepalive_every_s=0.01)) as rig:
+        client = await rig.held(chat(stream=True))
+        exchange, connection = rig.exchange, await rig.connection()
+        connection.write_paused = True
+        exchange._stop_timer()
+        exchange._keep_client()
+        for _ in range(3):
+            timer = exchange.timer
+            await rig.until(lambda timer=timer: exchange.timer is not timer)  # type: ignore[misc]
+        assert exchange.framing is None
+        connection.write_paused = False
+        await client.head()
+        timer = exchange.timer
+        exchange.hold(Hold(exchange.ticket, 1.0))
+        assert exchange.way.held and exchange.way.eta_s != 1.0 and exchange.timer is timer is not None
+        await rig.engine()
+        assert timer.cancelled() or exchange.timer is not timer
+        await client.rest()
+        assert exchange.timer is None
+
+
+async def test_the_first_comment_is_due_so_long_after_the_request_was_complete_and_at_once_where_that_is_over() -> None:
+    async with a_rig(Limits(keepalive_after_s=100.0)) as rig:
+        await rig.held(chat(stream=True))
+        exchange, context, delays = rig.exchange, rig.port.context, list[float]()
+        loop: Any = SimpleNamespace(call_later=lambda delay_s, call: delays.append(delay_s))
+        kept, context.loop = context.loop, loop
+        exchange._stop_timer()
+        for passed_s, least_s, most_s in ((0.0, 50.0, 100.0), (90.0, 0.5, 10.0), (100.0, 0.0, 0.0)):
+            exchange.request.complete -= passed_s
+            exchange.hold(Hold(exchange.ticket, 1.0))
+            assert least_s <= delays[-1] <= most_s
+        context.loop = kept
+
+
+async def test_a_whole_answer_behind_the_head_of_a_stream_is_an_error() -> None:
+    async with a_rig(QUICK) as rig:
+        client = await rig.sent(chat(stream=True))
+        await client.head()
+        await rig.engine(answering({"choices": []}))
+        (event,) = data_events(await client.rest())
+        assert json.loads(event[6:])["error"]["message"] and await client.at_end()
+        assert rig.endings[0].status >= 500
+
+
+async def test_a_request_that_waited_for_a_start_stays_cold_wherever_it_is_answered(rig: Rig) -> None:
+    client = await rig.held(chat(stream=True))
+    await rig.engine(die_at_once)
+    await rig.until(lambda: bool(rig.engines[0].served) and rig.num_held == 1)
+    await rig.engine(instance_id="i-2")
+    assert (await client.answer()).status == 200
+    assert rig.finished[0].cold and rig.port.context.metrics.retries._value.get() == 1
 
 
 async def test_a_held_request_that_is_no_stream_gets_nothing_early() -> None:
@@ -97,7 +167,7 @@ async def test_a_full_queue_is_429_with_retry_after() -> None:
         for _ in range(2):
             await rig.held(chat())
         answer = await rig.ask(chat())
-    assert (answer.status, answer.code) == (429, "queue_full")
+    assert (answer.status, answer.code) == (429, "queue_full") and "server-timing" not in answer.headers
     assert int(answer.headers["retry-after"]) >= 1
 
 

@@ -3,12 +3,18 @@
 import asyncio
 import json
 import socket
+import struct
+from pathlib import Path
 
 import pytest
 
 from glowplug.domain.model import OnCold
+from glowplug.services.router.client import BODY as IN_BODY
+from glowplug.services.router.client import HEAD, IDLE
+from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.request_table import PortStage
 from glowplug.services.router.settings import Limits
+from glowplug.services.router.upload import Upload, Uploads
 from tests.contract.data_port_rig import (
     CHUNKED,
     DONE,
@@ -23,10 +29,12 @@ from tests.contract.data_port_rig import (
     chat,
     chunk,
     get,
+    hang,
     stream_three,
 )
 
 BODY = chat().partition(b"\r\n\r\n")[2]
+LIMITS = Limits()
 MANY = 4 * 1024 * 1024  # bytes of one endless request
 
 
@@ -114,6 +122,46 @@ async def test_a_read_of_many_requests_is_not_parsed_before_it_can_be_answered()
         assert {(await client.answer()).status for _ in range(3001)} == {200}
 
 
+async def test_trailers_are_bounded_like_headers_and_a_connections_heads_each_on_their_own() -> None:
+    async with a_rig(Limits(num_headers=3, header_bytes=300)) as rig:
+        await rig.engine()
+        client = await rig.client()
+        for num, status in ((3, 200), (3, 200), (4, 431)):
+            await client.send(CHUNKED % b"" + chunk(BODY) + b"0\r\n" + b"a: b\r\n" * num + b"\r\n")
+            assert (await client.answer()).status == status
+        client = await rig.client()
+        for _ in range(20):
+            await client.send(GET)
+            assert (await client.answer()).status == 200
+
+
+async def test_lines_before_a_request_are_part_of_its_head(rig: Rig) -> None:
+    assert (await rig.ask(b"\r\n\r\n" + GET)).status == 200
+    client = await rig.sent(b"\r\n" * 20_000)
+    assert_error(await client.answer(), 431, "headers_too_large")
+    refused = rig.port.context.metrics._refused.labels("431")._value
+    assert refused.get() == 1
+
+
+async def test_a_client_that_was_refused_is_left_when_it_has_had_time_to_read(rig: Rig) -> None:
+    rig.port.context.limits = Limits(linger_s=0.02, write_buffer_bytes=1000)
+    client = await rig.sent(b"\x00\r\n\r\n")
+    connection = await rig.connection()
+    assert connection.transport.get_write_buffer_limits()[1] == 1000
+    assert (await client.answer()).status == 400 and await client.at_end()
+    await rig.until(lambda: not rig.port.connections)
+    assert connection.transport.is_closing()
+
+
+async def test_who_leaves_with_requests_waiting_leaves_nothing_behind(rig: Rig) -> None:
+    await rig.engine(hang)
+    client = await rig.sent(chat() * 3 + chat()[:-5])
+    await rig.until(lambda: rig.port.context.buffered_bytes == 4 * len(BODY) - 5)
+    client.close()
+    await rig.until(lambda: not rig.port.connections and not rig.table.exchanges)
+    assert rig.port.context.buffered_bytes == 0
+
+
 # -- heads ---------------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +217,13 @@ async def test_what_is_not_http_1_1_or_two_readers_might_read_differently(what: 
         client = await rig.sent(REFUSED_HEADS[what])
         assert_error(await client.answer(), STATUSES.get(what, 400), "bad_request")
         assert await client.at_end() and engine.served == []
+
+
+async def test_a_refused_request_keeps_its_id_and_one_without_a_head_has_its_own(rig: Rig) -> None:
+    for refused in (chat(extra=b"x-request-id: mine\r\nexpect: miracles\r\n"), b"\x00", b"\x00"):
+        answer = await rig.ask(refused)
+        assert (answer.headers["x-request-id"] == "mine") is (answer.status == 417)
+    assert len({row["request_id"] for row in rig.reports.rows(10)}) == 3
 
 
 async def test_lists_over_several_lines_and_headers_of_this_hop(rig: Rig) -> None:
@@ -310,3 +365,171 @@ async def test_a_client_with_many_requests_leaves_turns_to_others() -> None:
         assert connection._reads_paused and len(connection._waiting) == 290
         assert {(await client.answer()).status for _ in range(300)} == {200}
         assert connection.is_idle and not connection._reads_paused
+
+
+# -- time ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "state", "limit_s", "status"),
+    [
+        (b"GET /health HT", HEAD, LIMITS.header_s, 408),
+        (chat()[:-5], IN_BODY, LIMITS.body_s, 408),
+        (GET, IDLE, LIMITS.client_idle_s, 0),
+    ],
+)
+async def test_each_wait_for_a_client_is_bounded(
+    rig: Rig, sent: bytes, state: int, limit_s: float, status: int
+) -> None:
+    client = await rig.sent(sent)
+    connection = await rig.connection()
+    if sent == GET:
+        assert (await client.answer()).status == 200
+    await rig.until(lambda: connection.state == state and connection.exchange is None)
+    for by_s in (0.0, 100.0):
+        connection.postpone(by_s)
+        connection.sweep(connection.since + limit_s)
+        assert connection.state == state and not connection._closing
+    connection._reads_paused = True
+    connection.sweep(connection.since + limit_s + 0.01)
+    assert connection.state == state, "the rest may have arrived"
+    connection._reads_paused = False
+    connection.sweep(connection.since + limit_s + 0.01)
+    if status:
+        assert (await client.answer()).status == status
+    assert await client.at_end()
+
+
+async def test_a_client_that_reads_nothing_for_long_is_dropped(rig: Rig) -> None:
+    await rig.sent(GET)
+    connection = await rig.connection()
+    connection.write_paused, connection.write_paused_at = True, 100.0
+    connection.postpone(5.0)
+    connection.sweep(105.0 + LIMITS.stall_s)
+    assert not connection.transport.is_closing()
+    connection.sweep(105.01 + LIMITS.stall_s)
+    assert connection.transport.is_closing()
+    await rig.until(lambda: not rig.port.connections)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells of a reset without reading")
+async def test_a_held_client_with_nothing_more_to_send_is_not_idle_and_its_reset_is_noticed(rig: Rig) -> None:
+    client = await rig.held(chat())
+    connection = await rig.connection()
+    connection.sweep(connection.since + LIMITS.client_idle_s + 1.0)
+    client.half_close()
+    await rig.until(lambda: connection._all_sent)
+    connection.sweep(connection.since)
+    assert rig.num_held == 1 and not connection.transport.is_closing()
+    reset = struct.pack("ii", 1, 0)
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    client.close()
+    await rig.until(connection._is_reset)
+    connection.sweep(connection.since)
+    await rig.until(lambda: bool(rig.endings))
+    assert rig.endings[0].status == 499
+
+
+# -- bodies --------------------------------------------------------------------------------------------------------
+
+
+async def test_bodies_may_be_as_large_as_their_bounds() -> None:
+    for limits, status in (
+        (Limits(max_body_bytes=len(BODY)), 200),
+        (Limits(max_body_bytes=len(BODY) - 1), 413),
+        (Limits(buffered_bytes=len(BODY)), 200),
+        (Limits(buffered_bytes=len(BODY) - 1), 503),
+    ):
+        async with a_rig(limits) as rig:
+            await rig.engine()
+            assert (await rig.ask(chat())).status == status
+            assert (await rig.ask(CHUNKED % b"" + chunk(BODY[:9]) + chunk(BODY[9:]) + b"0\r\n\r\n")).status == status
+
+
+EXPECTS = b"expect: 100-Continue\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "is_told"),
+    [
+        (CHUNKED % EXPECTS, True),
+        (chat(extra=EXPECTS)[: -len(BODY)], True),
+        (chat(body=b"", extra=EXPECTS), False),
+        (chat(extra=EXPECTS)[: -len(BODY)].replace(b"1.1", b"1.0"), False),
+        (get("/health", extra=EXPECTS), False),
+    ],
+)
+async def test_who_waits_with_a_body_is_told_to_send_it_once(rig: Rig, head: bytes, is_told: bool) -> None:
+    engine = await rig.engine()
+    client = await rig.sent(head)
+    if is_told:
+        assert (await client.answer()).status == 100
+    else:
+        await rig.until(lambda: all(c.state != HEAD for c in rig.port.connections))
+    body = chunk(BODY) + b"0\r\n\r\n" if b"chunked" in head else BODY if b"length: %d" % len(BODY) in head else b""
+    await client.send(body)
+    assert (await client.answer()).status == (400 if b"length: 0" in head else 200)
+    assert all(one.body == BODY for one in engine.served)
+
+
+async def test_who_sends_the_body_at_once_is_told_nothing(rig: Rig) -> None:
+    await rig.engine(wait_a_little)
+    client = await rig.sent(chat() + chat(extra=EXPECTS))
+    assert [(await client.answer()).status for _ in range(2)] == [200, 200]
+    await client.send(chat() + chat(extra=EXPECTS)[:-5])
+    assert (await client.answer()).status == 200
+    await client.send(chat()[-5:])
+    assert (await client.answer()).status == 200
+
+
+FILE = b"POST /v1/files HTTP/1.1\r\nhost: t\r\ncontent-length: 100\r\n\r\n"
+
+
+async def test_a_file_goes_to_its_upload_which_is_let_go_with_its_client(rig: Rig, tmp_path: Path) -> None:
+    uploads, begun = Uploads(tmp_path, 1000), list[tuple[Upload, int | None]]()
+
+    def begin(request: HttpRequest, length: int | None) -> Upload:
+        begun.append((uploads.begin(length), length))
+        return begun[-1][0]
+
+    rig.port.context.begin_upload = begin
+    client = await rig.sent(FILE + b"x" * 40)
+    connection = await rig.connection()
+    await rig.until(lambda: bool(begun) and begun[0][0].num_bytes == 40)
+    upload, length = begun[0]
+    assert length == 100 and rig.port.context.buffered_bytes == 0 and not connection._body
+    connection.since -= 5.0
+    slow = connection.since
+    upload.pause(True)
+    assert connection._reads_paused and connection.since > slow and not connection.transport.is_reading()
+    upload.pause(False)
+    assert not connection._reads_paused and connection.transport.is_reading()
+    client.close()
+    await rig.until(lambda: not uploads._num)
+    client = await rig.sent(FILE.replace(b"content-length: 100", b"transfer-encoding: chunked") + chunk(b"x" * 2000))
+    await rig.until(lambda: len(begun) == 2)
+    assert begun[1][1] is None
+    client.close()
+    client = await rig.sent(chat() + FILE + b"x" * 100)
+    await rig.until(lambda: len(begun) == 3 and begun[2][0].num_bytes == 100)
+    client.close()
+    await rig.until(lambda: not uploads._num)
+    assert (await rig.ask(get("/v1/files"))).status == 501 and len(begun) == 3
+
+
+async def test_a_file_has_its_time_for_each_slice(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glowplug.services.router.client.UPLOAD_SLICE", 10)
+    uploads = Uploads(tmp_path, 1000)
+    rig.port.context.begin_upload = lambda request, length: uploads.begin(length)
+    client = await rig.sent(FILE)
+    connection = await rig.connection()
+    await rig.until(lambda: connection._upload is not None)
+    for size, is_in_time in ((9, False), (1, True), (5, False), (4, False), (11, True)):
+        connection.since -= 5.0
+        before, due = connection.since, connection._body_bytes + size
+        await client.send(b"x" * size)
+        await rig.until(lambda due=due: connection._body_bytes == due)  # type: ignore[misc]
+        assert (connection.since > before) is is_in_time, (due, size)
+    connection.sweep(connection.since + LIMITS.body_s + 0.01)
+    assert (await client.answer()).status == 408
+    await rig.until(lambda: not uploads._num)

@@ -1,6 +1,7 @@
 """The journal of usage: once a client has the end of an answer, its counts survive a kill of the router. Fast lane, a
 second."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -48,4 +49,27 @@ async def test_who_has_the_end_of_an_answer_is_counted_to_the_token(
             ((one,), zero) = records, num_bad
         assert (one.prompt_tokens, one.cached_tokens, one.response_tokens, one.tokens_exact) == (20, 4, 6, True)
         assert (one.instance_id, one.error_code, zero) == ("i-1", "router_lost", 0)
+        rig.exchange.stop()
+
+
+async def test_a_held_request_is_noted_and_a_stream_is_counted_as_it_passes(tmp_path: Path) -> None:
+    gates = [asyncio.Event(), asyncio.Event()]
+    killed = tmp_path / "killed"
+
+    def noted() -> tuple[str, int, bool]:
+        (path,) = tmp_path.glob(f"*{SUFFIX}")
+        killed.write_bytes(path.read_bytes())
+        with left_in(killed) as (records, _):
+            (one,) = records
+        return one.instance_id, one.response_tokens, one.tokens_exact
+
+    async with a_rig(journal=Journal(tmp_path, 4)) as rig:
+        client = await rig.held(chat(stream=True))
+        assert noted() == ("", 0, False)
+        await rig.engine(streaming(TOKEN, gates[0], TOKEN, gates[1], TOKEN + TOKEN, then="hang"))
+        await client.head()
+        for gate, num_events in zip((*gates, None), (1, 2, 4), strict=True):
+            assert (await client.chunk()).endswith(TOKEN) and noted() == ("i-1", num_events, False)
+            if gate is not None:
+                gate.set()
         rig.exchange.stop()

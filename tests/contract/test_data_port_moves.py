@@ -278,7 +278,11 @@ REFUSED = answering({"error": {"message": "no such field", "code": 400}}, "400 B
 
 
 async def test_a_next_engine_that_cannot_now_is_passed_over_and_one_that_refuses_ends_the_stream() -> None:
-    for second, third, status in ((BUSY, Story("3"), 200), (die_at_once, Story("3"), 200), (REFUSED, Story("3"), 502)):
+    many, broken = (answering({"error": {}}, status) for status in ("429 Too Many Requests", "500 Error"))
+    for second, third, status in (
+        *((one, Story("3"), 200) for one in (BUSY, die_at_once, streaming(then="die"), many, broken)),
+        (REFUSED, Story("3"), 502),
+    ):
         async with a_rig(models=(a_real_model(),)) as rig:
             await rig_of(rig, Story("1", 3), second, third)
             answer = await rig.ask(asking(CHAT))

@@ -146,6 +146,39 @@ async def test_a_stream_that_the_other_one_does_not_take_stays(how: str) -> None
         assert rig.reported[0].instance_id == "i-1"
 
 
+async def test_a_stream_stays_where_its_first_one_gives_more_than_is_held() -> None:
+    async with a_rig(**MOVES) as rig:
+        telling = Telling()
+        client, other = await asked_elsewhere(rig, telling, Late(Story("2")))
+        moving, held = rig.exchange.moving, telling.events[3:5]
+        assert moving is not None
+        moving._held_left = len(held[0])
+        moving.hold(held[0], False)
+        assert rig.exchange.moving is moving and not outcomes(rig)
+        moving.hold(held[1], False)
+        assert rig.exchange.moving is None and outcomes(rig) == {("drained", "stayed"): 1.0}
+        assert moving.engine is None and moving._timer.cancelled()
+        await asyncio.wait_for(other.served[0].left.wait(), WAIT_S)
+        telling.cut = 5
+        telling.may_go_on.set()
+        assert await rest(client) == decoded(b"".join(telling.events[3:]))
+
+
+async def test_a_kept_connection_that_the_other_one_has_closed_is_no_refusal() -> None:
+    async with a_rig(**MOVES) as rig:
+        telling = Telling()
+        next_engine = await rig.engine(Story("2"), instance_id="i-2")
+        assert (await rig.ask(asking(CHAT))).complete
+        next_engine.reply = lambda served: replies.pop()(served)
+        replies: list[Reply] = [Story("2"), die]
+        rig.tell(an_instance("i-2", next_engine.url, InstanceState.DRAINING, revision=2))
+        engine, client = await begun(rig, telling)
+        rig.tell(an_instance("i-2", next_engine.url, revision=3))
+        drains(rig, engine)
+        assert await rest(client) == rest_of(telling)
+        assert outcomes(rig) == {("drained", "continued"): 1.0} and next_engine.num_connections == 2
+
+
 async def test_a_stream_that_ends_before_the_other_one_begins_has_ended() -> None:
     async with a_rig(**MOVES) as rig:
         telling = Telling()

@@ -1,8 +1,12 @@
 """Pure parts of batches, and the upload's form."""
 
+import asyncio
 import json
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import given
@@ -11,12 +15,13 @@ from prometheus_client import CollectorRegistry
 
 from glowplug.domain.batch import Batch, BatchStatus, LineError, OpenBatch, Parts
 from glowplug.domain.errors import BadRequest
+from glowplug.services.router import upload as uploading
 from glowplug.services.router.api_errors import ApiError
 from glowplug.services.router.batches import lines, progress
 from glowplug.services.router.batches.lines import Checker, LineAnswer, LineSplitter, TooLongLine
 from glowplug.services.router.batches.metrics import BatchMetrics
 from glowplug.services.router.batches.progress import Pace
-from glowplug.services.router.upload import Uploads
+from glowplug.services.router.upload import Upload, Uploads
 
 CHAT = "/v1/chat/completions"
 
@@ -382,3 +387,122 @@ async def test_uploads_are_bounded(tmp_path: Path) -> None:
         uploads.begin(None)
     held.pop()
     uploads.begin(None)
+
+
+FILE = ('name="file"; filename="in"', b"x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (b"multipart/form-data; boundary=b1", True),
+        (b'Multipart/Form-Data; Boundary="b1"', True),
+        (b"multipart/form-data", False),
+        (b"multipart/form-data; boundary=b2", False),
+        (b"application/json; boundary=b1", False),
+    ],
+)
+async def test_a_form_is_known_by_its_type_and_its_boundary(tmp_path: Path, kind: bytes, names: bool) -> None:
+    upload = Uploads(tmp_path, 1000).begin(None)
+    upload.feed(form(FILE))
+    if names:
+        assert (await upload.form(kind)).file_name == "in"
+    else:
+        with pytest.raises(BadRequest):
+            await upload.form(kind)
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        ('name="file"', "file"),
+        ('name="file"; filename=""', "file"),
+        ('filename="a"; name="file"', "a"),
+        ('name=file; filename="c:\\\\b\\\\a.jsonl"', "a.jsonl"),
+        (f'name="file"; filename="{"a" * 300}"', "a" * 255),
+    ],
+)
+async def test_a_file_has_a_plain_name(tmp_path: Path, head: str, name: str) -> None:
+    assert await received(tmp_path, form((head, b"x"))) == ({}, name, b"x")
+
+
+async def test_fields_are_bounded_and_each_has_a_name(tmp_path: Path) -> None:
+    most = b"y" * uploading.MOST_FIELD_BYTES
+    assert (await received(tmp_path, form(('name="a"', most), FILE)))[0] == {"a": most.decode()}
+    many = [(f'name="{number}"', b"") for number in range(62)]
+    assert len((await received(tmp_path, form(*many, FILE)))[0]) == 62
+    for parts in ((('name="a"', most + b"y"), FILE), (("x=1", b""), FILE), (('name="' + "a" * 5000, b""), FILE)):
+        with pytest.raises(BadRequest):
+            await received(tmp_path, form(*parts), step=1000)
+    body = form(FILE)
+    for cut in (body[:-10], body.replace(b"\r\n\r\n", b"\r\n"), b"x" + body):
+        with pytest.raises(BadRequest):
+            await received(tmp_path, cut)
+
+
+@pytest.mark.parametrize("beyond", [-7, -6, -4, -2, 0, 1, 10])
+async def test_a_boundary_is_found_wherever_it_stands(tmp_path: Path, beyond: int) -> None:
+    content = b"\r\n--b" * ((uploading._PIECE + beyond) // 5) + b"-" * ((uploading._PIECE + beyond) % 5)
+    body = form(('name="file"; filename="in"', content), ('name="purpose"', b"batch"))
+    assert await received(tmp_path, body, most=1 << 22, step=1 << 19) == ({"purpose": "batch"}, "in", content)
+
+
+def an_upload(file: IO[bytes], most: int, writer: ThreadPoolExecutor, ends: list[int]) -> Upload:
+    made = Upload(file, most, writer, lambda: ends.append(1))
+    made.pause = lambda paused: ends.append(2 + paused)
+    return made
+
+
+async def test_a_client_that_outruns_the_disk_waits_for_it() -> None:
+    told, gate = list[int](), threading.Event()
+    with tempfile.TemporaryFile() as file, ThreadPoolExecutor(1) as writer:
+        writer.submit(gate.wait)
+        upload = an_upload(file, 1 << 23, writer, told)
+        upload.feed(b"a" * (uploading.WRITE_BYTES - 1))
+        assert upload._writing is None
+        upload.feed(b"b")
+        assert upload._writing is not None and not upload._buffer
+        upload.feed(b"c" * uploading.MOST_BUFFERED)
+        assert not told
+        upload.feed(b"d")
+        upload.feed(b"e")
+        assert told == [3]
+        gate.set()
+        while upload._writing is not None:
+            await asyncio.wait((upload._writing,))
+            await asyncio.sleep(0)
+        assert told == [3, 2] and not upload._buffer
+        upload.feed(b"f")
+        with pytest.raises(BadRequest):
+            await upload.form(b"multipart/form-data; boundary=b1")
+        assert file.seek(0, 2) == upload.num_bytes == uploading.WRITE_BYTES + uploading.MOST_BUFFERED + 3
+        upload.close()
+        upload.close()
+        assert told == [3, 2, 1]
+
+
+async def test_a_full_disk_is_told_and_takes_no_memory(tmp_path: Path) -> None:
+    told, path = list[int](), tmp_path / "file"
+    path.touch()
+    with path.open("rb") as file, ThreadPoolExecutor(1) as writer:
+        upload = an_upload(file, 1 << 23, writer, told)
+        upload.feed(b"a" * uploading.WRITE_BYTES)
+        with pytest.raises(ApiError) as caught:
+            await upload.form(b"multipart/form-data; boundary=b1")
+        assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "no_space", 5)
+        assert not upload._buffer and not told
+    with pytest.raises(ApiError) as caught:
+        Uploads(path / "below", 1000).begin(None)
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "no_space", 5.0)
+
+
+async def test_an_upload_may_be_as_long_as_its_bound_and_a_form(tmp_path: Path) -> None:
+    most, uploads = 1000 + uploading._FORM, Uploads(tmp_path / "a" / "b", 1000)
+    upload = uploads.begin(most)
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    upload.feed(b"x" * most)
+    with pytest.raises(ApiError) as caught:
+        upload.feed(b"x")
+    assert (caught.value.status, "1000 bytes" in caught.value.message) == (413, True)
+    with pytest.raises(ApiError):
+        uploads.begin(most + 1)

@@ -46,6 +46,8 @@ def test_what_asks_for_no_one_text_has_no_turns() -> None:
     assert turns(b"/v1/completions", prompt=["a", "b"]) == [] == turns(b"/v1/completions", prompt=[1, 2])
     assert turns(b"/v1/embeddings", input="a") == []
     assert turns(b"/v1/rerank", query="q", documents=["a"]) == []
+    items = [{"type": "function_call_output", "call_id": "1", "output": "x"}, {"role": "user", "content": "a"}]
+    assert turns(b"/v1/responses", input=items) == [Turn("a")]
 
 
 def test_of_a_long_conversation_its_first_and_last_turns_are_read() -> None:
@@ -53,6 +55,9 @@ def test_of_a_long_conversation_its_first_and_last_turns_are_read() -> None:
     found = turns(b"/v1/chat/completions", messages=talk)
     assert [found[0].text, found[1].text, found[-1].text] == ["0", str(500 - NUM_TURNS), "499"]
     assert len(found) == NUM_TURNS + 1
+    assert turns(b"/v1/chat/completions", messages=talk[:NUM_TURNS])[1].text == "1"
+    two = turns(b"/v1/chat/completions", messages=talk[: NUM_TURNS + 1])
+    assert [turn.text for turn in two] == [str(number) for number in range(NUM_TURNS + 1)]
 
 
 CHAT = b"/v1/chat/completions"
@@ -164,3 +169,11 @@ def test_those_that_run_for_long_are_read_for_the_reports_once_and_teach_nothing
     reader.late(sent)
     reader.late(sent)
     assert table.took == [TextRead(one.ticket, 7, False) for one in sent]
+
+
+def test_what_has_no_text_tells_nothing() -> None:
+    table, lengths = Table(), Lengths()
+    reader, sent = TextReader(lengths, table), Sent(1)
+    nothing = read_body(b"/v1/completions", b'{"model":"m","prompt":[1]}', READERS)
+    reader.later(sent, nothing, "m")
+    assert (table.took, lengths.num_read, reader.before(nothing)) == ([], 0, 0)
