@@ -539,6 +539,8 @@ class PrefetcherController:
         effects: list[Effect] = []
         while True:
             queued = [j for j in self.jobs.values() if j.stage is FetchStage.QUEUED]
+            if not queued:
+                return effects
             running = Counter(self._is_local(j) for j in self.jobs.values() if j.stage is not FetchStage.QUEUED)
             may_start = [j for j in queued if running[self._is_local(j)] < self.params.max_fetches]
             if not may_start:
