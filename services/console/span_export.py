@@ -5,6 +5,7 @@ Only the console does so, since only it receives all parts of a story. While it 
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
+from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event as SpanEvent
@@ -14,6 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from glowplug import __version__
+from glowplug.domain.address import is_loopback
 from glowplug.services.console.metrics import ConsoleMetrics
 from glowplug.services.console.records import Newest
 from glowplug.services.console.stories import Stories
@@ -100,6 +102,10 @@ def _context(trace_id: str, span_id: str) -> SpanContext:
 
 
 def to_endpoint(endpoint: str) -> SpanExporter:
+    """A proxy of the environment is for other machines than this one."""
+    import requests
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S)
+    session = requests.Session()
+    session.trust_env = not is_loopback(urlsplit(endpoint).hostname or "")
+    return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=TIMEOUT_S, session=session)

@@ -12,7 +12,7 @@ from glowplug.events.facts import STAYS, StreamMove
 
 MOVES_TOLD = 16
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_TRACEPARENT = re.compile(rb"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2}))(-.*)?")
 _chance = random.Random(os.urandom(16))
 _bits = _chance.getrandbits
 _PREFIX = f"req-{_bits(40):010x}"
@@ -51,11 +51,12 @@ class Sampler:
 
 
 def parent_context(given: bytes | None) -> tuple[str, bool] | None:
-    """Return the client's (traceparent, sampled), or None without a well-formed one."""
-    if given is None:
+    """Return the client's (traceparent, sampled), or None without a well-formed one. Later versions are read as 00 (W3C
+    Trace Context, 3.2)."""
+    match = _TRACEPARENT.fullmatch(given or b"")
+    if match is None or (match[3] and match[0].startswith(b"00")):
         return None
-    match = _TRACEPARENT.fullmatch(given)
-    return (given.decode("ascii"), bool(int(match[3], 16) & 1)) if match else None
+    return f"00-{match[1].decode()}", bool(int(match[2], 16) & 1)
 
 
 def new_context(parent: str = "", *, sampled: bool = False) -> str:

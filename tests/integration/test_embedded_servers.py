@@ -37,7 +37,9 @@ async def connected(url: str) -> Client:
 async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(
     children: Children, tmp_path: Path
 ) -> None:
-    server = embedded.EmbeddedNats(embedded.find_nats(), tmp_path, PASSWORDS)
+    folder = tmp_path / "Zürich" / os.fsdecode(b"caf\xe9")
+    folder.mkdir(parents=True)
+    server = embedded.EmbeddedNats(embedded.find_nats(), folder, PASSWORDS)
     process = children.make(server.spec(os.environ))
     await up(process)
     client = await connected(url := server.url("placer"))
@@ -54,10 +56,10 @@ async def test_nats_comes_back_on_its_port_with_its_streams_and_asks_who_comes(
             await nats.connect(
                 url.replace(f"placer:{PASSWORDS['placer']}@", wrong), allow_reconnect=False, connect_timeout=2
             )
-    assert (tmp_path / "nats.conf").stat().st_mode & 0o077 == 0
+    assert (folder / "nats.conf").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("folder", ["short", "x" * 120])
+@pytest.mark.parametrize("folder", ["Zürich", "x" * 120])
 async def test_valkey_keeps_what_it_took_over_kill_9(children: Children, tmp_path: Path, folder: str) -> None:
     place = tmp_path / folder
     place.mkdir()

@@ -40,7 +40,9 @@ class Exporting:
         return self.registry.get_sample_value(f"glowplug_spans_{name}_total", {"service": "console"})
 
 
-async def test_a_story_is_sent_as_the_tree_that_it_is() -> None:
+async def test_a_story_is_sent_as_the_tree_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To this machine, whatever proxy others are reached through."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with TraceSink() as sink:
         at = Exporting(sink.url)
         *decided, request = fleet.cold_trace(SEED, AT, "m", "r")

@@ -4,6 +4,7 @@ import gzip
 import json
 import zlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.contract.keys_rig import a_key, bearer, tell
 
 WHOLE = answering({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}})
 BODY = b'{"model":"m"}'
+gzipped = partial(gzip.compress, mtime=0)
 LIMITS = Limits(max_body_bytes=2000)
 
 
@@ -41,7 +43,7 @@ def undone(body: bytes, encoding: bytes = b"gzip") -> bytes:
         (BODY, b""),
         (b"\xef\xbb\xbf" + BODY, b" Identity "),
         (zlib.compress(BODY), b"gzip"),
-        (b"".join(gzip.compress(bytes([byte])) for byte in BODY) + gzip.compress(b"") * (32 - len(BODY)), b"x-gzip"),
+        (b"".join(gzipped(bytes([byte])) for byte in BODY) + gzipped(b"") * (32 - len(BODY)), b"x-gzip"),
         (zlib.compress(BODY, 0), b"deflate"),
         (zlib.compress(BODY, 9, -15), b"deflate"),
         (zlib.compress(BODY) + b"rest", b"deflate"),
@@ -52,9 +54,9 @@ def test_a_body_is_decoded_in_place(body: bytes, encoding: bytes) -> None:
 
 
 def test_a_decoded_body_may_have_all_the_bytes_of_a_plain_one() -> None:
-    for whole in (gzip.compress(b"x" * 2000), gzip.compress(b"x" * 1999) + gzip.compress(b"x")):
+    for whole in (gzipped(b"x" * 2000), gzipped(b"x" * 1999) + gzipped(b"x")):
         assert undone(whole) == b"x" * 2000
-    for more in (gzip.compress(b"x" * 2001), gzip.compress(b"x" * 2000) + gzip.compress(b"x")):
+    for more in (gzipped(b"x" * 2001), gzipped(b"x" * 2000) + gzipped(b"x")):
         with pytest.raises(ApiError) as refused:
             undone(more)
         assert refused.value.status == 413
@@ -63,10 +65,10 @@ def test_a_decoded_body_may_have_all_the_bytes_of_a_plain_one() -> None:
 @pytest.mark.parametrize(
     ("body", "encoding", "status"),
     [
-        (gzip.compress(b"") * 33, b"gzip", 400),
-        (gzip.compress(BODY)[:-1], b"gzip", 400),
-        (gzip.compress(BODY) + b"rest", b"gzip", 400),
-        (gzip.compress(BODY), b"deflate", 400),
+        (gzipped(b"") * 33, b"gzip", 400),
+        (gzipped(BODY)[:-1], b"gzip", 400),
+        (gzipped(BODY) + b"rest", b"gzip", 400),
+        (gzipped(BODY), b"deflate", 400),
         (b"", b"gzip", 400),
         (b"\x78", b"deflate", 400),
         (b"\x78\x9d" + zlib.compress(BODY)[2:], b"deflate", 400),
@@ -260,7 +262,7 @@ async def test_a_request_is_reserved_for_each_of_its_answers_and_settled_with_th
 
 async def test_bytes_of_a_body_that_grows_are_held_until_its_answer_and_not_of_a_refused_one() -> None:
     lines = json.dumps({"model": "m:latest", "messages": [{"role": "user", "content": "x" * 900}]}).encode()
-    zipped = post("/v1/chat/completions", gzip.compress(lines), b"content-encoding: gzip\r\n")
+    zipped = post("/v1/chat/completions", gzipped(lines), b"content-encoding: gzip\r\n")
     async with a_rig(Limits(max_body_bytes=4000)) as rig:
         engine = await rig.engine(hang)
         client = await rig.sent(zipped)
@@ -268,7 +270,7 @@ async def test_bytes_of_a_body_that_grows_are_held_until_its_answer_and_not_of_a
         assert rig.port.context.buffered_bytes == len(engine.served[0].body) > 900
         client.close()
         await rig.until(lambda: not rig.port.context.buffered_bytes)
-        asked = post("/api/chat", gzip.compress(lines), b"content-encoding: gzip\r\n")
+        asked = post("/api/chat", gzipped(lines), b"content-encoding: gzip\r\n")
         client = await rig.sent(asked)
         await rig.until(lambda: len(engine.served) == 2)
         assert rig.port.context.buffered_bytes == len(engine.served[1].body)
@@ -276,7 +278,7 @@ async def test_bytes_of_a_body_that_grows_are_held_until_its_answer_and_not_of_a
         await rig.until(lambda: not rig.port.context.buffered_bytes)
         wrong = lines.replace(b'"user"', b"5")
         for path in ("/v1/chat/completions", "/api/chat"):
-            assert (await rig.ask(post(path, gzip.compress(wrong), b"content-encoding: gzip\r\n"))).status == 400
+            assert (await rig.ask(post(path, gzipped(wrong), b"content-encoding: gzip\r\n"))).status == 400
         assert rig.port.context.buffered_bytes == 0
 
 

@@ -20,7 +20,10 @@ def test_a_safe_id_is_kept_and_an_unsafe_one_is_replaced() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [None, b"", b"x", GOOD.upper(), GOOD[:-1], GOOD.replace(b"00-", b"ff-"), b"00-" + b"0" * 32 + GOOD[35:]],
+    [
+        *(None, b"", b"x", GOOD.upper(), GOOD[:-1], GOOD.replace(b"00-", b"ff-"), b"00-" + b"0" * 32 + GOOD[35:]),
+        *(GOOD + b"-more", b"01" + GOOD[2:] + b"more"),
+    ],
 )
 def test_a_malformed_context_is_none(given: bytes | None) -> None:
     assert tracing.parent_context(given) is None
@@ -29,6 +32,8 @@ def test_a_malformed_context_is_none(given: bytes | None) -> None:
 def test_a_good_context_is_taken_with_its_flag() -> None:
     assert tracing.parent_context(GOOD) == (GOOD.decode(), True)
     assert tracing.parent_context(GOOD[:-1] + b"0") == (GOOD[:-1].decode() + "0", False)
+    for later in (b"01" + GOOD[2:], b"cc" + GOOD[2:] + b"-of the next version"):
+        assert tracing.parent_context(later) == (GOOD.decode(), True)
 
 
 def test_a_new_context_is_valid_and_not_sampled() -> None:

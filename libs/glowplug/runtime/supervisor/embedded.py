@@ -57,7 +57,7 @@ def find_valkey() -> Path:
 def _write_private(path: Path, text: str) -> None:
     """Restrict to the owner, also files of earlier versions."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w") as file:
+    with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:  # a folder's name may be no UTF-8
         os.fchmod(fd, 0o600)
         file.write(text)
 
@@ -98,7 +98,7 @@ class EmbeddedNats:
                 "max_file_store": JETSTREAM_BYTES,
             },
         }
-        _write_private(self._conf, json.dumps(config, indent=1))
+        _write_private(self._conf, json.dumps(config, indent=1, ensure_ascii=False))  # NATS knows no \\u
         return (str(self._binary), "-c", str(self._conf), "--ports_file_dir", str(self._dir))
 
     async def is_ready(self, pid: int) -> bool:
