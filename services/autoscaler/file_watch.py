@@ -161,10 +161,14 @@ class _Listing:
     def read(self) -> dict[str, tuple[int, int]]:
         found = {}
         for path in sorted(self._directory.iterdir()):
-            if path.suffix not in (".yaml", ".yml") or str(path) in self._without:
+            if path.suffix not in (".yaml", ".yml") or path.name.startswith(".") or str(path) in self._without:
                 continue
             self.asking = str(path)
-            stat = path.stat()
-            found[str(path)] = (stat.st_mtime_ns, stat.st_size)
+            try:
+                stat = path.stat()
+            except OSError:  # it alone is kept out, with the reason that its reading gives
+                found[str(path)] = (0, 0)
+            else:
+                found[str(path)] = (stat.st_mtime_ns, stat.st_size)
         self.asking = ""
         return found

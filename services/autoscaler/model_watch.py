@@ -42,13 +42,16 @@ class ModelWatch(FileWatch):
             if known is not None and known.source != str(path) and known.source in present:
                 self.keep_out(path, f"name: model {model.name!r} comes from {Path(known.source).name} already")
                 return False
-        done = [await self.tell(shell, str(path), Deploy(model=model)) for model in models]
+        refused = [m for m in models if not await self.tell(shell, str(path), Deploy(model=m))]
         keys = {m.key for m in models}
-        for key in [k for k, m in controller.models.items() if m.source == str(path) and k not in keys]:
+        removed = [k for k, m in controller.models.items() if m.source == str(path) and k not in keys]
+        for key in removed:
             await self.tell(shell, str(path), Undeploy(key))
-        if all(done):
+        if removed:  # another may have one of their names by now
+            refused = [m for m in refused if not await self.tell(shell, str(path), Deploy(model=m))]
+        if not refused:
             self.errors.pop(str(path), None)
-        return all(done)
+        return not refused
 
     async def gone(self, shell: Shell, controller: AutoscalerController, present: Collection[str]) -> None:
         for key, model in list(controller.models.items()):

@@ -154,6 +154,19 @@ async def test_an_unreadable_directory_changes_nothing(at: Watched) -> None:
     assert set(at.models) == {"one"} and "cannot read" in at.errors["models"]
 
 
+async def test_a_name_becomes_an_alias_in_one_look(at: Watched) -> None:
+    await at.poll(a=one())
+    await at.poll(a=ALIASED)
+    assert {key: model.aliases for key, model in at.models.items()} == {"other": ("one",)} and not at.errors
+
+
+async def test_a_link_to_nowhere_is_named_hidden_ones_are_not_and_the_others_are_in_force(at: Watched) -> None:
+    for name in (".#b.yaml", "a.yaml"):  # the first is an editor's lock
+        (at.folder / name).symlink_to("user@host.1:1")
+    await at.poll(b=one())
+    assert set(at.models) == {"one"} and set(at.errors) == {"a.yaml"} and "No such file" in at.errors["a.yaml"]
+
+
 async def test_a_pipe_among_the_model_files_is_named_and_the_others_are_in_force(at: Watched) -> None:
     os.mkfifo(at.folder / "a.yaml")
     async with asyncio.timeout(WAIT_S):
