@@ -5,20 +5,36 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Request SIGTERM at the parent's end: an engine core outlives a killed API server otherwise."""
+def die_with_parent(within_s: float = 10.0) -> None:
+    """Request SIGTERM at the parent's end, and SIGKILL `within_s` later: an engine core outlives a killed API server
+    otherwise, and Python drops the SystemExit of a signal that arrives in a finalizer or a callback."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        watched = os.pidfd_open(parent)
+    except ProcessLookupError:
+        watched = -1
     if os.getppid() != parent:  # it ended before the request was in force
         os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=_end, args=(watched, within_s), daemon=True).start()
+
+
+def _end(watched: int, within_s: float) -> None:
+    if watched >= 0:
+        select.select([watched], [], [])
+    time.sleep(within_s)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def cpus_of(env: Mapping[str, str]) -> set[int]:

@@ -69,7 +69,7 @@ async def test_a_page_that_read_too_slowly_says_so_and_is_whole_again(page: Page
 
 
 def deployed(number: int, revision: int) -> ModelDeployed:
-    name = f"wide-{number}-{revision}-" + "x" * 2000
+    name = f"wide-{number}-{revision}-" + "x" * 1000
     return ModelDeployed(model=story.model(f"wide-{number}", name, 1, revision=revision))
 
 

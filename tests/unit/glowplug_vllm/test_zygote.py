@@ -251,13 +251,15 @@ def test_a_child_that_drops_server_sockets_frees_the_port() -> None:
         os.close(received)
 
 
-def test_a_child_dies_with_its_parent() -> None:
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_child_dies_with_its_parent(heeds: bool) -> None:
     script = (
         "import os, signal, sys, time\n"
         "from glowplug_vllm import process\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
-        "    process.die_with_parent()\n"
+        f"    signal.signal(signal.SIGTERM, signal.{'SIG_DFL' if heeds else 'SIG_IGN'})\n"
+        f"    process.die_with_parent({60.0 if heeds else 0.1})\n"
         "    print(os.getpid(), flush=True)\n"
         "    time.sleep(60)\n"
         "time.sleep(60)\n"
