@@ -12,7 +12,6 @@ from glowplug.domain.errors import GlowplugError
 from glowplug.services.router.wire import MESSAGES, encode_json, is_anthropic
 
 OLLAMA = b"/api/"
-_RESPONSES = b"/v1/responses"
 MESSAGE_CHARS = 2000  # of an engine's message, for the client
 ENGINE_RETRY_S = 1.0  # after an engine's 429 or 503
 _ANTHROPIC_TYPES = {
@@ -101,10 +100,6 @@ def event(path: bytes, error: bytes) -> bytes:
     """Return an error's SSE event; the stream closes after it, without its usual last event."""
     if is_anthropic(path):
         return b"event: error\ndata: " + error + b"\n\n"
-    if path == _RESPONSES:  # its events have types; OpenAI's clients raise the content of `error`
-        found = msgspec.json.decode(error)
-        fields = {k: found["error"][k] for k in ("message", "code", "param")}
-        return b"event: error\ndata: " + encode_json({"type": "error", **fields, **found}) + b"\n\n"
     return b"data: " + error + b"\n\n"
 
 

@@ -100,12 +100,6 @@ def turns_of(asked: Any) -> list[Turn]:
     if isinstance(asked, shapes.MessagesAsked):
         said = [Turn(text_of(m.content), m.role == ASSISTANT) for m in _ends(asked.messages)]
         return [Turn(text_of(asked.system)), *said] if asked.system else said
-    if isinstance(asked, shapes.ResponseAsked):
-        if isinstance(asked.input, str):
-            said = [Turn(asked.input)]
-        else:
-            said = [Turn(text_of(item.content), item.role == ASSISTANT) for item in _ends(asked.input) if item.content]
-        return [Turn(asked.instructions), *said] if asked.instructions else said
     if isinstance(asked, shapes.CompletionAsked) and isinstance(asked.prompt, str):
         return [Turn(asked.prompt)]
     return []

@@ -27,10 +27,10 @@ from glowplug.policies.routing.prefix_index import Prefix
 from glowplug.services.router import (
     api_errors,
     batch_paths,
-    forced_responses,
     forced_tools,
     messages_as_chat,
     ollama,
+    responses_as_chat,
     sequences,
     tracing,
 )
@@ -46,12 +46,14 @@ from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.request_body import (
     CHARS_PER_TOKEN,
     OPERATIONS,
+    check_fields,
     check_model,
     fields_named,
     read_body,
     read_form,
     readers,
     sizes,
+    tools_dropped,
     unknown_fields,
 )
 from glowplug.services.router.request_shapes import (
@@ -59,9 +61,7 @@ from glowplug.services.router.request_shapes import (
     CompletionAsked,
     Generating,
     MessagesAsked,
-    ResponseAsked,
     ResponseFormat,
-    TextFormat,
 )
 from glowplug.services.router.request_table import PortStage, RequestTable
 from glowplug.services.router.settings import Limits
@@ -219,31 +219,17 @@ def _wrong(encoding: bytes, why: str) -> ApiError:
     return refused(400, f"The body is labelled `content-encoding: {name}`, and is not {name}: {why}.", "invalid_body")
 
 
-# On /v1/responses llama.cpp ignores `text.format` and heeds `response_format`; on /v1/completions it ignores
-# `response_format` and heeds its own `json_schema`.
+# On /v1/completions llama.cpp ignores `response_format` and heeds its own `json_schema`.
 
 _ANY_OBJECT = Raw(b'{"type":"object"}')
 
 
-def translate(body: bytes, asked: ResponseAsked | CompletionAsked) -> bytes:
+def translate(body: bytes, asked: CompletionAsked) -> bytes:
     """Add the engine's field; the client's stays for a stream's continuation. Raises BadRequest for a missing schema or
     a second structure."""
-    if isinstance(asked, ResponseAsked):
-        wanted = asked.text.format if asked.text is not None else None
-        more = _of_response(wanted) if wanted is not None and wanted.type != "text" else {}
-    else:
-        form = asked.response_format
-        more = _completion_format(asked, form) if form is not None and form.type != "text" else {}
+    form = asked.response_format
+    more = _completion_format(asked, form) if form is not None and form.type != "text" else {}
     return encode_json(decode(body, type=dict[str, Raw]) | more) if more else body
-
-
-def _of_response(wanted: TextFormat) -> dict[str, Any]:
-    form: dict[str, Any] = {"type": wanted.type}
-    if wanted.type == "json_schema":
-        if wanted.schema == NULL:
-            raise BadRequest("text.format.schema is missing.", param="text.format.schema")
-        form["json_schema"] = {"name": "response", "schema": wanted.schema}
-    return {"response_format": form}
 
 
 def _completion_format(asked: CompletionAsked, form: ResponseFormat) -> dict[str, Any]:
@@ -299,19 +285,12 @@ def texts_of(asked: Any) -> Iterator[str]:
     elif isinstance(asked, shapes.MessagesAsked):
         yield text_of(asked.system)
         yield from _said(asked.messages)
-    elif isinstance(asked, shapes.ResponseAsked):
-        yield asked.instructions or ""
-        if isinstance(asked.input, str):
-            yield asked.input
-        else:
-            yield from _said(asked.input)
 
 
 def _said(turns: Iterable[Any]) -> Iterator[str]:
     for turn in turns:
         yield turn.role or ""
         yield from _texts(turn.content)
-        yield from _texts(getattr(turn, "output", None))
         for call in getattr(turn, "tool_calls", None) or ():
             yield call.function.arguments
 
@@ -332,7 +311,7 @@ def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
 
 log = logging.getLogger(__name__)
 _LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
-CHAT = apis.CHAT.encode()
+CHAT, RESPONSES = apis.CHAT.encode(), apis.RESPONSES.encode()
 AnswerCall = Callable[[ClientSink, HttpRequest, PortContext[Any]], None]
 
 
@@ -406,11 +385,14 @@ class Intake:
             if asked.model.endswith(LATEST):
                 self._name_it(request, asked.model, model)
             api = self._api(model)
+            if path == RESPONSES:
+                chat = self._as_chat(client, request, asked, model, api)
+                return self._ask_behind(request, *chat, is_translated=True)
             may_need = path in api.translated and not is_translated and (path != CHAT or _is_special(asked))
             if may_need and (translated := self._translated(client, request, asked)) is not None:
                 return self._ask_behind(request, *translated, is_translated=True)
             needs = check_model(asked, model, api, path, len(request.body))
-            if api.ignores_formats and isinstance(asked, ResponseAsked | CompletionAsked):
+            if api.ignores_formats and isinstance(asked, CompletionAsked):
                 self._write_format(request, asked)
             if reader is not None and (model.base or model.key in self._bases):
                 self._name_adapter(request, model, api)
@@ -472,6 +454,18 @@ class Intake:
         if texts is not None and not said:
             texts.later(exchange, asked, model.key)
 
+    def _as_chat(
+        self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
+    ) -> tuple[ClientSink, HttpRequest]:
+        """Translate a response. Raises BadRequest with its own fields, and NotSupported."""
+        check_fields(asked, model, api, request.path, len(request.body))
+        body, answer, dropped = responses_as_chat.translate(
+            request.body, request.request_id, int(request.complete_at), time.time, forces=CHAT in api.translated
+        )
+        if dropped:
+            request.notes += tools_dropped(dropped)
+        return self._behind(client, request, CHAT, body, answer)
+
     def _translated(
         self, client: ClientSink, request: HttpRequest, asked: Any
     ) -> tuple[ClientSink, HttpRequest] | None:
@@ -482,11 +476,6 @@ class Intake:
                 return None
             made = messages_as_chat.translate(request.body, asked, request.request_id, sizes(asked)[0])
             return self._behind(client, request, CHAT, *made)
-        if isinstance(asked, ResponseAsked):
-            if not forced_responses.can(asked):
-                return None
-            made = forced_responses.translate(request.body, request.request_id, int(request.complete_at))
-            return self._behind(client, request, request.path, *made)
         is_several = sequences.num_sequences(asked) > 1
         if request.path == CHAT and forced_tools.can(asked):
             if is_several:
@@ -618,7 +607,7 @@ class Intake:
         client.renaming = Renaming(base.name if base else model.base, model.name)
         return client, request
 
-    def _write_format(self, request: HttpRequest, asked: ResponseAsked | CompletionAsked) -> None:
+    def _write_format(self, request: HttpRequest, asked: CompletionAsked) -> None:
         before = len(request.body)
         request.body = translate(request.body, asked)
         self._context.buffered_bytes += len(request.body) - before

@@ -149,7 +149,6 @@ OPERATIONS = {
 CHARS_PER_TOKEN = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"})
 _TEXT_PARTS |= {"thinking", "redacted_thinking", "tool_use", "tool_result"}
-_FUNCTIONS = frozenset({"function", "custom"})  # tools that the client runs
 _SCHEMAS = ("json_schema", "guided_json", "guided_choice", "structured_outputs")
 _GRAMMARS = ("grammar", "guided_grammar", "guided_regex")
 _WITH_TEXT = frozenset({"text", "input_text", "output_text"})
@@ -233,9 +232,17 @@ def unknown_fields(reader: Reader, body: bytes) -> bytes:
 
 
 def fields_named(names: Sequence[str]) -> bytes:
+    return _named("x-glowplug-unknown-fields", names)
+
+
+def tools_dropped(kinds: Sequence[str]) -> bytes:
+    return _named("x-glowplug-dropped-tools", kinds)
+
+
+def _named(header: str, names: Sequence[str]) -> bytes:
     shown = [_NOT_IN_HEADERS.sub("?", name[:_SHOWN_CHARS]) for name in names[:_MOST_SHOWN]]
     more = [f"and {len(names) - _MOST_SHOWN} more"] if len(names) > _MOST_SHOWN else []
-    return f"x-glowplug-unknown-fields: {', '.join(shown + more)}\r\n".encode()
+    return f"{header}: {', '.join(shown + more)}\r\n".encode()
 
 
 class NotSupported(GlowplugError):
@@ -259,12 +266,21 @@ class ToolChoiceRefused(BadRequest):
 def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes: int) -> str:
     """Check a request, with a body of `num_bytes`, against its model and engine. Returns the feature that its instance
     needs (apis.TOOL_CHOICE), or "". Raises NotSupported, and BadRequest with the field."""
+    check_fields(asked, model, api, path, num_bytes)
+    kind = forced_choice(asked) if path in _EVERYONES else ""
+    if kind and kind not in api.tool_choices:
+        raise tool_choice_refused(model, calls_functions=apis.CHAT.encode() in api.translated)
+    return apis.TOOL_CHOICE if kind else ""
+
+
+def check_fields(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes: int) -> None:
+    """Check all but the tool choice, as `check_model`."""
     if api.lacks and (why := api.lacks.get(path.decode())):
         raise NotSupported(f"`{model.name}` {why}.", param="model")
     if path not in _EVERYONES:
         if path.decode() not in api.also:
             raise NotSupported(f"`{model.name}` runs on {model.engine}, which has no {path.decode()}.", param="model")
-        return ""
+        return
     if api.ignores:
         _check_ignored(asked, model, api.ignores)
     for field in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict"):
@@ -283,15 +299,6 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes
         for param, part in _parts(asked):
             if part.type not in _TEXT_PARTS:
                 raise BadRequest(f"{param}: `{model.name}` takes text only, not `{part.type}`.", param=param)
-    if api.functions_only and isinstance(asked, shapes.ResponseAsked):
-        for i, tool in enumerate(asked.tools or ()):
-            if tool.type not in _FUNCTIONS:
-                text = f"tools[{i}].type: `{model.name}` calls functions only, and runs no `{tool.type}`."
-                raise BadRequest(text, param=f"tools[{i}].type")
-    kind = forced_choice(asked)
-    if kind and kind not in api.tool_choices:
-        raise tool_choice_refused(model, calls_functions=apis.CHAT.encode() in api.translated)
-    return apis.TOOL_CHOICE if kind else ""
 
 
 def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None:
@@ -350,8 +357,6 @@ def sizes(asked: Any) -> tuple[int, int]:
         num_chars, most = 0, 1
     elif isinstance(asked, shapes.RerankAsked):
         num_chars, most = _chars(asked.documents) + len(asked.query) * len(asked.documents), 1
-    elif isinstance(asked, shapes.ResponseAsked):
-        num_chars, most = len(asked.instructions or "") + _chars(asked.input), asked.max_output_tokens
     else:
         num_chars, most = 0, 1
     return num_chars // CHARS_PER_TOKEN, max(most or 0, 0)
@@ -514,6 +519,9 @@ def _check_response(asked: shapes.ResponseAsked) -> None:
     for i, tool in enumerate(asked.tools or ()):
         if tool.type == "function" and not tool.name:
             raise BadRequest(f"tools[{i}].name is missing.", param=f"tools[{i}].name")
+    for i, item in enumerate(asked.input if isinstance(asked.input, list) else ()):
+        if item.type in (None, "message") and item.content is None:
+            raise BadRequest(f"input[{i}].content is missing.", param=f"input[{i}].content")
     _check_tools("tools[{}]", asked.tools or ())
     _check_choice(asked.tool_choice, [tool.name for tool in asked.tools or ()])
     for field in ("previous_response_id", "conversation", "background"):

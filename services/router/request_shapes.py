@@ -171,11 +171,16 @@ class EmbeddingAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
 
 
 class Item(Struct):
-    """A message, a call or its output. The engine checks the other fields."""
+    """A message, reasoning, a call or its output."""
 
     type: str | None = None
     role: str | None = None
     content: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
     output: str | list[ContentPart] | None = None
 
 
@@ -188,11 +193,20 @@ class ResponseTool(Struct):
 
 class TextFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
+    name: Short | None = None
+    description: str | None = None
     schema: Raw = NULL
+    strict: bool | None = None
 
 
 class ResponseText(Struct):
     format: TextFormat | None = None
+    verbosity: Short | None = None
+
+
+class Reasoning(Struct):
+    effort: Short | None = None
+    summary: Short | None = None
 
 
 class ResponseAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
@@ -208,12 +222,13 @@ class ResponseAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Short | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     include: Annotated[list[Short], Meta(max_length=16)] | None = None
     metadata: Metadata | None = None
+    client_metadata: dict[str, Any] | None = None
     store: bool | None = None
     background: bool | None = None
-    truncation: Short | None = None
+    truncation: Literal["disabled"] | None = None
     previous_response_id: Short | None = None
     conversation: Short | dict[str, Any] | None = None
     service_tier: Short | None = None

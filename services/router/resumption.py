@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from glowplug.controllers.router.messages import Recall
 from glowplug.domain.model import Model
-from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, EngineApi
+from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, EngineApi
 from glowplug.services.router import wire
 from glowplug.services.router.continuation import DONE_EVENT, Continuation, NotContinuable, decode
 from glowplug.services.router.http_request import HttpRequest
@@ -291,106 +291,10 @@ class _Messages(Continuation):
         return event or None
 
 
-class _Response(Continuation):
-    """A response of OpenAI's API: it extends an assistant message in progress."""
-
-    MAX_TOKENS: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
-    path = RESPONSES.encode()
-
-    def __init__(self, asked: dict[str, Any], api: EngineApi, context_tokens: int) -> None:
-        super().__init__(asked, api, context_tokens)
-        self._head: dict[str, Any] = {}
-        self._item_id = ""
-        self._sequence = -1  # llama.cpp numbers no events
-        self._known: set[str] = set()
-        self._seam = ""
-
-    def request(self) -> bytes:
-        self._seam = self.text
-        return super().request()
-
-    def _has_schema(self) -> bool:
-        asked = self._asked.get("text") or {}
-        return bool((asked.get("format") or {}).get("type", "text") != "text")
-
-    def _go_on(self, body: dict[str, Any]) -> None:
-        given = body.get("input") or ""
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
-        part = {"type": "output_text", "text": self.text, "annotations": []}
-        message = {"type": "message", "role": "assistant", "id": self._item_id, "status": "in_progress"}
-        body["input"] = [*items, {**message, "content": [part]}]
-
-    def _take(self, event: dict[str, Any]) -> None:
-        kind = str(event.get("type", ""))
-        self._sequence = max(self._sequence, event.get("sequence_number", -1))
-        self._known.add(kind)
-        if kind == "response.created":
-            found = event.get("response") or {}
-            self._head = {name: found[name] for name in ("id", "created_at") if name in found}
-        elif kind == "response.output_item.added":
-            item = event.get("item") or {}
-            self._item_id = item.get("id", "")
-            if item.get("type") != "message":
-                self._why_not = "it is calling a tool or reasoning"
-        elif kind == "response.output_text.delta":
-            self._sent(event.get("delta") or "")
-        elif kind == "response.output_text.done":
-            self._why_not = self._why_not or _AT_ITS_END
-
-    def _rewritten(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        kind = str(event.get("type", ""))
-        comes_once = kind.endswith((".created", ".in_progress", ".added"))
-        if comes_once and kind in self._known:
-            return None
-        if kind == "response.output_text.delta" and self._only_tail:
-            return None
-        if "item_id" in event:
-            event["item_id"] = self._item_id or event["item_id"]
-        if self._only_tail and kind == "response.output_text.done":
-            event["text"] = self.text
-        elif "text" in event:
-            event["text"] = self._whole(event["text"])
-        if isinstance(event.get("part"), dict):
-            self._mend(event["part"])
-        if isinstance(event.get("item"), dict):
-            self._mend_item(event["item"])
-        if isinstance(event.get("response"), dict):
-            self._mend_response(event["response"])
-        if "sequence_number" in event:
-            event["sequence_number"] = self._sequence + 1
-        event.pop("timings", None)
-        self._take(event)
-        return event or None
-
-    def _whole(self, text: str) -> str:
-        """An engine's text is the whole answer's, or only its own part."""
-        if self._only_tail:
-            return self.text
-        return text if text.startswith(self._seam) else self._seam + text
-
-    def _mend(self, part: dict[str, Any]) -> None:
-        if part.get("type") == "output_text" and part.get("text"):
-            part["text"] = self._whole(part["text"])
-
-    def _mend_item(self, item: dict[str, Any]) -> None:
-        if item.get("type") == "message":
-            item["id"] = self._item_id or item.get("id", "")
-            for part in item.get("content") or ():
-                self._mend(part)
-
-    def _mend_response(self, response: dict[str, Any]) -> None:
-        response.update(self._head)
-        for item in response.get("output") or ():
-            self._mend_item(item)
-        if isinstance(response.get("usage"), dict):
-            response["usage"] = self._summed(response["usage"], "input_tokens", "output_tokens")
-
-
 _KINDS: dict[str, type[Continuation]] = {
     CHAT: _Chat,
     COMPLETIONS: _Completion,
     MESSAGES: _Messages,
-    RESPONSES: _Response,
 }
 
 

@@ -85,9 +85,7 @@ DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")  # of a stream; within a text a q
 _FIRST_ERROR = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})')
 _DONE = b"data: [DONE]"
 _DONE_WITHIN = len(_DONE) + 4
-_RESPONSE_OVER = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\r?$", re.MULTILINE)
 _MESSAGE_OVER = re.compile(rb"^event: message_stop\r?$", re.MULTILINE)
-_OVER = {b"/v1/responses": _RESPONSE_OVER, b"/v1/messages": _MESSAGE_OVER}
 
 
 def whole_events(body: bytes, most: int) -> int:
@@ -145,8 +143,7 @@ def is_over(path: bytes, last: bytes) -> bool:
         return False
     if last[-_DONE_WITHIN:].rstrip(b"\r\n").endswith(_DONE):
         return True
-    end = _OVER.get(path)
-    return end is not None and end.search(last) is not None
+    return path == MESSAGES and _MESSAGE_OVER.search(last) is not None
 
 
 _EVENT = re.compile(rb".+?(?:\r?\n\r?\n|\Z)", re.DOTALL)

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from glowplug.domain.model import Model
-from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES
 from tests.contract.data_port_rig import DONE, FakeEngine, Reply, Rig, Served, a_model, post
 
 WORDS = ["The", " sea", " is", " a", " vast", " realm"]
@@ -13,7 +13,6 @@ STOPPED = {"stop_reason": "max_tokens", "stop_sequence": None}
 ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": len(WORDS)},
     COMPLETIONS: {"prompt": "Once:", "max_tokens": len(WORDS)},
-    RESPONSES: {"input": "hi", "max_output_tokens": len(WORDS)},
     MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": len(WORDS)},
 }
 
@@ -64,7 +63,7 @@ class Story:
 
     def events(self, path: str, body: dict[str, Any]) -> list[bytes]:
         begun, prompt = self.before(path, body)
-        most = next(body[n] for n in ("max_tokens", "max_output_tokens", "max_completion_tokens") if n in body)
+        most = next(body[n] for n in ("max_tokens", "max_completion_tokens") if n in body)
         words = WORDS[begun : begun + most]
         if begun == len(WORDS):
             words = [" more"]
@@ -73,7 +72,7 @@ class Story:
         if path in (CHAT, COMPLETIONS):
             return self.chunks(path, words, usage, bool((body.get("stream_options") or {}).get("include_usage")))
         used = {"input_tokens": prompt + begun, "output_tokens": len(words)}
-        return self.message(words, used) if path == MESSAGES else self.response(WORDS[: begun + most], words, used)
+        return self.message(words, used)
 
     @staticmethod
     def before(path: str, body: dict[str, Any]) -> tuple[int, int]:
@@ -81,7 +80,7 @@ class Story:
         if path == COMPLETIONS:
             text, prompt = body["prompt"].removeprefix("Once:"), 2
         else:
-            last = list(body.get("messages") or body["input"])[-1]
+            last = body["messages"][-1]
             is_ours = isinstance(last, dict) and last["role"] == "assistant"
             content = last["content"] if is_ours else ""
             text, prompt = content if isinstance(content, str) else content[0]["text"], 5
@@ -113,23 +112,6 @@ class Story:
             sse({"type": "content_block_stop", "index": 0}),
             sse({"type": "message_delta", "delta": STOPPED, "usage": {"output_tokens": len(words)}}),
             sse({"type": "message_stop"}),
-        ]
-
-    def response(self, all_words: list[str], words: list[str], usage: dict[str, int]) -> list[bytes]:
-        item, text = f"msg-{self.name}", "".join(all_words)
-        part = {"type": "output_text", "text": text}
-        whole = {"type": "message", "id": item, "role": "assistant", "content": [part]}
-        response = {"id": f"id-{self.name}", "output": [whole], "usage": {**usage, "total_tokens": sum(usage.values())}}
-        return [
-            sse({"type": "response.created", "response": {"id": f"id-{self.name}"}}),
-            sse({"type": "response.in_progress", "response": {"id": f"id-{self.name}"}}),
-            sse({"type": "response.output_item.added", "item": {"type": "message", "id": item, "content": []}}),
-            sse({"type": "response.content_part.added", "item_id": item, "part": {"type": "output_text", "text": ""}}),
-            *(sse({"type": "response.output_text.delta", "item_id": item, "delta": word}) for word in words),
-            sse({"type": "response.output_text.done", "item_id": item, "text": text}),
-            sse({"type": "response.content_part.done", "item_id": item, "part": part}),
-            sse({"type": "response.output_item.done", "item": whole}),
-            sse({"type": "response.completed", "response": response}),
         ]
 
 

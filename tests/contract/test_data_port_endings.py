@@ -31,9 +31,7 @@ from tests.contract.data_port_rig import (
 )
 from tests.waiting import WAIT_S
 
-COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{"x":"event: y"}}\n\n'
 LIMITS = Limits()
-RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat/completions", b"responses")
 
 
 # -- an answer whose end has been handed over ----------------------------------------------------------------------
@@ -46,10 +44,8 @@ RESPONSE = chat(body=b'{"model":"m","input":"hi","stream":true}').replace(b"chat
         (chat(stream=True), (TOKEN + DONE,), 200),
         (chat(stream=True), (TOKEN, b"data: [DONE]\r\n\r\n"), 200),
         (chat(stream=True), (TOKEN, DONE[:7], DONE[7:9], DONE[9:]), 200),
-        (RESPONSE, (TOKEN, COMPLETED[:50], COMPLETED[50:]), 200),
         (chat(stream=True), (TOKEN,), 499),
         (chat(stream=True), (TOKEN, b'data: {"text":"data: [DONE]"}\n\n'), 499),
-        (chat(stream=True), (COMPLETED,), 499),
     ],
 )
 async def test_a_client_that_closes_when_it_has_read_the_end(

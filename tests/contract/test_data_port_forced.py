@@ -1,5 +1,5 @@
-"""Forced tools and structures on llama.cpp. Chats: test_data_port_translated.py; on a real engine:
-test_llamacpp_requests.py"""
+"""Forced tools and structures on llama.cpp. Chats: test_data_port_translated.py; responses:
+test_data_port_responses.py; on a real engine: test_llamacpp_requests.py"""
 
 import json
 from typing import Any
@@ -14,7 +14,6 @@ PLACE = {"type": "object", "properties": {"in": {"type": "string"}}, "required":
 CALL = '{"name": "weather", "arguments": {"in": "Paris}"} }'
 CUT = '```json\n{"name": "weather", "arguments": {"in": "Par'
 FLAT = {"type": "function", "name": "weather", "description": "It.", "parameters": PLACE, "strict": True}
-CLOCK = {"type": "function", "name": "clock"}
 TOOL = {"name": "weather", "description": "It.", "input_schema": PLACE}
 USER = {"role": "user", "content": "Hi"}
 FORM = {"type": "json_schema", "schema": PLACE}
@@ -33,93 +32,6 @@ def events_of(answer: Answer) -> list[dict[str, Any]]:
     found = [json.loads(data.removeprefix(b"data: ")) for _, data in blocks]
     assert [event["type"] for event in found] == [name.removeprefix(b"event: ").decode() for name, _ in blocks]
     return found
-
-
-# responses
-
-
-def a_response(text: str) -> dict[str, Any]:
-    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
-    item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
-    usage = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
-    return {"id": "resp_1", "object": "response", "status": "completed", "output": [item], "usage": usage}
-
-
-def told(kind: str, **fields: Any) -> bytes:
-    return sse({"type": f"response.{kind}", **fields})
-
-
-def a_stream(*texts: str) -> tuple[bytes, ...]:
-    """The thoughts of a reasoning model come first."""
-    begun = {"id": "resp_1", "object": "response", "status": "in_progress"}
-    thoughts, item = {"type": "reasoning", "id": "rs_1"}, {"type": "message", "id": "msg_1"}
-    whole = a_response("".join(texts))
-    return (
-        told("created", response=begun),
-        told("in_progress", response=begun),
-        told("output_item.added", item=thoughts),
-        told("reasoning_text.delta", item_id="rs_1", delta="hm"),
-        told("output_item.done", item=thoughts),
-        told("output_item.added", item=item),
-        told("content_part.added", item_id="msg_1", part={"type": "output_text", "text": ""}),
-        *(told("output_text.delta", item_id="msg_1", delta=text) for text in texts),
-        told("output_text.done", item_id="msg_1", text="".join(texts)),
-        told("output_item.done", item=whole["output"][0]),
-        told("completed", response=whole | {"output": [thoughts, *whole["output"]]}),
-    )
-
-
-async def test_a_forced_call_of_a_response_is_an_item_of_its_output() -> None:
-    earlier = [
-        USER,
-        {"type": "function_call", "call_id": "1", "name": "clock", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "1", "output": "noon"},
-    ]
-    fields = {"tools": [FLAT, CLOCK], "tool_choice": FLAT, "instructions": "Be brief.", "input": earlier}
-    async with a_rig(models=LLAMACPP) as rig:
-        engine = await rig.engine(answering(a_response(CALL)))
-        found = (await rig.ask(asking(RESPONSE, **fields, text={"format": {"type": "json_object"}}))).json()
-        engine.reply = answering(a_response(CUT))
-        cut = (await rig.ask(asking(RESPONSE, **fields | {"tool_choice": "required"}))).json()
-    (call,) = found["output"]
-    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "weather", '{"in": "Paris}"}')
-    assert call["id"] != call["call_id"] and call["status"] == found["status"] == "completed"
-    assert (found["tools"], found["tool_choice"], found["usage"]["output_tokens"]) == ([FLAT, CLOCK], FLAT, 2)
-    assert found["created_at"] > 0 and found["model"] == "m"
-    asked, both = (json.loads(served.body) for served in engine.served)
-    assert not {"tools", "tool_choice", "text"} & set(asked)
-    assert asked["response_format"]["json_schema"]["schema"]["properties"] == {
-        "name": {"const": "weather"}, "arguments": PLACE
-    }  # fmt: skip
-    assert len(both["response_format"]["json_schema"]["schema"]["anyOf"]) == 2
-    assert asked["instructions"].startswith("Be brief.\n\n") and '"weather"' in asked["instructions"]
-    assert [item["role"] for item in asked["input"]] == ["user", "assistant", "user"]
-    assert "clock" in asked["input"][1]["content"][0]["text"] and "noon" in asked["input"][2]["content"]
-    assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    assert (
-        cut["output"][0] | {"name": "weather", "arguments": '{"in": "Par', "status": "incomplete"} == cut["output"][0]
-    )
-
-
-async def test_a_forced_call_of_a_streamed_response_has_the_events_of_one() -> None:
-    fields = {"tools": [FLAT], "tool_choice": "required", "stream": True}
-    async with a_rig(models=LLAMACPP) as rig:
-        engine = await rig.engine(streaming(*a_stream(CALL[:9], CALL[9:])))
-        found = events_of(await rig.ask(asking(RESPONSE, **fields)))
-        engine.reply = streaming(*a_stream(CUT))
-        *_, cut = events_of(await rig.ask(asking(RESPONSE, **fields)))
-    assert [event["type"].removeprefix("response.") for event in found] == [
-        "created", "in_progress", "output_item.added", "reasoning_text.delta", "output_item.done", "output_item.added",
-        "function_call_arguments.delta", "function_call_arguments.done", "output_item.done", "completed",
-    ]  # fmt: skip
-    assert [event["sequence_number"] for event in found] == list(range(10))
-    assert found[0]["response"]["output"] == [] and found[0]["response"]["created_at"] > 0
-    assert [event["output_index"] for event in found[2:9]] == [0, 0, 0, 1, 1, 1, 1]
-    begun, delta, done, item, last = found[5:]
-    assert begun["item"]["arguments"] == "" and delta["delta"] == done["arguments"] == '{"in": "Paris}"}'
-    assert item["item"] == last["response"]["output"][1] and item["item"]["id"] == delta["item_id"]
-    assert last["response"]["usage"]["output_tokens"] == 2
-    assert (cut["type"], cut["response"]["status"]) == ("response.incomplete", "incomplete")
 
 
 # messages
@@ -221,14 +133,13 @@ async def test_errors_of_a_forced_call_have_the_shape_of_its_api(path: str) -> N
     fields: dict[str, Any] = {"tools": [TOOL], "tool_choice": {"type": "any"}}
     if path == RESPONSE:
         fields = {"tools": [FLAT], "tool_choice": "required"}
-    begun = {MESSAGE: token(role="assistant", content=None), RESPONSE: a_stream("")[0]}[path]
     failing = sse({"error": {"code": 500, "message": "it broke", "type": "server_error"}})
     async with a_rig(models=LLAMACPP) as rig:
         engine = await rig.engine(answering({"error": {"message": "too hot"}}, "400 Bad Request"))
         refused = await rig.ask(asking(path, **fields))
         engine.reply = sending(b"HTTP/1.1 200 OK\r\ncontent-length: 90\r\n\r\n{", then="die")
         lost = await rig.ask(asking(path, **fields))
-        engine.reply = streaming(begun, failing)
+        engine.reply = streaming(token(role="assistant", content=None), failing)
         *_, cut = events_of(await rig.ask(asking(path, **fields, stream=True)))
     assert (refused.status, refused.json()["error"]["message"]) == (400, "too hot")
     assert lost.status >= 500 and lost.json()["error"]["message"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from glowplug.domain.instance import InstanceState
-from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from glowplug.engines.apis import CHAT, COMPLETIONS, MESSAGES
 from glowplug.services.router.exchange_states import BETWEEN
 from tests.contract.continuation_rig import Story, a_real_model, as_first, asked_of, asking, decoded
 from tests.contract.data_port_rig import DONE, Client, FakeEngine, Reply, Rig, Served, a_rig, an_instance, answering
@@ -83,9 +83,7 @@ def rest_of(telling: Telling, path: str = CHAT, **more: Any) -> list[Any]:
     return decoded(as_first(path, **more))[telling.cut :]
 
 
-@pytest.mark.parametrize(
-    ("path", "cut"), [(CHAT, 1), (CHAT, 3), (CHAT, 7), (COMPLETIONS, 2), (MESSAGES, 4), (RESPONSES, 6)]
-)
+@pytest.mark.parametrize(("path", "cut"), [(CHAT, 1), (CHAT, 3), (CHAT, 7), (COMPLETIONS, 2), (MESSAGES, 4)])
 async def test_the_other_instance_is_asked_first_and_the_first_one_left_once_it_has_begun(path: str, cut: int) -> None:
     async with a_rig(**MOVES) as rig:
         telling, other = Telling(path, cut), Late(Story("2"))

@@ -35,7 +35,6 @@ TURN = {"messages": [{"role": "user", "content": "List three colours, one per li
 GOES_ON: dict[str, tuple[str, dict[str, Any]]] = {
     apis.CHAT: ("max_tokens", TURN),
     apis.COMPLETIONS: ("max_tokens", {"prompt": "Red, green and"}),
-    apis.RESPONSES: ("max_output_tokens", {"input": "List three colours, one per line."}),
     apis.MESSAGES: ("max_tokens", TURN),
 }
 LONG = {"max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
@@ -150,7 +149,7 @@ async def test_completions_answer_and_stream(client: httpx.AsyncClient) -> None:
     assert events(streamed.text)[-1] == "[DONE]"
 
 
-@pytest.mark.parametrize("path", [apis.CHAT, apis.COMPLETIONS, apis.RESPONSES, apis.MESSAGES])
+@pytest.mark.parametrize("path", [apis.CHAT, apis.COMPLETIONS, apis.MESSAGES])
 async def test_another_engine_goes_on_with_a_stream(case: EngineCase, client: httpx.AsyncClient, path: str) -> None:
     """With a cache a greedy stream stays the same; vLLM recomputes it all at once, which rounds differently."""
     model = case.model()

@@ -36,7 +36,6 @@ class EngineApi:
     also: frozenset[str] = frozenset()
     ignores: Mapping[str, Any] = field(default_factory=dict)  # field -> its one harmless value: any other
     # would be accepted without effect, so it is refused
-    functions_only: bool = False  # refuse tools for the engine to run itself (a web search)
     text_only: bool = False  # refuse images, sounds and files
     tool_choices: frozenset[str] = frozenset((REQUIRED, NAMED))  # "auto" and "none" oblige to nothing
     # For a stream whose engine is lost (services/router/continuation.py):
@@ -46,11 +45,11 @@ class EngineApi:
     mixed_prompts: bool = False  # token-id prompts may contain text
     token_ids: bool = False  # streams give their tokens on request (`return_token_ids`)
     # Paths where usage counts one sequence of several, no tool call can be forced, or messages ignore the requested
-    # structure: the router translates (services/router/sequences.py, forced_tools.py, forced_responses.py,
-    # messages_as_chat.py).
+    # structure: the router translates (services/router/sequences.py, forced_tools.py, messages_as_chat.py). It
+    # translates all responses (responses_as_chat.py).
     translated: frozenset[bytes] = frozenset()
-    # It ignores the structure requested on RESPONSES and COMPLETIONS: the router moves it to a field that the engine
-    # reads (services/router/intake.py).
+    # It ignores the structure requested on COMPLETIONS: the router moves it to a field that the engine reads
+    # (services/router/intake.py).
     ignores_formats: bool = False
     # Request fields that tell a base and its adapters apart; they override the client's. Empty: the field `model` does.
     names_adapter: Mapping[str, Any] = field(default_factory=dict)

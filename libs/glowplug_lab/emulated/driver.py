@@ -93,7 +93,7 @@ class EmulatedDriver(HostedDriver, Stager):
     @staticmethod
     def api(model: Model) -> EngineApi:
         why = "runs on the emulated engine, which has no such API"
-        lacks = dict.fromkeys((apis.RESPONSES, apis.MESSAGES, apis.COUNT_TOKENS, apis.RERANK), why)
+        lacks = dict.fromkeys((apis.MESSAGES, apis.COUNT_TOKENS, apis.RERANK), why)
         ignores = {"echo": False, "best_of": None, "suffix": "", "n_cmpl": 1, "n_predict": -1, "grammar": ""}
         return EngineApi(
             lacks=lacks,

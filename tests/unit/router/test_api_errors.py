@@ -9,7 +9,7 @@ from glowplug.domain.errors import BadRequest, EngineFailed, GlowplugError, NoCa
 from glowplug.services.router import api_errors
 from glowplug.services.router.api_errors import ApiError, read, refused
 
-CHAT, MESSAGE, RESPONSE = b"/v1/chat/completions", b"/v1/messages", b"/v1/responses"
+CHAT, MESSAGE = b"/v1/chat/completions", b"/v1/messages"
 INVALID, SERVER = "invalid_request_error", "server_error"
 LLAMA: dict[str, Any] = {"type": "exceed_context_size_error", "message": "no", "n_prompt_tokens": 31, "n_ctx": 10}
 LARGE = "input (31 tokens) is too large to process. increase it (current batch size: 10)"
@@ -143,11 +143,5 @@ def test_only_what_is_not_supported_is_not_to_be_tried_again() -> None:
 
 def test_an_error_event_has_the_shape_of_its_api() -> None:
     error = api_errors.body(CHAT, EngineFailed("lost", param="p"))
-    found = json.loads(error)["error"]
     assert api_errors.event(CHAT, error) == b"data: " + error + b"\n\n"
     assert api_errors.event(MESSAGE, error) == b"event: error\ndata: " + error + b"\n\n"
-    name, data, *_ = api_errors.event(RESPONSE, error).split(b"\n")
-    told = json.loads(data.removeprefix(b"data: "))
-    assert name == b"event: error" and told == {
-        "type": "error", "message": "lost", "code": "engine_failed", "param": "p", "error": found
-    }  # fmt: skip

@@ -35,8 +35,6 @@ def test_turns_of_each_api() -> None:
     assert turns(b"/v1/chat/completions", messages=talk) == expected
     assert turns(b"/v1/messages", messages=talk, max_tokens=5) == expected
     assert turns(b"/v1/messages", messages=talk, max_tokens=5, system="s") == [Turn("s"), *expected]
-    assert turns(b"/v1/responses", input=talk) == expected
-    assert turns(b"/v1/responses", input="a", instructions="s") == [Turn("s"), Turn("a")]
     assert turns(b"/v1/completions", prompt="a") == [Turn("a")]
     pieces = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert turns(b"/v1/chat/completions", messages=[{"role": "user", "content": pieces}]) == [Turn("a\nb")]
@@ -46,8 +44,6 @@ def test_what_asks_for_no_one_text_has_no_turns() -> None:
     assert turns(b"/v1/completions", prompt=["a", "b"]) == [] == turns(b"/v1/completions", prompt=[1, 2])
     assert turns(b"/v1/embeddings", input="a") == []
     assert turns(b"/v1/rerank", query="q", documents=["a"]) == []
-    items = [{"type": "function_call_output", "call_id": "1", "output": "x"}, {"role": "user", "content": "a"}]
-    assert turns(b"/v1/responses", input=items) == [Turn("a")]
 
 
 def test_of_a_long_conversation_its_first_and_last_turns_are_read() -> None:

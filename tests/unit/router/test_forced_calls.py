@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from glowplug.domain.errors import BadRequest
-from glowplug.services.router import forced_responses, forced_tools, messages_as_chat
-from glowplug.services.router.forced_responses import ForcedResponse
+from glowplug.services.router import forced_tools, messages_as_chat
 from glowplug.services.router.forced_tools import ForcedCall, one_call_of, read_call
 from glowplug.services.router.messages_as_chat import MessageAnswer
 from glowplug.services.router.request_body import read_body
@@ -150,120 +149,6 @@ def test_a_call_in_one_piece_replaces_the_text() -> None:
     assert [one["message"]["content"] for one in found["choices"]] == [None, None] and found["usage"] == USAGE
     (call,) = found["choices"][0]["message"]["tool_calls"]
     assert (call["id"], call["function"]["name"]) == ("call_r", "f")
-
-
-# -- calls of responses ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("choice", "kinds", "can"),
-    [
-        ("required", ["function"], True),
-        ("required", ["function", "custom"], False),
-        ("auto", ["function"], False),
-        (None, ["function"], False),
-        ({"type": "function", "name": "f"}, ["function", "custom"], True),
-        ({"type": "allowed_tools"}, ["function"], False),
-    ],
-)
-def test_a_response_is_translated_where_a_function_is_demanded(choice: Any, kinds: list[str], can: bool) -> None:
-    tools = [{"type": kind, "name": "f"} for kind in kinds]
-    asked = {"model": "m", "input": "Hi", "tools": tools, "tool_choice": choice}
-    assert forced_responses.can(read_body(forced_responses.PATH, json.dumps(asked).encode())) is can
-
-
-def response(**over: Any) -> tuple[dict[str, Any], ForcedResponse]:
-    tools = [{"type": "function", "name": name, "strict": True, "description": "d"} for name in "fg"]
-    fields = {"model": "m", "input": "Hi", "tools": tools, "tool_choice": "required", "top_p": 0.5} | over
-    body, made = forced_responses.translate(json.dumps(fields).encode(), "r", 77)
-    return json.loads(body), made
-
-
-def test_a_response_is_told_its_tools_as_instructions() -> None:
-    asked, made = response(parallel_tool_calls=True, text={"format": {"type": "text"}})
-    assert asked.keys() == {"model", "input", "top_p", "instructions", "response_format"} and not made.streams
-    assert asked["instructions"].startswith("Answer by calling")
-    assert asked["instructions"].endswith('{"name":"f","description":"d"}\n{"name":"g","description":"d"}')
-    items = [
-        {"role": "user", "content": "Hi"},
-        {"type": "function_call", "call_id": "1", "arguments": ""},
-        {"type": "function_call_output", "call_id": "1"},
-    ]
-    asked, _ = response(instructions="s", input=items, tool_choice={"type": "function", "name": "g"}, stream=True)
-    assert asked["instructions"].startswith("s\n\nAnswer") and asked["instructions"].endswith(
-        '{"name":"g","description":"d"}'
-    )
-    part = {"type": "output_text", "text": '{"name": "", "arguments": {}}'}
-    assert asked["input"] == [
-        items[0],
-        {"type": "message", "role": "assistant", "content": [part]},
-        {"role": "user", "content": "The function's result: "},
-    ]
-
-
-def test_a_response_in_one_piece_repeats_what_it_was_asked() -> None:
-    _, made = response(tool_choice={"type": "function", "name": "g"})
-    thoughts = {"type": "reasoning", "id": "rs"}
-    content = [{"text": CALL[:9]}, {"text": CALL[9:]}]
-    raw: dict[str, Any] = {
-        "id": "resp",
-        "status": "completed",
-        "output": [thoughts, {"type": "message", "content": content}],
-    }
-    found = json.loads(made.whole(json.dumps(raw).encode()))
-    before, call = found.pop("output")
-    assert before == thoughts and call == {
-        "type": "function_call", "id": "fc_r", "call_id": "call_r", "name": "f", "arguments": '{"a": 1}',
-        "status": "completed",
-    }  # fmt: skip
-    assert len(found.pop("tools")) == 2 and found == {
-        "id": "resp", "status": "completed", "model": "m", "created_at": 77, "instructions": None, "metadata": None,
-        "parallel_tool_calls": False, "tool_choice": {"type": "function", "name": "g"}, "temperature": None,
-        "top_p": 0.5, "error": None, "incomplete_details": None,
-    }  # fmt: skip
-    cut_off = {"type": "message", "content": [{"text": CALL[:-4]}]}
-    raw = {"completed_at": 5, "created_at": 6, "output": [cut_off]}
-    cut = json.loads(made.whole(json.dumps(raw).encode()))
-    assert (cut["status"], cut["completed_at"], cut["created_at"]) == ("incomplete", None, 6)
-    assert cut["output"][0]["status"] == "incomplete" and cut["incomplete_details"]["reason"] == "max_output_tokens"
-
-
-def test_a_streamed_response_counts_its_events_and_the_items_before_its_call() -> None:
-    _, made = response(stream=True)
-
-    def said(kind: str, **fields: Any) -> list[dict[str, Any]]:
-        return told(made.events(event(type=kind, sequence_number=99, output_index=99, **fields)))
-
-    thoughts, text = {"type": "reasoning"}, {"type": "message"}
-    assert said("response.created", response={"id": "resp"})[0]["response"]["output"] == []
-    seen = said("response.output_item.added", item=thoughts) + said("response.reasoning_text.delta", delta="hm")
-    seen += said("response.output_item.done", item=thoughts) + said("response.output_item.added", item=thoughts)
-    assert [(one["sequence_number"], one["output_index"]) for one in seen] == [(1, 0), (2, 0), (3, 0), (4, 1)]
-    assert not said("response.output_item.added", item=text) and not said("response.output_item.done", item=text)
-    assert not said("x") and not made.events(b"data: [1]\n\n")
-    assert not said("response.output_text.delta", delta=CALL)
-    ended = said("response.incomplete", response={"id": "resp", "output": None})
-    added, delta, done, item, last = ended
-    assert [one["type"].removeprefix("response.") for one in ended] == [
-        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
-        "completed",
-    ]  # fmt: skip
-    assert {one["output_index"] for one in ended[:4]} == {1} and last["sequence_number"] == 9
-    assert (added["item"]["arguments"], added["item"]["status"]) == ("", "in_progress")
-    assert (delta["item_id"], delta["delta"]) == (done["item_id"], done["arguments"]) == ("fc_r", '{"a": 1}')
-    assert done["name"] == "f" and item["item"] == last["response"]["output"][-1] and made.end() == b""
-
-
-@pytest.mark.parametrize(
-    "given", [{"error": {"message": "no", "code": "c", "param": None}}, {"message": "no", "code": "c", "param": None}]
-)
-def test_a_response_that_fails_in_its_stream_ends_with_its_own_error(given: dict[str, Any]) -> None:
-    _, made = response(stream=True)
-    assert made.events(event(type="error", **given)) == b""
-    other = b'{"error":{"message":"other","code":"o","param":null}}'
-    for data in (made.end(), made.error_event(other)):
-        assert data.startswith(b"event: error\n") and told(data)[0]["message"] == "no"
-    assert told(response(stream=True)[1].error_event(other))[0]["message"] == "other"
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -95,11 +95,6 @@ def test_a_body_under_a_wrong_label_is_refused(body: bytes, encoding: bytes, sta
           "tools": [{"name": "g"}], "messages": [{"role": "user", "content": [
               {"type": "tool_result", "content": [{"type": "text", "text": "b"}]}]}]},
          ["g", "s\nt", "user", "", "b"]),
-        ("/v1/responses",
-         {"instructions": "i", "tools": [{"type": "web_search"}], "input": [
-             {"content": "a"}, {"type": "function_call_output", "output": "o"}]},
-         ["", "i", "", "a", "", "o"]),
-        ("/v1/responses", {"input": "a"}, ["", "a"]),
         ("/v1/embeddings", {"input": "a"}, []),
     ],
 )  # fmt: skip
@@ -138,24 +133,19 @@ def test_an_error_behind_a_renamed_answer_has_the_shape_of_its_path_once() -> No
 @pytest.mark.parametrize(
     ("over", "added"),
     [
-        ({"text": {"format": {"type": "json_schema", "schema": {"a": 1}}}},
-         {"response_format": {"type": "json_schema", "json_schema": {"name": "response", "schema": {"a": 1}}}}),
-        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
-        ({"text": {"format": {"type": "text"}}}, {}),
-        ({"text": {}}, {}),
-        ({"prompt": "x", "response_format": {"type": "json_object"}, "grammar": "", "json_schema": None},
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}, "grammar": "", "json_schema": None},
          {"json_schema": {"type": "object"}}),
-        ({"prompt": "x", "response_format": {"type": "json_object", "json_schema": {"name": "n"}}},
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "n"}}},
          {"json_schema": {"type": "object"}}),
-        ({"prompt": "x", "response_format": {"type": "json_schema", "schema": {"a": 1}, "json_schema": {"schema": 5}}},
+        ({"response_format": {"type": "json_schema", "schema": {"a": 1}, "json_schema": {"schema": 5}}},
          {"json_schema": {"a": 1}}),
     ],
 )  # fmt: skip
 def test_a_structure_moves_to_the_engines_field(over: dict[str, Any], added: dict[str, Any]) -> None:
-    path, fields = b"/v1/completions" if "prompt" in over else b"/v1/responses", {"model": "m", "input": "x"} | over
-    fields = {name: value for name, value in fields.items() if name != "input" or path != b"/v1/completions"}
+    fields = {"model": "m", "prompt": "x"} | over
     body = json.dumps(fields).encode()
-    made = intake.translate(body, read_body(path, body))
+    made = intake.translate(body, read_body(b"/v1/completions", body))
     assert (made is body) if not added else json.loads(made) == fields | added
 
 

@@ -39,7 +39,6 @@ def test_only_whole_blocks_count_and_a_block_depends_on_all_before_it() -> None:
             {"max_tokens": 9, "system": LONG, "messages": [{"role": "user", "content": "a"}]},
             {"max_tokens": 9, "system": LONG, "messages": [{"role": "user", "content": "b"}]},
         ),
-        ("/v1/responses", {"instructions": LONG, "input": "a"}, {"instructions": LONG, "input": LONG}),
         ("/v1/completions", {"prompt": LONG}, {"prompt": [LONG + LONG]}),
         ("/v1/completions", {"prompt": [list(range(160))]}, {"prompt": list(range(170))}),
         (
@@ -48,12 +47,6 @@ def test_only_whole_blocks_count_and_a_block_depends_on_all_before_it() -> None:
                 {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": LONG}]}]}]},
             {"max_tokens": 9, "messages": [{"role": "user", "content": [
                 {"type": "tool_result", "tool_use_id": "t", "content": LONG}]}, {"role": "user", "content": "go on"}]},
-        ),
-        (
-            "/v1/responses",
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": LONG}]},
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": LONG},
-                       {"role": "user", "content": "go on"}]},
         ),
     ],
 )  # fmt: skip

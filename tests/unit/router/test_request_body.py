@@ -69,9 +69,6 @@ def read(path: bytes, fields: dict[str, Any]) -> Any:
         (COMPLETION, {"prompt": "x" * 40, "n_predict": 3}, (10, 3)),
         (COMPLETION, {"prompt": [1, 22, 333]}, (3, 0)),
         (EMBEDDING, {"input": "x" * 40}, (10, 1)),
-        (RESPONSE, {"input": "x" * 40}, (10, 0)),
-        (RESPONSE, {"input": [{"content": "x" * 40}, {"output": "x" * 40}], "max_output_tokens": 5}, (20, 5)),
-        (RESPONSE, {"input": [{"content": "x" * 40, "output": "x" * 20}], "instructions": "x" * 12}, (18, 0)),
         (CHAT, {"max_tokens": 7, "max_completion_tokens": 9}, (0, 9)),
         (COMPLETION, {"prompt": ["x" * 40, [1, 22], 3]}, (13, 0)),
         (COMPLETION, {"max_tokens": 0, "echo": True}, (0, 1)),
@@ -150,7 +147,7 @@ NUMBERS: list[tuple[bytes, str, tuple[Any, ...], tuple[Any, ...]]] = [
     (EMBEDDING, "input", (["a"] * 2048, [1] * 5000), ([], ["a"] * 2049, [[1]] * 2049)),
     (EMBEDDING, "encoding_format", ("float", "base64"), ("x",)),
     (EMBEDDING, "dimensions", (1,), (0,)),
-    (RESPONSE, "input", ([{}] * 2048,), ([{}] * 2049, [5])),
+    (RESPONSE, "input", ([{"content": "a"}] * 2048,), ([{"content": "a"}] * 2049, [5])),
     (RESPONSE, "tools", ([{"type": "web_search"}],), ([{"x": 1}], [{"type": "function"}])),
     (RESPONSE, "text", ({"format": {"type": "text"}},), (5, {"format": {"type": "json_schema", "schema": 5}})),
 ]
@@ -421,7 +418,11 @@ def test_a_text_that_cannot_fit_the_context_is_not_tokenized(path: bytes, fields
     [
         (CHAT, {"messages": [USER | {"content": [IMAGE]}]}, "messages[0].content[0]"),
         (RESPONSE, {"input": [{"content": [{"type": "input_image", "image_url": "data:"}]}]}, "input[0].content[0]"),
-        (RESPONSE, {"input": [{"output": [{"type": "input_image"}]}]}, "input[0].output[0]"),
+        (
+            RESPONSE,
+            {"input": [{"type": "function_call_output", "output": [{"type": "input_image"}]}]},
+            "input[0].output[0]",
+        ),
         (EMBEDDING, {}, "model"),
     ],
 )
@@ -523,7 +524,9 @@ def test_a_forced_call_needs_an_instance_that_can_be_made_to_call(
         (RESPONSE, {"tools": [FLAT], "tool_choice": FLAT | {"name": "g"}}, "tool_choice"),
         (RESPONSE, {"tools": [{"type": "custom"}, {"type": "function"}]}, "tools[1].name"),
         (RESPONSE, {"input": [{"content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-        (RESPONSE, {"input": [{"output": [{"type": "output_text"}]}]}, "input[0].output[0].text"),
+        (RESPONSE, {"input": [{"type": "x", "output": [{"type": "output_text"}]}]}, "input[0].output[0].text"),
+        (RESPONSE, {"input": [{"role": "user"}]}, "input[0].content"),
+        (RESPONSE, {"truncation": "auto"}, "truncation"),
         (RESPONSE, {"text": {"format": {"type": "json_schema", "schema": []}}}, "text.format.schema"),
         (CHAT, {"messages": [USER, USER | {"content": [{"type": "text"}]}]}, "messages[1].content[0].text"),
         (CHAT, {"response_format": {"type": "json_schema", "schema": 5}}, "response_format.schema"),

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from glowplug.engines.apis import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, EngineApi
+from glowplug.engines.apis import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, EngineApi
 from glowplug.services.router import resumption
 from glowplug.services.router.continuation import DONE_EVENT, Continuation, NotContinuable, events
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.resumption import Resumption
-from tests.contract.continuation_rig import ASKED, Story, a_real_model, asked_of, decoded, sse
+from tests.contract.continuation_rig import ASKED, a_real_model, asked_of, decoded, sse
 
-API = EngineApi(continues=frozenset((CHAT, COMPLETIONS, MESSAGES, RESPONSES)))
+API = EngineApi(continues=frozenset((CHAT, COMPLETIONS, MESSAGES)))
 IDS = EngineApi(continues=API.continues, token_ids=True)
 MIXED = EngineApi(continues=API.continues, mixed_prompts=True, completion_tokens=16)
 
@@ -116,7 +116,6 @@ def text_of(text: str, **more: Any) -> dict[str, Any]:
 
 
 A_PIECE = {"type": "content_block_delta", "delta": {"text": "a"}}
-A_DELTA = {"type": "response.output_text.delta", "delta": "a"}
 
 
 @pytest.mark.parametrize(
@@ -147,13 +146,6 @@ A_DELTA = {"type": "response.output_text.delta", "delta": "a"}
         (MESSAGES, {}, ({"type": "content_block_start", "content_block": {"type": "tool_use"}},)),
         (MESSAGES, {}, ({"type": "content_block_start", "content_block": None},)),
         (MESSAGES, {}, ({"type": "content_block_stop"},)),
-        (
-            RESPONSES,
-            {"text": {"format": {"type": "json_schema"}}},
-            (A_DELTA,),
-        ),
-        (RESPONSES, {}, ({"type": "response.output_item.added", "item": {"type": "function_call"}},)),
-        (RESPONSES, {}, ({"type": "response.output_text.done"},)),
     ],
 )
 def test_what_no_engine_goes_on_with(path: str, asked: dict[str, Any], told: tuple[dict[str, Any], ...]) -> None:
@@ -203,7 +195,6 @@ def test_a_path_goes_on_where_the_router_and_the_engine_can() -> None:
             {"type": "content_block_start", "content_block": {"type": "text"}},
             {"max_tokens": 6},
         ),
-        (RESPONSES, {"text": {"format": {"type": "text"}}}, A_DELTA, {"max_output_tokens": 5}),
     ],
 )
 def test_what_the_next_engine_is_asked_for(
@@ -456,74 +447,6 @@ def test_a_message_of_all_its_tokens_only_ends() -> None:
     end = [{"type": "content_block_stop", "index": 0}, stopped("stop", output_tokens=1)]
     assert rewritten(kept, START, BLOCK, piece("g"), *end) == [end[0], stopped("max_tokens", output_tokens=6)]
     assert kept.text == "abcdef"
-
-
-# -- responses -----------------------------------------------------------------------------------------------------
-
-
-def test_the_client_sees_one_response() -> None:
-    told = [decoded(one)[0] for one in Story("1").events(RESPONSES, asked_of(RESPONSES))]
-    numbered = [{**one, "sequence_number": number} for number, one in enumerate(told)]
-    next_ = [decoded(one)[0] for one in Story("2").events(RESPONSES, asked_of(RESPONSES))]
-    later = [{**one, "sequence_number": number, "timings": {}} for number, one in enumerate(next_)]
-    kept = begun(RESPONSES, numbered[0] | {"response": {"id": "id-1", "created_at": 7, "x": 1}}, *numbered[1:6])
-    body = next_of(kept)
-    assert body["input"] == [
-        {"role": "user", "content": "hi"},
-        {
-            "type": "message", "role": "assistant", "id": "msg-1", "status": "in_progress",
-            "content": [{"type": "output_text", "text": "The sea", "annotations": []}],
-        },
-    ]  # fmt: skip
-    assert body["max_output_tokens"] == 4
-    found = rewritten(kept, None, *later[:4], *later[6:])
-    assert [one["sequence_number"] for one in found] == list(range(6, 6 + len(found)))
-    expected = [{**one, "sequence_number": 6 + number} for number, one in enumerate(told[6:])]
-    usage = {"input_tokens": 3, "output_tokens": 8, "total_tokens": 11}
-    response = {**expected[-1]["response"], "created_at": 7, "usage": usage}
-    assert found == [*expected[:-1], {**expected[-1], "response": response}]
-
-
-@pytest.mark.parametrize("given", [[{"role": "user", "content": "a"}], "a", "", None])
-def test_a_response_goes_on_behind_the_items_that_were_given(given: Any) -> None:
-    body = next_of(begun(RESPONSES, {"type": "response.output_text.delta", "delta": "x"}, input=given))
-    assert body["input"][:-1] == [{"role": "user", "content": given or ""}] if isinstance(given, str | None) else given
-
-
-def test_a_response_whose_next_engine_tells_only_its_part_is_whole_and_other_items_stay() -> None:
-    delta = {"type": "response.output_text.delta", "item_id": "x", "delta": "ab"}
-    kept = begun(RESPONSES, delta)
-    kept.request()
-    part, call = {"type": "output_text", "text": "c"}, {"type": "function_call", "id": "f"}
-    message = {"type": "message", "id": "y", "content": [part, {"type": "refusal", "text": "no"}]}
-    found = rewritten(
-        kept,
-        {"type": "response.output_text.done", "item_id": "y", "text": "c"},
-        {"type": "response.content_part.done", "part": part},
-        {"type": "response.output_item.done", "item": call},
-        {"type": "response.completed", "response": {"output": [message, call], "usage": None}},
-    )
-    whole = part | {"text": "abc"}
-    assert found == [
-        {"type": "response.output_text.done", "item_id": "y", "text": "abc"},
-        {"type": "response.content_part.done", "part": whole},
-        {"type": "response.output_item.done", "item": call},
-        {"type": "response.completed", "response": {
-            "output": [{**message, "content": [whole, {"type": "refusal", "text": "no"}]}, call], "usage": None}},
-    ]  # fmt: skip
-
-
-def test_a_response_of_all_its_tokens_only_ends() -> None:
-    deltas = [{"type": "response.output_text.delta", "item_id": "x", "delta": letter} for letter in "abcdef"]
-    kept = begun(RESPONSES, {"type": "response.output_item.added", "item": {"type": "message", "id": "x"}}, *deltas)
-    assert next_of(kept)["max_output_tokens"] == 1
-    done = {"type": "response.output_text.done", "item_id": "y", "text": "abcdefg"}
-    part = {"type": "response.content_part.done", "item_id": "y", "part": {"type": "output_text", "text": "abcdefg"}}
-    found = rewritten(kept, deltas[0] | {"delta": "g"}, done, part)
-    assert found == [
-        {**done, "item_id": "x", "text": "abcdef"},
-        {**part, "item_id": "x", "part": {"type": "output_text", "text": "abcdef"}},
-    ]
 
 
 # -- events --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,494 @@
+"""OpenAI's responses as chats, and the answers back. Pure: bytes in, bytes out.
+
+Engines answer responses each in their own way, or not at all; all of them answer chats. So the router owns the envelope
+and the events: https://www.openresponses.org/specification, and the models of OpenAI's SDKs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from glowplug.domain.errors import BadRequest
+from glowplug.services.router import forced_tools, wire
+from glowplug.services.router.continuation import DONE, decode, events
+from glowplug.services.router.forced_tools import ForcedCall
+from glowplug.services.router.request_shapes import ResponseAsked
+from glowplug.services.router.wire import encode_json, named_event
+
+# A chat has these too; unknown fields go on to the engine like those of a chat.
+_SAME = ("model", "stream", "temperature", "top_p", "user", "parallel_tool_calls")
+_OF_RESPONSES = frozenset(ResponseAsked.__struct_fields__) - {*_SAME}
+_NOT_HERE = ("messages", "n", "n_cmpl", "stream_options", "logprobs")  # of chats; they would change the answer's form
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+_RESULTS = ("function_call_output", "custom_tool_call_output")
+# Calls of tools that OpenAI runs, in a conversation that began there.
+_FOREIGN = ("_call", "_call_output", "_list_tools", "_approval_request", "_approval_response")
+_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
+_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_WITH_LOGPROBS = "message.output_text.logprobs"
+
+
+def translate(
+    body: bytes, request_id: str, created_at: int, clock: Callable[[], float], *, forces: bool
+) -> "tuple[bytes, ResponseAnswer, list[str]]":
+    """Return a chat's body, its answer's translation, and the kinds of tools and items that nobody here could run.
+    `created_at`: epoch seconds, as from `clock`. `forces`: a forced call is left to forced_tools. Raises BadRequest."""
+    fields = decode(body)
+    dropped: list[str] = []
+    tools, choice = _tools(fields, dropped)
+    chat = {name: value for name, value in fields.items() if name not in _OF_RESPONSES and name not in _NOT_HERE}
+    chat["messages"] = _messages(fields, dropped)
+    if fields.get("max_output_tokens") is not None:
+        chat["max_tokens"] = fields["max_output_tokens"]
+    if form := _format(fields):
+        chat["response_format"] = form
+    for name, part, field in (("reasoning_effort", "reasoning", "effort"), ("verbosity", "text", "verbosity")):
+        if (value := (fields.get(part) or {}).get(field)) is not None:
+            chat[name] = value
+    if fields.get("top_logprobs") or _WITH_LOGPROBS in (fields.get("include") or ()):
+        chat |= {"logprobs": True, "top_logprobs": fields.get("top_logprobs") or 0}
+    if tools:
+        chat |= {"tools": [_chat_tool(tool) for tool in tools], "tool_choice": choice}
+    else:
+        chat.pop("parallel_tool_calls", None)
+    if chat.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    envelope = _envelope(fields, tools, f"resp_{request_id}", created_at)
+    custom = frozenset(tool["name"] for tool in tools if tool["type"] == "custom")
+    answer = ResponseAnswer(bool(chat.get("stream")), envelope, request_id, custom, clock)
+    inner = encode_json(chat)
+    if forces and tools and choice not in ("auto", "none"):
+        inner, answer.call = forced_tools.translate(inner, request_id)
+    return inner, answer, sorted(set(dropped))
+
+
+# -- the request ------------------------------------------------------------------------------------------------------
+
+
+def _tools(fields: dict[str, Any], dropped: list[str]) -> tuple[list[dict[str, Any]], Any]:
+    """Return the tools that the client runs, and a chat's choice among them."""
+    tools = []
+    for tool in fields.get("tools") or ():
+        if tool["type"] == "function" or (tool["type"] == "custom" and _is_free(tool)):
+            tools.append(tool)
+        else:
+            dropped.append(tool["type"])
+    choice = fields.get("tool_choice") or "auto"
+    if isinstance(choice, str):
+        if choice == "required" and not tools:
+            raise _nothing_to_call("tools")
+        return tools, choice
+    if choice.get("type") == "allowed_tools":
+        names = {tool.get("name") for tool in choice.get("tools") or () if isinstance(tool, dict)}
+        tools = [tool for tool in tools if tool["name"] in names]
+        is_forced = choice.get("mode") == "required"
+        if is_forced and not tools:
+            raise _nothing_to_call("tool_choice")
+        return tools, "required" if is_forced else "auto"
+    if choice.get("type") not in ("function", "custom"):
+        raise _nothing_to_call("tool_choice")
+    return tools, {"type": "function", "function": {"name": choice.get("name")}}
+
+
+def _is_free(tool: Mapping[str, Any]) -> bool:
+    """Return whether a custom tool takes any text: nothing here would hold a call to its grammar."""
+    form = tool.get("format") or {}
+    return isinstance(form, dict) and form.get("type", "text") == "text" and bool(tool.get("name"))
+
+
+def _nothing_to_call(param: str) -> BadRequest:
+    return BadRequest(f"{param}: a call is demanded, and only tools that the client runs can be called.", param=param)
+
+
+def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name)}
+    if tool["type"] == "custom":
+        function["parameters"] = _INPUT
+    return {"type": "function", "function": function}
+
+
+def _format(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    form = (fields.get("text") or {}).get("format") or {}
+    if form.get("type", "text") == "text":
+        return None
+    if form["type"] == "json_object":
+        return {"type": "json_object"}
+    if form.get("schema") is None:
+        raise BadRequest("text.format.schema is missing.", param="text.format.schema")
+    asked = {name: form[name] for name in ("description", "schema", "strict") if form.get(name) is not None}
+    return {"type": "json_schema", "json_schema": {"name": form.get("name") or "response"} | asked}
+
+
+def _messages(fields: Mapping[str, Any], dropped: list[str]) -> list[dict[str, Any]]:
+    """Reasoning, text and calls in a row are one message of the assistant, and the first instructions one of the
+    system, as chat templates expect."""
+    given, instructions = fields.get("input") or "", fields.get("instructions")
+    made = [{"role": "system", "content": instructions}] if instructions else list[dict[str, Any]]()
+    for i, item in enumerate([{"role": "user", "content": given}] if isinstance(given, str) else given):
+        kind, where = item.get("type") or "message", f"input[{i}]"
+        last = made[-1] if made and made[-1]["role"] == "assistant" else None
+        if kind == "message":
+            _add_message(made, last, item, where)
+        elif kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or ()
+            thoughts = "".join(part.get("text") or "" for part in parts if isinstance(part, dict))
+            if thoughts:
+                made.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
+        elif kind in _CALLS:
+            turn = last if last is not None else _added(made, {"role": "assistant", "content": None})
+            turn.setdefault("tool_calls", []).append(_call(item, kind, where))
+        elif kind in _RESULTS:
+            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _plain(item.get("output"))})
+        elif kind.endswith(_FOREIGN):
+            dropped.append(kind)
+        else:
+            raise BadRequest(f"{where}.type: `{kind[:100]}` is not known here.", param=f"{where}.type")
+    return made
+
+
+def _added(made: list[dict[str, Any]], message: dict[str, Any]) -> dict[str, Any]:
+    made.append(message)
+    return message
+
+
+def _add_message(made: list[dict[str, Any]], last: dict[str, Any] | None, item: Mapping[str, Any], where: str) -> None:
+    role, content = item.get("role") or "", _content(item.get("content"), f"{where}.content")
+    if role == "developer":
+        role = "system"
+    if role not in ("user", "assistant", "system"):
+        raise BadRequest(
+            f"{where}.role: `{role[:100]}` is not user, assistant, system or developer.", param=f"{where}.role"
+        )
+    begins = all(message["role"] == "system" for message in made)
+    if role == "assistant" and last is not None and last["content"] is None:
+        last["content"] = content
+    elif role == "system" and made and begins and isinstance(content, str):
+        made[0]["content"] = f"{made[0]['content']}\n\n{content}"
+    else:
+        made.append({"role": role, "content": content})
+
+
+def _content(content: Any, where: str) -> Any:
+    """Return text wherever there is nothing else: some templates know only texts."""
+    if isinstance(content, str):
+        return content
+    parts = [_part(part, f"{where}[{i}]") for i, part in enumerate(content or ())]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = part["type"]
+    if kind in _TEXTS:
+        return {"type": "text", "text": part.get("text") or part.get("refusal") or ""}
+    if kind == "input_image" and isinstance(part.get("image_url"), str):
+        detail = {"detail": part["detail"]} if part.get("detail") else {}
+        return {"type": "image_url", "image_url": {"url": part["image_url"]} | detail}
+    if kind == "input_file" and part.get("file_data"):
+        return {"type": "file", "file": {name: part[name] for name in ("file_data", "filename") if part.get(name)}}
+    if kind == "input_audio":
+        return {"type": "input_audio", "input_audio": part.get("input_audio")}
+    raise BadRequest(f"{where}: `{kind[:100]}` needs its data in the request; no files are kept here.", param=where)
+
+
+def _plain(output: Any) -> str:
+    if isinstance(output, str):
+        return output
+    return "".join(part.get("text") or "" for part in output or ())
+
+
+def _call(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
+    for name in ("name", "call_id"):
+        if not item.get(name):
+            raise BadRequest(f"{where}.{name} is missing.", param=f"{where}.{name}")
+    said = item.get(_CALLS[kind]) or ""
+    arguments = encode_json({"input": said}).decode() if kind == "custom_tool_call" else said or "{}"
+    return {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": arguments}}
+
+
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+
+def _envelope(fields: Mapping[str, Any], tools: list[dict[str, Any]], response_id: str, at: int) -> dict[str, Any]:
+    """Return the response before its first event. A value that the request leaves to the engine has the API's
+    default."""
+
+    def given(name: str, default: Any = None) -> Any:
+        value = fields.get(name)
+        return default if value is None else value
+
+    reasoning, text = given("reasoning", {}), given("text", {})
+    form = text.get("format") or {"type": "text"}
+    if form.get("type") == "json_schema":
+        form = {"name": "response", "description": None, "schema": None, "strict": False} | form
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": at,
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": given("instructions"),
+        "max_output_tokens": given("max_output_tokens"),
+        "max_tool_calls": given("max_tool_calls"),
+        "model": fields["model"],
+        "output": [],
+        "parallel_tool_calls": given("parallel_tool_calls", True),
+        "previous_response_id": None,
+        "prompt_cache_key": given("prompt_cache_key"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "safety_identifier": given("safety_identifier"),
+        "service_tier": "default",
+        "store": False,
+        "temperature": given("temperature", 1.0),
+        "text": {**text, "format": form},
+        "tool_choice": given("tool_choice", "auto"),
+        "tools": [_echoed(tool) for tool in tools],
+        "top_logprobs": given("top_logprobs", 0),
+        "top_p": given("top_p", 1.0),
+        "presence_penalty": given("presence_penalty", 0.0),
+        "frequency_penalty": given("frequency_penalty", 0.0),
+        "truncation": "disabled",
+        "usage": None,
+        "user": given("user"),
+        "metadata": given("metadata", {}),
+    }
+
+
+def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "custom":
+        return tool
+    return {name: tool.get(name) for name in ("type", "name", "description", "parameters", "strict")}
+
+
+class _Item:
+    """One item of the output, as it comes. `part`: the type of its one content part, "" for a call."""
+
+    def __init__(self, index: int, head: dict[str, Any], part: str) -> None:
+        self.index, self.head, self.part = index, head, part
+        self.texts: list[str] = []
+        self.logprobs: list[Any] = []
+
+    @property
+    def where(self) -> dict[str, Any]:
+        place = {"item_id": self.head["id"], "output_index": self.index}
+        return place | {"content_index": 0} if self.part else place
+
+    def content(self, text: str) -> dict[str, Any]:
+        if self.part == "output_text":
+            return {"type": self.part, "text": text, "annotations": [], "logprobs": self.logprobs}
+        return {"type": self.part, "text": text}
+
+    def done(self, status: str) -> dict[str, Any]:
+        text = "".join(self.texts)
+        if self.part:
+            return self.head | {"status": status, "content": [self.content(text)]}
+        if self.head["type"] == "custom_tool_call":
+            return self.head | {"status": status, "input": _input(text)}
+        return self.head | {"status": status, "arguments": text}
+
+
+def _input(arguments: str) -> str:
+    try:
+        found = decode(arguments)["input"]
+    except (ValueError, LookupError, TypeError):
+        return arguments
+    return found if isinstance(found, str) else arguments
+
+
+class ResponseAnswer:
+    """`call`: a forced call's translation, applied first. `custom`: names of custom tools."""
+
+    nothing = b":\n\n"
+    counts: tuple[int, int] | None = None
+    counts_all = False
+
+    def __init__(
+        self,
+        streams: bool,
+        response: dict[str, Any],
+        request_id: str,
+        custom: frozenset[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.streams = streams
+        self.headers = wire.EVENT_STREAM_HEADERS if streams else wire.JSON_HEADERS
+        self.call: ForcedCall | None = None
+        self._response, self._id, self._custom, self._clock = response, request_id, custom, clock
+        self._num_events = 0
+        self._open: _Item | None = None
+        self._open_key = ""  # an item's kind, and a call's number
+        self._reason = ""
+        self._usage: dict[str, Any] = {}
+
+    def began(self, queue_s: float) -> None:
+        """OpenAI's API does not report the time in the queue."""
+
+    def events(self, data: bytes) -> bytes:
+        if self.call is not None:
+            data = self.call.events(data)
+        return b"".join(self.end() if event == DONE else self._pieces(decode(event)) for _, event in events(data))
+
+    def _pieces(self, chunk: Any) -> bytes:
+        if not isinstance(chunk, dict):
+            return b""
+        out = [self._begin()]
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices") or ():
+            out += self._said(choice.get("delta") or {}, choice)
+        return b"".join(out)
+
+    def _said(self, said: Mapping[str, Any], choice: Mapping[str, Any]) -> list[bytes]:
+        """Take a delta, or a whole message."""
+        self._reason = choice.get("finish_reason") or self._reason
+        out = []
+        if thoughts := said.get("reasoning_content") or said.get("reasoning"):
+            out += self._text("reasoning", thoughts, [])
+        if text := said.get("content") or said.get("refusal"):
+            out += self._text("message", text, (choice.get("logprobs") or {}).get("content") or [])
+        for number, call in enumerate(said.get("tool_calls") or ()):
+            out += self._call(call, call.get("index", number))
+        return out
+
+    def _begin(self) -> bytes:
+        if self._num_events:
+            return b""
+        return self._event("created", response=self._response) + self._event("in_progress", response=self._response)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        made = named_event({"type": f"response.{kind}", "sequence_number": self._num_events} | fields)
+        self._num_events += 1
+        return made
+
+    def _text(self, kind: str, text: str, logprobs: list[Any]) -> list[bytes]:
+        out = []
+        if self._open_key != kind:
+            if kind == "reasoning":
+                head: dict[str, Any] = {"type": "reasoning", "id": self._item_id("rs"), "summary": []}
+                part = "reasoning_text"
+            else:
+                head, part = {"type": "message", "id": self._item_id("msg"), "role": "assistant"}, "output_text"
+            out += self._begin_item(kind, head, part, content=[])
+            item = self._item
+            out.append(self._event("content_part.added", **item.where, part=item.content("")))
+        item = self._item
+        item.texts.append(text)
+        more = {"logprobs": logprobs} if item.part == "output_text" else {}
+        out.append(self._event(f"{item.part}.delta", **item.where, delta=text, **more))
+        item.logprobs = item.logprobs + logprobs
+        return out
+
+    def _call(self, call: Mapping[str, Any], number: int) -> list[bytes]:
+        out, key, function = [], f"call {number}", call.get("function") or {}
+        if self._open_key != key:
+            name = function.get("name") or ""
+            kind, field, prefix = ("custom_tool_call", "input", "ctc") if name in self._custom else (
+                "function_call", "arguments", "fc")  # fmt: skip
+            call_id = call.get("id") or self._item_id("call")
+            head = {"type": kind, "id": self._item_id(prefix), "call_id": call_id, "name": name}
+            out += self._begin_item(key, head, "", **{field: ""})
+        item, arguments = self._item, function.get("arguments") or ""
+        item.texts.append(arguments)
+        if arguments and item.head["type"] == "function_call":
+            out.append(self._event("function_call_arguments.delta", **item.where, delta=arguments))
+        return out
+
+    @property
+    def _item(self) -> _Item:
+        assert self._open is not None
+        return self._open
+
+    def _item_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._id}_{len(self._response['output']) + (self._open is not None)}"
+
+    def _begin_item(self, key: str, head: dict[str, Any], part: str, **empty: Any) -> list[bytes]:
+        out = self._close("completed")
+        self._open, self._open_key = _Item(len(self._response["output"]), head, part), key
+        begun = head | {"status": "in_progress"} | empty
+        return [*out, self._event("output_item.added", output_index=self._open.index, item=begun)]
+
+    def _close(self, status: str) -> list[bytes]:
+        if self._open is None:
+            return []
+        item, self._open, self._open_key = self._open, None, ""
+        done, out = item.done(status), []
+        self._response["output"].append(done)
+        if item.part:
+            (part,) = done["content"]
+            more = {"logprobs": item.logprobs} if item.part == "output_text" else {}
+            out.append(self._event(f"{item.part}.done", **item.where, text=part["text"], **more))
+            out.append(self._event("content_part.done", **item.where, part=part))
+        elif done["type"] == "custom_tool_call":
+            out.append(self._event("custom_tool_call_input.delta", **item.where, delta=done["input"]))
+            out.append(self._event("custom_tool_call_input.done", **item.where, input=done["input"]))
+        else:
+            arguments = {"name": done["name"], "arguments": done["arguments"]}
+            out.append(self._event("function_call_arguments.done", **item.where, **arguments))
+        return [*out, self._event("output_item.done", output_index=item.index, item=done)]
+
+    def end(self) -> bytes:
+        if self._response["status"] != "in_progress":
+            return b""
+        out, status = [self._begin()], self._status
+        out += self._close(status)
+        return b"".join([*out, self._event(status, response=self._ended(status))])
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reason in ("length", "content_filter") else "completed"
+
+    def _ended(self, status: str) -> dict[str, Any]:
+        self._response |= {"status": status, "usage": self._told()}
+        if status == "completed":
+            self._response["completed_at"] = int(self._clock())
+        elif status == "incomplete":
+            reason = "max_output_tokens" if self._reason == "length" else self._reason
+            self._response["incomplete_details"] = {"reason": reason}
+        return self._response
+
+    def _told(self) -> dict[str, Any] | None:
+        usage = self._usage
+        if not usage:
+            return None
+        prompt, made = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": int(cached or 0)},
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": int(thought or 0)},
+            "total_tokens": prompt + made,
+        }
+
+    def whole(self, answer: bytes) -> bytes:
+        found = decode(self.call.whole(answer) if self.call is not None else answer)
+        self._usage = found.get("usage") or {}
+        choice = found["choices"][0]
+        self._said(choice["message"], choice)
+        self._close(self._status)
+        return encode_json(self._ended(self._status))
+
+    def error(self, error: bytes) -> bytes:
+        """Name the response's fields, not the chat's."""
+        found = decode(error)
+        inner = found["error"]
+        if (param := _PARAMS.get(inner.get("param") or "")) is not None:
+            inner["message"] = inner["message"].replace(f"{inner['param']}:", f"{param}:", 1)
+            inner["param"] = param
+        return encode_json(found)
+
+    def error_event(self, error: bytes) -> bytes:
+        """Return the failed response, and the event whose `error` OpenAI's clients raise."""
+        if self._response["status"] != "in_progress":
+            return b""
+        inner = decode(error)["error"]
+        fields = {name: inner.get(name) for name in ("code", "message", "param")}
+        out = [self._begin(), *self._close("incomplete")]
+        self._response["error"] = {"code": fields["code"] or "server_error", "message": fields["message"]}
+        out.append(self._event("failed", response=self._ended("failed")))
+        last = {"type": "error", "sequence_number": self._num_events} | fields | {"error": inner}
+        return b"".join([*out, named_event(last)])
