@@ -205,6 +205,7 @@ def _asked(names: Names, fact: RequestFinished) -> Attributes:
         semconv.GEN_AI_OPERATION: fact.operation,
         "http.response.status_code": fact.status,
         "glowplug.cold": fact.cold,
+        semconv.ATTR_DROPPED_TOOLS: ", ".join(fact.dropped_tools),
     }
     return {name: value for name, value in said.items() if value != ""}
 

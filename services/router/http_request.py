@@ -63,6 +63,7 @@ class HttpRequest:
     caller: Caller = ANYBODY
     priority: Priority = Priority.STANDARD
     first_path: bytes = b""  # a translated request's original path
+    dropped_tools: tuple[str, ...] = ()  # kinds of tools that were left out
     upload: "Upload | None" = None  # receives the body in place of `body`
 
     def repeat(self, name: bytes, value: bytes, limits: Limits) -> None:

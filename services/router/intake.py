@@ -48,13 +48,14 @@ from glowplug.services.router.request_body import (
     OPERATIONS,
     check_fields,
     check_model,
+    drop_tools,
     fields_named,
     read_body,
     read_form,
     readers,
     sizes,
-    tools_dropped,
     unknown_fields,
+    without_servers_tools,
 )
 from glowplug.services.router.request_shapes import (
     NULL,
@@ -381,6 +382,8 @@ class Intake:
                     request.headers[b"content-type"] = b"application/json"
                 if not reader.is_whole(asked):
                     request.notes = unknown_fields(reader, request.body)
+                if isinstance(asked, shapes.CountAsked) and asked.tools:
+                    self._drop_tools(request, asked)
             model = self._table.find(asked.model, request.caller)
             if asked.model.endswith(LATEST):
                 self._name_it(request, asked.model, model)
@@ -454,6 +457,14 @@ class Intake:
         if texts is not None and not said:
             texts.later(exchange, asked, model.key)
 
+    def _drop_tools(self, request: HttpRequest, asked: shapes.CountAsked) -> None:
+        before = len(request.body)
+        request.body, dropped = without_servers_tools(request.body, asked)
+        if dropped:
+            asked.tools = [tool for tool in asked.tools or () if tool.type not in dropped]
+            drop_tools(request, dropped)
+            self._context.buffered_bytes += len(request.body) - before
+
     def _as_chat(
         self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
     ) -> tuple[ClientSink, HttpRequest]:
@@ -463,7 +474,7 @@ class Intake:
             request.body, request.request_id, int(request.complete_at), time.time, forces=CHAT in api.translated
         )
         if dropped:
-            request.notes += tools_dropped(dropped)
+            drop_tools(request, dropped)
         return self._behind(client, request, CHAT, body, answer)
 
     def _translated(

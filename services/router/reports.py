@@ -253,6 +253,7 @@ class Reports:
             eta_s=way.eta_s,
             moves=way.ended(arrived_at + e2e_s),
             parent_span=way.parent_span,
+            dropped_tools=request.dropped_tools,
         )
         if self._usage is not None:
             gpu_s = controller.balances.stays.taken(known, self._table.clock())

@@ -16,6 +16,7 @@ from glowplug.engines import apis
 from glowplug.engines.apis import EngineApi
 from glowplug.services.router import request_shapes as shapes
 from glowplug.services.router import schemas
+from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.request_shapes import (
     CHARS_PER_TOKEN_MAX,
     NULL,
@@ -149,6 +150,7 @@ OPERATIONS = {
 CHARS_PER_TOKEN = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"})
 _TEXT_PARTS |= {"thinking", "redacted_thinking", "tool_use", "tool_result"}
+_OWN_TOOLS = (None, "custom")  # of messages
 _SCHEMAS = ("json_schema", "guided_json", "guided_choice", "structured_outputs")
 _GRAMMARS = ("grammar", "guided_grammar", "guided_regex")
 _WITH_TEXT = frozenset({"text", "input_text", "output_text"})
@@ -235,8 +237,24 @@ def fields_named(names: Sequence[str]) -> bytes:
     return _named("x-glowplug-unknown-fields", names)
 
 
-def tools_dropped(kinds: Sequence[str]) -> bytes:
-    return _named("x-glowplug-dropped-tools", kinds)
+def drop_tools(request: HttpRequest, kinds: Sequence[str]) -> None:
+    """Note kinds of left out tools, for the answer's head and the trace."""
+    request.dropped_tools = tuple(kind[:_SHOWN_CHARS] for kind in kinds[:_MOST_SHOWN])
+    request.notes += _named("x-glowplug-dropped-tools", kinds)
+
+
+def without_servers_tools(body: bytes, asked: shapes.CountAsked) -> tuple[bytes, list[str]]:
+    """Leave out the tools that Anthropic defines, most of which its servers run; returns the rest of the body, and the
+    types of those left out."""
+    dropped = sorted({tool.type for tool in asked.tools or () if tool.type not in _OWN_TOOLS and tool.type})
+    if not dropped:
+        return body, dropped
+    fields = msgspec.json.decode(body)
+    fields["tools"] = [tool for tool in fields["tools"] if tool.get("type") in _OWN_TOOLS]
+    if not fields["tools"]:
+        del fields["tools"]
+        fields.pop("tool_choice", None)
+    return msgspec.json.encode(fields), dropped
 
 
 def _named(header: str, names: Sequence[str]) -> bytes:
@@ -472,15 +490,13 @@ def _check_anthropic(asked: shapes.CountAsked) -> None:
     check_turns(asked)
     num_bytes = num_repetitions = 0
     for i, tool in enumerate(asked.tools or ()):
-        if tool.type not in (None, "custom"):
-            text = f"tools[{i}].type: `{tool.type}` is run by its maker's own servers, and not here."
-            raise BadRequest(text, param=f"tools[{i}].type")
         num_repetitions += _check_schema(f"tools[{i}].input_schema", tool.input_schema)
         num_bytes += memoryview(tool.input_schema).nbytes + len(tool.description or "")
     _check_tools_size(num_bytes, num_repetitions)
     choice = asked.tool_choice
     if choice is not None and choice.type in ("any", "tool"):
-        _check_forced([tool.name for tool in asked.tools or ()], choice.name if choice.type == "tool" else None)
+        ours = [tool.name for tool in asked.tools or () if tool.type in _OWN_TOOLS]
+        _check_forced(ours, choice.name if choice.type == "tool" else None)
         if choice.type == "tool" and not choice.name:
             raise BadRequest("tool_choice.name is missing.", param="tool_choice.name")
     for param, part in _parts(asked):

@@ -179,6 +179,7 @@ class Item(Struct):
     summary: list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[ContentPart] | None = None

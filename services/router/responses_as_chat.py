@@ -5,6 +5,7 @@ and the events: https://www.openresponses.org/specification, and the models of O
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
@@ -35,7 +36,8 @@ def translate(
     `created_at`: epoch seconds, as from `clock`. `forces`: a forced call is left to forced_tools. Raises BadRequest."""
     fields = decode(body)
     dropped: list[str] = []
-    tools, choice = _tools(fields, dropped)
+    given = [tool for tool in fields.get("tools") or () if _is_ours(tool, dropped)]
+    tools, choice = _chosen(_by_chat_name(given), fields.get("tool_choice") or "auto")
     chat = {name: value for name, value in fields.items() if name not in _OF_RESPONSES and name not in _NOT_HERE}
     chat["messages"] = _messages(fields, dropped)
     if fields.get("max_output_tokens") is not None:
@@ -48,14 +50,14 @@ def translate(
     if fields.get("top_logprobs") or _WITH_LOGPROBS in (fields.get("include") or ()):
         chat |= {"logprobs": True, "top_logprobs": fields.get("top_logprobs") or 0}
     if tools:
-        chat |= {"tools": [_chat_tool(tool) for tool in tools], "tool_choice": choice}
+        chat["tools"] = [{"type": "function", "function": tool.function} for tool in tools.values()]
+        chat["tool_choice"] = choice
     else:
         chat.pop("parallel_tool_calls", None)
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
-    envelope = _envelope(fields, tools, f"resp_{request_id}", created_at)
-    custom = frozenset(tool["name"] for tool in tools if tool["type"] == "custom")
-    answer = ResponseAnswer(bool(chat.get("stream")), envelope, request_id, custom, clock)
+    envelope = _envelope(fields, given, f"resp_{request_id}", created_at)
+    answer = ResponseAnswer(bool(chat.get("stream")), envelope, request_id, tools, clock)
     inner = encode_json(chat)
     if forces and tools and choice not in ("auto", "none"):
         inner, answer.call = forced_tools.translate(inner, request_id)
@@ -65,22 +67,54 @@ def translate(
 # -- the request ------------------------------------------------------------------------------------------------------
 
 
-def _tools(fields: dict[str, Any], dropped: list[str]) -> tuple[list[dict[str, Any]], Any]:
-    """Return the tools that the client runs, and a chat's choice among them."""
-    tools = []
-    for tool in fields.get("tools") or ():
-        if tool["type"] == "function" or (tool["type"] == "custom" and _is_free(tool)):
-            tools.append(tool)
-        else:
-            dropped.append(tool["type"])
-    choice = fields.get("tool_choice") or "auto"
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """A tool that the client runs. `function`: as a chat's, under its own name."""
+
+    kind: str  # function or custom
+    name: str
+    namespace: str
+    function: dict[str, Any]
+
+
+def _is_ours(tool: Mapping[str, Any], dropped: list[str]) -> bool:
+    """Return whether the client runs the tool. Nothing here would hold a custom call to a grammar."""
+    kind, form = tool["type"], tool.get("format")
+    is_free = not isinstance(form, dict) or form.get("type", "text") == "text"
+    if kind in ("function", "namespace") or (kind == "custom" and tool.get("name") and is_free):
+        return True
+    dropped.append(kind)
+    return False
+
+
+def _by_chat_name(given: list[dict[str, Any]]) -> dict[str, _Tool]:
+    found: dict[str, _Tool] = {}
+    for tool in given:
+        inner = tool.get("tools") if tool["type"] == "namespace" else [tool]
+        space = tool.get("name") or "" if tool["type"] == "namespace" else ""
+        for one in inner if isinstance(inner, list) else ():
+            if isinstance(one, dict) and isinstance(one.get("name"), str):
+                name = _chat_name(space, one["name"])
+                function = {key: one[key] for key in ("description", "parameters", "strict") if one.get(key)}
+                if one.get("type") == "custom":
+                    function["parameters"] = _INPUT
+                found[name] = _Tool(one.get("type") or "function", one["name"], space, {"name": name} | function)
+    return found
+
+
+def _chat_name(namespace: Any, name: str) -> str:
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _chosen(tools: dict[str, _Tool], choice: Any) -> tuple[dict[str, _Tool], Any]:
+    """Return the allowed tools, and a chat's choice among them."""
     if isinstance(choice, str):
         if choice == "required" and not tools:
             raise _nothing_to_call("tools")
         return tools, choice
     if choice.get("type") == "allowed_tools":
         names = {tool.get("name") for tool in choice.get("tools") or () if isinstance(tool, dict)}
-        tools = [tool for tool in tools if tool["name"] in names]
+        tools = {name: tool for name, tool in tools.items() if tool.name in names}
         is_forced = choice.get("mode") == "required"
         if is_forced and not tools:
             raise _nothing_to_call("tool_choice")
@@ -90,21 +124,8 @@ def _tools(fields: dict[str, Any], dropped: list[str]) -> tuple[list[dict[str, A
     return tools, {"type": "function", "function": {"name": choice.get("name")}}
 
 
-def _is_free(tool: Mapping[str, Any]) -> bool:
-    """Return whether a custom tool takes any text: nothing here would hold a call to its grammar."""
-    form = tool.get("format") or {}
-    return isinstance(form, dict) and form.get("type", "text") == "text" and bool(tool.get("name"))
-
-
 def _nothing_to_call(param: str) -> BadRequest:
     return BadRequest(f"{param}: a call is demanded, and only tools that the client runs can be called.", param=param)
-
-
-def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name)}
-    if tool["type"] == "custom":
-        function["parameters"] = _INPUT
-    return {"type": "function", "function": function}
 
 
 def _format(fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -204,7 +225,8 @@ def _call(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
             raise BadRequest(f"{where}.{name} is missing.", param=f"{where}.{name}")
     said = item.get(_CALLS[kind]) or ""
     arguments = encode_json({"input": said}).decode() if kind == "custom_tool_call" else said or "{}"
-    return {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": arguments}}
+    function = {"name": _chat_name(item.get("namespace"), item["name"]), "arguments": arguments}
+    return {"id": item["call_id"], "type": "function", "function": function}
 
 
 # -- the answer -------------------------------------------------------------------------------------------------------
@@ -259,7 +281,7 @@ def _envelope(fields: Mapping[str, Any], tools: list[dict[str, Any]], response_i
 
 
 def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool["type"] == "custom":
+    if tool["type"] != "function":
         return tool
     return {name: tool.get(name) for name in ("type", "name", "description", "parameters", "strict")}
 
@@ -300,7 +322,7 @@ def _input(arguments: str) -> str:
 
 
 class ResponseAnswer:
-    """`call`: a forced call's translation, applied first. `custom`: names of custom tools."""
+    """`call`: a forced call's translation, applied first. `tools`: by their names in the chat."""
 
     nothing = b":\n\n"
     counts: tuple[int, int] | None = None
@@ -311,13 +333,13 @@ class ResponseAnswer:
         streams: bool,
         response: dict[str, Any],
         request_id: str,
-        custom: frozenset[str],
+        tools: Mapping[str, _Tool],
         clock: Callable[[], float],
     ) -> None:
         self.streams = streams
         self.headers = wire.EVENT_STREAM_HEADERS if streams else wire.JSON_HEADERS
         self.call: ForcedCall | None = None
-        self._response, self._id, self._custom, self._clock = response, request_id, custom, clock
+        self._response, self._id, self._tools, self._clock = response, request_id, tools, clock
         self._num_events = 0
         self._open: _Item | None = None
         self._open_key = ""  # an item's kind, and a call's number
@@ -385,11 +407,15 @@ class ResponseAnswer:
         out, key, function = [], f"call {number}", call.get("function") or {}
         if self._open_key != key:
             name = function.get("name") or ""
-            kind, field, prefix = ("custom_tool_call", "input", "ctc") if name in self._custom else (
-                "function_call", "arguments", "fc")  # fmt: skip
-            call_id = call.get("id") or self._item_id("call")
-            head = {"type": kind, "id": self._item_id(prefix), "call_id": call_id, "name": name}
-            out += self._begin_item(key, head, "", **{field: ""})
+            tool = self._tools.get(name) or _Tool("function", name, "", {})
+            is_custom = tool.kind == "custom"
+            head = {"type": "custom_tool_call" if is_custom else "function_call"}
+            head |= {
+                "id": self._item_id("ctc" if is_custom else "fc"),
+                "call_id": call.get("id") or self._item_id("call"),
+            }
+            head |= {"name": tool.name} | ({"namespace": tool.namespace} if tool.namespace else {})
+            out += self._begin_item(key, head, "", **{"input" if is_custom else "arguments": ""})
         item, arguments = self._item, function.get("arguments") or ""
         item.texts.append(arguments)
         if arguments and item.head["type"] == "function_call":
@@ -458,7 +484,7 @@ class ResponseAnswer:
         thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": int(cached or 0)},
+            "input_tokens_details": {"cached_tokens": int(cached or 0), "cache_write_tokens": 0},
             "output_tokens": made,
             "output_tokens_details": {"reasoning_tokens": int(thought or 0)},
             "total_tokens": prompt + made,

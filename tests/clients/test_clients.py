@@ -24,23 +24,21 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not PYTHON.exists(), reason="the clients are not installed: make clients-env"),
 ]
-MODEL = """
-name: {name}
+TALKS = (HERE.parents[1] / "deploy/models/llamacpp/01-smol-chat.yaml").read_text().replace("smol-chat", "talks")
+EMBEDS = """
+name: embeds
 engine: llamacpp
 weights: sample:smollm2
 kv_bytes: 140MiB
 context_tokens: 2048
 keep_alive_s: 60s
-{more}
+engine_args: {embeddings: true}
 """
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    models = {
-        "talks": MODEL.format(name="talks", more=""),
-        "embeds": MODEL.format(name="embeds", more="engine_args: {embeddings: true}"),
-    }
+    models = {"talks": TALKS, "embeds": EMBEDS}
     with Fleet.start(tmp_path_factory.mktemp("clients"), models, engine="llamacpp", nodes=2) as made:
         yield made
 

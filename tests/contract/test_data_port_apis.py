@@ -316,7 +316,8 @@ FLAT = {"type": "function", "name": "f"}
         ),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, ""),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool"}}, ""),
-        (MESSAGE, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ""),
+        (MESSAGE, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "llamacpp vllm"),
+        (MESSAGE, {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}}, ""),
         (MESSAGE, {"tool_choice": {"type": "any"}}, ""),
     ],
 )
@@ -337,6 +338,21 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
         else:
             assert (answer.status, engine) == (501, "emulated")
     assert honoured == set(engines.split())
+
+
+@pytest.mark.parametrize("path", [MESSAGE, COUNT])
+async def test_tools_that_anthropic_runs_are_dropped_and_named(path: str) -> None:
+    foreign = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}, {"type": "bash_1", "name": "bash"}]
+    async with a_rig(models=(a_model(engine="vllm"),)) as rig:
+        engine = await rig.engine(answering({"usage": {"input_tokens": 3}}))
+        some = await rig.ask(asking(path, tools=[*foreign, TOOL], x=1))
+        none = await rig.ask(asking(path, tools=foreign, tool_choice={"type": "auto"}))
+        own = await rig.ask(asking(path, tools=[TOOL]))
+    assert some.headers["x-glowplug-dropped-tools"] == "bash_1, web_search_20250305"
+    assert some.headers["x-glowplug-unknown-fields"] == "x" and none.status == 200
+    sent = [json.loads(served.body) for served in engine.served]
+    assert sent[0]["tools"] == [TOOL] and not {"tools", "tool_choice"} & set(sent[1])
+    assert "x-glowplug-dropped-tools" not in own.headers and sent[2]["tools"] == [TOOL]
 
 
 async def test_a_call_that_llamacpp_cannot_be_made_to_make_is_refused_with_those_that_it_can() -> None:

@@ -93,6 +93,7 @@ async def test_tools_of_other_servers_are_dropped_and_named() -> None:
         refused = await rig.ask(asking(tools=tools[:2], tool_choice="required"))
     assert answer.headers["x-glowplug-dropped-tools"] == "mcp, web_search"
     assert "x-glowplug-unknown-fields" not in answer.headers
+    assert rig.reported[0].dropped_tools == ("mcp", "web_search")
     assert [tool["name"] for tool in response_of(answer)["tools"]] == ["weather"] and len(engine.served) == 1
     assert (refused.status, refused.json()["error"]["param"]) == (400, "tools")
 

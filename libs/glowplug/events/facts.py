@@ -103,6 +103,7 @@ class RequestFinished:
     eta_s: float = 0.0  # expected wait as it was held
     moves: tuple[StreamMove, ...] = ()  # the latest, oldest first
     parent_span: str = ""  # the client's, 16 hexadecimal digits
+    dropped_tools: tuple[str, ...] = ()  # kinds of its tools that were left out: another's servers run them
 
     @property
     def first_token_s(self) -> float:

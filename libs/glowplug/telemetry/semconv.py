@@ -134,6 +134,7 @@ ATTR_ENGINE = "glowplug.engine"
 ATTR_EMULATED = "glowplug.emulated"
 ATTR_CONTINUE_REASON = "glowplug.continue_reason"  # of a stream that another engine continues
 ATTR_CONTINUE_OUTCOME = "glowplug.continue_outcome"  # ... why it stayed with its first engine, where it did
+ATTR_DROPPED_TOOLS = "glowplug.dropped_tools"
 ATTR_TOKENS_BEFORE = "glowplug.tokens_before"  # tokens that the client has before that
 ATTR_FROM_INSTANCE = "glowplug.from_instance_id"
 GEN_AI_OPERATION = "gen_ai.operation.name"

@@ -100,12 +100,13 @@ def test_phases_and_offsets_of_a_cold_start() -> None:
 
 
 def test_the_engine_was_given_the_id_of_its_row_and_the_client_is_above_the_request() -> None:
-    rows = Kept(*asked(parent_span="c" * 16)).rows()
+    rows = Kept(*asked(parent_span="c" * 16, dropped_tools=("mcp", "web_search"))).rows()
     assert rows["engine.generate"].span_id == fleet.traceparent(SEED)[36:52]
     assert rows["engine.generate"].parent_id == rows["router.request"].span_id
     assert rows["router.request"].parent_id == "c" * 16
     about = rows["router.request"].attributes
     assert (about["gen_ai.request.model"], about["gen_ai.operation.name"]) == ("the model", "chat")
+    assert about["glowplug.dropped_tools"] == "mcp, web_search"
     (first,) = rows["engine.generate"].marks
     assert (first.name, first.at) == ("first token", AT + 0.15)
 

@@ -533,7 +533,7 @@ def test_a_forced_call_needs_an_instance_that_can_be_made_to_call(
         (MESSAGE, {"system": [{"type": "text"}]}, "system[0].text"),
         (MESSAGE, {"messages": [USER | {"content": [{"type": "tool_result", "content": [{"type": "text"}]}]}]},
          "messages[0].content[0].content[0].text"),
-        (MESSAGE, {"tools": [{"name": "f", "type": "bash_1"}]}, "tools[0].type"),
+        (MESSAGE, {"tools": [{"name": "f", "type": "bash_1"}], "tool_choice": NAMED}, "tool_choice"),
         (MESSAGE, {"tools": [OF_ANTHROPIC, {"name": "f", "input_schema": 5}]}, "tools[1].input_schema"),
         (MESSAGE, {"tools": [OF_ANTHROPIC], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         (MESSAGE, {"tools": [OF_ANTHROPIC], "tool_choice": NAMED | {"name": "g"}}, "tool_choice"),

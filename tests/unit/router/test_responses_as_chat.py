@@ -182,6 +182,18 @@ def test_tools_that_nobody_here_runs_are_dropped_and_named() -> None:
     assert "tools" not in chat_of(tools=foreign)
 
 
+def test_functions_of_a_namespace_are_called_within_it() -> None:
+    space = {"type": "namespace", "name": "files", "description": "d", "tools": [FLAT, FREE, {"x": 1}, 5]}
+    earlier = {"type": "function_call", "call_id": "c", "name": "f", "namespace": "files", "arguments": "{}"}
+    chat, answer, dropped = translated(tools=[space, {"type": "namespace"}], input=[USER, earlier], stream=True)
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["files__f", "files__patch"] and not dropped
+    assert chat["messages"][1]["tool_calls"][0]["function"]["name"] == "files__f"
+    call = [{"index": 0, "id": "c1", "function": {"name": "files__f", "arguments": "{}"}}]
+    *_, last = events_of(answer.events(delta("tool_calls", tool_calls=call)) + answer.end())
+    (item,) = last["response"]["output"]
+    assert (item["name"], item["namespace"]) == ("f", "files") and last["response"]["tools"][0] == space
+
+
 @pytest.mark.parametrize(
     ("choice", "expected", "names"),
     [
@@ -254,7 +266,8 @@ def test_a_streamed_text_has_every_event_in_order() -> None:
     assert (response["max_output_tokens"], response["instructions"], response["model"]) == (9, "i", "m")
     assert response["usage"] == {
         "input_tokens": 5, "output_tokens": 2, "total_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 4}, "output_tokens_details": {"reasoning_tokens": 1},
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 1},
     }  # fmt: skip
 
 
