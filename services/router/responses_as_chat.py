@@ -24,7 +24,13 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 # Calls of tools that OpenAI runs, in a conversation that began there.
 _FOREIGN = ("_call", "_call_output", "_list_tools", "_approval_request", "_approval_response")
-_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
+_PARAMS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "verbosity": "text.verbosity",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _WITH_LOGPROBS = "message.output_text.logprobs"
 
@@ -32,8 +38,8 @@ _WITH_LOGPROBS = "message.output_text.logprobs"
 def translate(
     body: bytes, request_id: str, created_at: int, clock: Callable[[], float], *, forces: bool
 ) -> "tuple[bytes, ResponseAnswer, list[str]]":
-    """Return a chat's body, its answer's translation, and the kinds of tools and items that nobody here could run.
-    `created_at`: epoch seconds, as from `clock`. `forces`: a forced call is left to forced_tools. Raises BadRequest."""
+    """Return a chat's body, its answer's translation, and the kinds of tools and items left out. `created_at`: epoch
+    seconds, as from `clock`. `forces`: a forced call is left to forced_tools. Raises BadRequest."""
     fields = decode(body)
     dropped: list[str] = []
     given = [tool for tool in fields.get("tools") or () if _is_ours(tool, dropped)]
@@ -180,11 +186,15 @@ def _add_message(made: list[dict[str, Any]], last: dict[str, Any] | None, item: 
         raise BadRequest(
             f"{where}.role: `{role[:100]}` is not user, assistant, system or developer.", param=f"{where}.role"
         )
-    begins = all(message["role"] == "system" for message in made)
     if role == "assistant" and last is not None and last["content"] is None:
         last["content"] = content
-    elif role == "system" and made and begins and isinstance(content, str):
-        made[0]["content"] = f"{made[0]['content']}\n\n{content}"
+    elif (
+        role == "system"
+        and len(made) == 1
+        and made[0]["role"] == role
+        and all(isinstance(one, str) for one in (made[0]["content"], content))
+    ):
+        made[0]["content"] += f"\n\n{content}"
     else:
         made.append({"role": role, "content": content})
 
