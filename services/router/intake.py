@@ -29,6 +29,7 @@ from glowplug.services.router import (
     batch_paths,
     forced_responses,
     forced_tools,
+    logprobs,
     messages_as_chat,
     ollama,
     sequences,
@@ -57,8 +58,10 @@ from glowplug.services.router.request_body import (
 from glowplug.services.router.request_shapes import (
     NULL,
     CompletionAsked,
+    CountAsked,
     Generating,
     MessagesAsked,
+    RerankAsked,
     ResponseAsked,
     ResponseFormat,
     TextFormat,
@@ -406,12 +409,16 @@ class Intake:
             if asked.model.endswith(LATEST):
                 self._name_it(request, asked.model, model)
             api = self._api(model)
+            if isinstance(asked, CountAsked) and api.thinks_by_template:
+                self._write_thinking(request, asked)
             may_need = path in api.translated and not is_translated and (path != CHAT or _is_special(asked))
             if may_need and (translated := self._translated(client, request, asked)) is not None:
                 return self._ask_behind(request, *translated, is_translated=True)
             needs = check_model(asked, model, api, path, len(request.body))
             if api.ignores_formats and isinstance(asked, ResponseAsked | CompletionAsked):
                 self._write_format(request, asked)
+            if isinstance(asked, RerankAsked):
+                self._write_documents(request, asked)
             if reader is not None and (model.base or model.key in self._bases):
                 self._name_adapter(request, model, api)
                 client, request = self._renamed(client, request, asked, model, api)
@@ -494,6 +501,8 @@ class Intake:
             made = forced_tools.translate(request.body, request.request_id)
         elif is_several:
             made = sequences.translate(request.body, asked)
+        elif logprobs.can(asked):
+            made = logprobs.translate(request.body, asked)
         else:
             return None
         return self._behind(client, request, request.path, *made)
@@ -595,16 +604,11 @@ class Intake:
     def _name_it(self, request: HttpRequest, name: str, model: Model) -> None:
         """Write the model's own name into the body: engines do not know the others."""
         if name not in model.names and request.path in self._readers:
-            before = len(request.body)
-            request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | {"model": model.name})
-            self._context.buffered_bytes += len(request.body) - before
+            self._write(request, {"model": model.name})
 
     def _name_adapter(self, request: HttpRequest, model: Model, api: EngineApi) -> None:
         """Overwrite the client's values with the model's own name and the engine's adapter fields."""
-        before = len(request.body)
-        named = {"model": model.name, **api.names_adapter}
-        request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | named)
-        self._context.buffered_bytes += len(request.body) - before
+        self._write(request, {"model": model.name, **api.names_adapter})
 
     def _renamed(
         self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
@@ -621,6 +625,24 @@ class Intake:
     def _write_format(self, request: HttpRequest, asked: ResponseAsked | CompletionAsked) -> None:
         before = len(request.body)
         request.body = translate(request.body, asked)
+        self._context.buffered_bytes += len(request.body) - before
+
+    def _write_thinking(self, request: HttpRequest, asked: CountAsked) -> None:
+        """The client's own settings of the template take precedence."""
+        if settings := messages_as_chat.template_settings(asked):
+            given = decode(request.body).get("chat_template_kwargs")
+            self._write(request, {"chat_template_kwargs": settings | (given if isinstance(given, dict) else {})})
+
+    def _write_documents(self, request: HttpRequest, asked: RerankAsked) -> None:
+        """Engines take texts."""
+        texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+        if texts != asked.documents:
+            self._write(request, {"documents": texts})
+
+    def _write(self, request: HttpRequest, fields: dict[str, Any]) -> None:
+        """Write these fields into the body."""
+        before = len(request.body)
+        request.body = encode_json(decode(request.body, type=dict[str, Raw]) | fields)
         self._context.buffered_bytes += len(request.body) - before
 
     def forget_models(self) -> None:
@@ -717,7 +739,7 @@ class Intake:
 
 
 def _is_special(chat: Any) -> bool:
-    return chat.tool_choice is not None or chat.n is not None or chat.n_cmpl is not None
+    return chat.tool_choice is not None or chat.n is not None or chat.n_cmpl is not None or bool(chat.logprobs)
 
 
 def _is_loaded(model: Model, table: RequestTable[Exchange]) -> bool:
