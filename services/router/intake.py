@@ -32,6 +32,7 @@ from glowplug.services.router import (
     logprobs,
     messages_as_chat,
     ollama,
+    openapi,
     sequences,
     tracing,
 )
@@ -90,6 +91,7 @@ PATHS = {
     "/v1/audio/*": "speech and transcriptions, of models whose engine has them",
     "/tokenize": "the tokens of a text, of models whose engine has it (and /detokenize)",
     "/ready": "whether this router takes requests (and /health)",
+    "/openapi.json": "all of these, as an OpenAPI document",
 }
 ANTHROPIC_VERSION = b"anthropic-version"
 
@@ -334,7 +336,7 @@ def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
 
 
 log = logging.getLogger(__name__)
-_LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
+_LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz", openapi.PATH)
 CHAT = apis.CHAT.encode()
 AnswerCall = Callable[[ClientSink, HttpRequest, PortContext[Any]], None]
 
@@ -356,6 +358,7 @@ class Intake:
         self._context, self._table, self._access = context, context.table, context.access
         self._sampler = sampler or Sampler()
         self._readers, self._console_url = readers(strict=strict), console_url
+        self._openapi = openapi.document(strict=strict)
         self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key
         self._bases: frozenset[str] = frozenset()  # model keys whose engines may hold adapters
         self.answer_batches: AnswerCall | None = None
@@ -700,6 +703,8 @@ class Intake:
             return root(request.headers.get(b"accept", b""), console_url)
         if path == b"/metrics":
             raise NotFound("This port has no metrics: each service shows its own at /metrics of its admin port.")
+        if path == openapi.PATH:
+            return 200, self._openapi, JSON_HEADERS
         if path == b"/v1/models":
             rows = [_model_row(model, table) for model in table.models(request.caller)]
             if is_anthropic:
