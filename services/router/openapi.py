@@ -183,6 +183,20 @@ _ANSWERS: dict[str, Any] = {
     apis.COUNT_TOKENS: Count,
     apis.RERANK: Ranking,
 }
+_SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    apis.CHAT: _SAID | {"max_tokens": 8},
+    apis.COMPLETIONS: {"prompt": "Once upon a time", "max_tokens": 8},
+    apis.EMBEDDINGS: {"input": "Why is the sky blue?"},
+    apis.RESPONSES: {"input": "Why is the sky blue?", "max_output_tokens": 16},
+    apis.MESSAGES: _SAID | {"max_tokens": 8},
+    apis.COUNT_TOKENS: _SAID,
+    apis.RERANK: {"query": "sky", "documents": ["The sky is blue.", "Snow is white."]},
+    "/api/chat": _SAID | {"options": {"num_predict": 8}},
+    "/api/generate": {"prompt": "Why is the sky blue?", "options": {"num_predict": 8}},
+    "/api/embed": {"input": "Why is the sky blue?"},
+    "/api/show": {},
+}
 _ERRORS_OF = {"/api/": OllamaError, apis.MESSAGES: AnthropicError}  # by the path's beginning
 _OTHERS = (OpenAiError, AnthropicError, OllamaError, Models, ModelRow, Ready, Row, Rows, BatchAsked, OllamaAsked)
 _STREAMING = (shapes.Generating, shapes.MessagesAsked, shapes.ResponseAsked)
@@ -256,7 +270,7 @@ def _operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
         path, shape = each.decode(), SHAPES.get(each)
         answer = {_JSON: _schema(_ANSWERS.get(path, _OBJECT))}
         if shape is not None and issubclass(shape, _STREAMING):
-            answer[_EVENTS] = _TEXT
+            answer[_EVENTS] = {"description": "Where `stream` is true."}
         if path == apis.SPEECH:
             answer = {"*/*": {}}
         form = {"type": "object", "properties": {"model": _TEXT, "file": _TEXT}, "required": ["model", "file"]}
@@ -308,6 +322,8 @@ def _operation(path: str, answer: dict[str, Any], asked: dict[str, Any] | None =
     shape = next((shape for begin, shape in _ERRORS_OF.items() if path.startswith(begin)), OpenAiError)
     errors = {str(status): {"$ref": f"#/components/responses/{shape.__name__}"} for status in _ERRORS}
     body = {"requestBody": {"required": True} | _content("", asked)} if asked else {}
+    if (example := _EXAMPLES.get(path)) is not None:
+        body["requestBody"]["content"][_JSON]["example"] = {"model": "smol-chat"} | example
     return body | {"responses": {"200": _content("The answer.", answer)} | errors}
 
 
