@@ -86,7 +86,7 @@ class LlamacppDriver(HostedDriver):
         ranks = str(args.get("pooling", "")).lower() == "rank"
         if not args.get("embeddings"):
             lacks[apis.EMBEDDINGS] = "does not make embeddings: engine_args.embeddings is not set"
-        elif ranks:  # llama.cpp would answer with whatever bytes are behind its one score
+        elif ranks:  # the bytes behind its one score
             lacks[apis.EMBEDDINGS] = "does not make embeddings: engine_args.pooling is rank"
         if not (args.get("embeddings") and ranks):
             lacks[apis.RERANK] = (

@@ -301,7 +301,7 @@ IGNORES: dict[str, Any] = {
     "grammar": "",
     "json_schema": None,
     "output_format": None,  # Anthropic's older field; `output_config.format` is heeded
-    "guided_grammar": "",  # of vLLM before 0.12; `structured_outputs` is heeded
+    "guided_grammar": "",  # `structured_outputs` is heeded
     "guided_regex": "",
     "guided_json": None,
     "guided_choice": None,
