@@ -45,6 +45,7 @@ BOTH = frozenset(
         "tests/contract/test_engine_address.py",
         "tests/contract/test_engine_contract.py",
         "tests/contract/test_engine_sleep.py",
+        "tests/contract/test_fields.py",
         "tests/integration/test_batches.py",
     }
 )

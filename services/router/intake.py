@@ -28,8 +28,10 @@ from glowplug.services.router import (
     api_errors,
     batch_paths,
     forced_tools,
+    logprobs,
     messages_as_chat,
     ollama,
+    openapi,
     responses_as_chat,
     sequences,
     tracing,
@@ -60,8 +62,10 @@ from glowplug.services.router.request_body import (
 from glowplug.services.router.request_shapes import (
     NULL,
     CompletionAsked,
+    CountAsked,
     Generating,
     MessagesAsked,
+    RerankAsked,
     ResponseFormat,
 )
 from glowplug.services.router.request_table import PortStage, RequestTable
@@ -88,6 +92,7 @@ PATHS = {
     "/v1/audio/*": "speech and transcriptions, of models whose engine has them",
     "/tokenize": "the tokens of a text, of models whose engine has it (and /detokenize)",
     "/ready": "whether this router takes requests (and /health)",
+    "/openapi.json": "all of these, as an OpenAPI document",
 }
 ANTHROPIC_VERSION = b"anthropic-version"
 
@@ -311,7 +316,7 @@ def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
 
 
 log = logging.getLogger(__name__)
-_LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz")
+_LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz", openapi.PATH)
 CHAT, RESPONSES = apis.CHAT.encode(), apis.RESPONSES.encode()
 AnswerCall = Callable[[ClientSink, HttpRequest, PortContext[Any]], None]
 
@@ -333,6 +338,7 @@ class Intake:
         self._context, self._table, self._access = context, context.table, context.access
         self._sampler = sampler or Sampler()
         self._readers, self._console_url = readers(strict=strict), console_url
+        self._openapi = openapi.document(strict=strict)
         self._apis: dict[str, tuple[Model, EngineApi]] = {}  # by model_key
         self._bases: frozenset[str] = frozenset()  # model keys whose engines may hold adapters
         self.answer_batches: AnswerCall | None = None
@@ -382,7 +388,7 @@ class Intake:
                     request.headers[b"content-type"] = b"application/json"
                 if not reader.is_whole(asked):
                     request.notes = unknown_fields(reader, request.body)
-                if isinstance(asked, shapes.CountAsked) and asked.tools:
+                if isinstance(asked, CountAsked) and asked.tools:
                     self._drop_tools(request, asked)
             model = self._table.find(asked.model, request.caller)
             if asked.model.endswith(LATEST):
@@ -391,12 +397,16 @@ class Intake:
             if path == RESPONSES:
                 chat = self._as_chat(client, request, asked, model, api)
                 return self._ask_behind(request, *chat, is_translated=True)
+            if isinstance(asked, CountAsked) and api.thinks_by_template:
+                self._write_thinking(request, asked)
             may_need = path in api.translated and not is_translated and (path != CHAT or _is_special(asked))
             if may_need and (translated := self._translated(client, request, asked)) is not None:
                 return self._ask_behind(request, *translated, is_translated=True)
             needs = check_model(asked, model, api, path, len(request.body))
             if api.ignores_formats and isinstance(asked, CompletionAsked):
                 self._write_format(request, asked)
+            if isinstance(asked, RerankAsked):
+                self._write_documents(request, asked)
             if reader is not None and (model.base or model.key in self._bases):
                 self._name_adapter(request, model, api)
                 client, request = self._renamed(client, request, asked, model, api)
@@ -457,7 +467,7 @@ class Intake:
         if texts is not None and not said:
             texts.later(exchange, asked, model.key)
 
-    def _drop_tools(self, request: HttpRequest, asked: shapes.CountAsked) -> None:
+    def _drop_tools(self, request: HttpRequest, asked: CountAsked) -> None:
         before = len(request.body)
         request.body, dropped = without_servers_tools(request.body, asked)
         if dropped:
@@ -494,6 +504,8 @@ class Intake:
             made = forced_tools.translate(request.body, request.request_id)
         elif is_several:
             made = sequences.translate(request.body, asked)
+        elif logprobs.can(asked):
+            made = logprobs.translate(request.body, asked)
         else:
             return None
         return self._behind(client, request, request.path, *made)
@@ -595,16 +607,11 @@ class Intake:
     def _name_it(self, request: HttpRequest, name: str, model: Model) -> None:
         """Write the model's own name into the body: engines do not know the others."""
         if name not in model.names and request.path in self._readers:
-            before = len(request.body)
-            request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | {"model": model.name})
-            self._context.buffered_bytes += len(request.body) - before
+            self._write(request, {"model": model.name})
 
     def _name_adapter(self, request: HttpRequest, model: Model, api: EngineApi) -> None:
         """Overwrite the client's values with the model's own name and the engine's adapter fields."""
-        before = len(request.body)
-        named = {"model": model.name, **api.names_adapter}
-        request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | named)
-        self._context.buffered_bytes += len(request.body) - before
+        self._write(request, {"model": model.name, **api.names_adapter})
 
     def _renamed(
         self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
@@ -621,6 +628,24 @@ class Intake:
     def _write_format(self, request: HttpRequest, asked: CompletionAsked) -> None:
         before = len(request.body)
         request.body = translate(request.body, asked)
+        self._context.buffered_bytes += len(request.body) - before
+
+    def _write_thinking(self, request: HttpRequest, asked: CountAsked) -> None:
+        """The client's own settings of the template take precedence."""
+        if settings := messages_as_chat.template_settings(asked):
+            given = decode(request.body).get("chat_template_kwargs")
+            self._write(request, {"chat_template_kwargs": settings | (given if isinstance(given, dict) else {})})
+
+    def _write_documents(self, request: HttpRequest, asked: RerankAsked) -> None:
+        """Engines take texts."""
+        texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+        if texts != asked.documents:
+            self._write(request, {"documents": texts})
+
+    def _write(self, request: HttpRequest, fields: dict[str, Any]) -> None:
+        """Write these fields into the body."""
+        before = len(request.body)
+        request.body = encode_json(decode(request.body, type=dict[str, Raw]) | fields)
         self._context.buffered_bytes += len(request.body) - before
 
     def forget_models(self) -> None:
@@ -678,6 +703,8 @@ class Intake:
             return root(request.headers.get(b"accept", b""), console_url)
         if path == b"/metrics":
             raise NotFound("This port has no metrics: each service shows its own at /metrics of its admin port.")
+        if path == openapi.PATH:
+            return 200, self._openapi, JSON_HEADERS
         if path == b"/v1/models":
             rows = [_model_row(model, table) for model in table.models(request.caller)]
             if is_anthropic:
@@ -717,7 +744,7 @@ class Intake:
 
 
 def _is_special(chat: Any) -> bool:
-    return chat.tool_choice is not None or chat.n is not None or chat.n_cmpl is not None
+    return chat.tool_choice is not None or chat.n is not None or chat.n_cmpl is not None or bool(chat.logprobs)
 
 
 def _is_loaded(model: Model, table: RequestTable[Exchange]) -> bool:

@@ -1,7 +1,7 @@
 """Anthropic's messages as OpenAI's chats, and the answers back. Pure: bytes in, bytes out.
 
-llama.cpp ignores a message's schema, so structures (`output_config.format`) and forced calls (`tool_choice` any or
-tool) go to it as chats.
+llama.cpp ignores a message's schema, so structures (`output_config.format`), forced calls (`tool_choice` any or tool)
+and a call that may have no other beside it go to it as chats.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from glowplug.services.router.continuation import DONE, decode, events
 from glowplug.services.router.forced_tools import ForcedCall
 from glowplug.services.router.wire import encode_json
 
-_SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
+_SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "service_tier")
 _NO_CONTENT = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # outside a chat message's content
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {"service_unavailable": "overloaded_error", "server_error": "api_error"}
@@ -22,7 +22,19 @@ _ERROR_TYPES |= dict.fromkeys(("requests", "tokens", "insufficient_quota"), "rat
 
 
 def can(asked: Any) -> bool:
-    return _forces(asked) or bool(asked.output_format or (asked.output_config or {}).get("format"))
+    is_alone = asked.tool_choice is not None and bool(asked.tool_choice.disable_parallel_tool_use)
+    has_format = bool(asked.output_format or (asked.output_config or {}).get("format"))
+    return _forces(asked) or has_format or (is_alone and bool(asked.tools))
+
+
+def template_settings(asked: Any) -> dict[str, Any]:
+    """Return the chat template's settings for a message's `thinking` and effort."""
+    settings = dict[str, Any]()
+    if (asked.thinking or {}).get("type") == "disabled":
+        settings["enable_thinking"] = False
+    if effort := (asked.output_config or {}).get("effort"):
+        settings["reasoning_effort"] = effort
+    return settings
 
 
 def _forces(asked: Any) -> bool:
@@ -42,6 +54,8 @@ def translate(body: bytes, asked: Any, request_id: str, prompt_tokens: int) -> "
     choice = fields.get("tool_choice") or {}
     if fields.get("tools") and choice.get("type") != "none":
         chat["tools"] = [_tool(tool) for tool in fields["tools"]]
+        if choice.get("disable_parallel_tool_use"):
+            chat["parallel_tool_calls"] = False
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     answer = MessageAnswer(bool(chat.get("stream")), request_id, asked.model, prompt_tokens)

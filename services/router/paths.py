@@ -7,7 +7,7 @@ _UNDER_V1 = frozenset(
     b"files batches".split()
 )
 _UNDER_V1 |= frozenset(path.removeprefix("/v1/").encode() for path in apis.AUDIO)
-AT_ROOT = frozenset(b"tokenize detokenize metrics health live ready livez readyz".split())
+AT_ROOT = frozenset(b"tokenize detokenize metrics health live ready livez readyz openapi.json".split())
 OLLAMA = frozenset(
     b"/api/chat /api/generate /api/embed /api/embeddings /api/tags /api/ps /api/version /api/show /api/pull".split()
 )

@@ -159,6 +159,8 @@ _NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
 _MOST_SHOWN, _SHOWN_CHARS = 16, 64
 _EVERYONES = frozenset(path for path in OPERATIONS if path.decode() not in apis.OPTIONAL)
 _UNKNOWN = "Object contains unknown field `"
+_WHOLE = (shapes.EmbeddingAsked, shapes.RerankAsked, shapes.CountAsked)
+_NOT_KEPT = "no engine keeps answers for later requests"
 
 
 class Reader:
@@ -301,6 +303,8 @@ def check_fields(asked: Any, model: Model, api: EngineApi, path: bytes, num_byte
         return
     if api.ignores:
         _check_ignored(asked, model, api.ignores)
+    if api.prefills and isinstance(asked, shapes.ChatAsked) and asked.messages[-1].role == "assistant":
+        _check_prefill(asked, model)
     for field in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict"):
         most = getattr(asked, field, None)
         if most is not None and most > model.context_tokens:
@@ -325,11 +329,21 @@ def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None
         if value not in (None, nothing, NULL):
             if field == "best_of" and value == (asked.n or 1):
                 continue
+            if field == "response_format" and value.type == nothing:
+                continue
             text = f"{field}: `{model.name}` runs on {model.engine}, which ignores it; leave it out."
             if field == "echo" and asked.logprobs is not None:
                 text += " Log-likelihoods of a prompt (`echo` with `logprobs`) need another engine, such as vLLM."
             if field == "output_format":
                 text += " Use `output_config.format`."
+            raise BadRequest(text, param=field)
+
+
+def _check_prefill(asked: shapes.ChatAsked, model: Model) -> None:
+    """Refuse settings that would close an assistant's last message."""
+    for field in ("continue_final_message", "add_generation_prompt"):
+        if getattr(asked, field) is not None and not asked.continue_final_message:
+            text = f"{field}: `{model.name}` always continues the assistant's last message; leave it out."
             raise BadRequest(text, param=field)
 
 
@@ -440,6 +454,8 @@ def num_texts(text: shapes.Text) -> int:
 def _check(asked: Any) -> None:
     if isinstance(asked, shapes.Generating) and asked.n_predict is not None:
         _check_one_bound(asked)
+    if asked.stream and isinstance(asked, _WHOLE) and not isinstance(asked, shapes.MessagesAsked):
+        raise BadRequest("stream: this answer comes whole; leave it out.", param="stream")
     if isinstance(asked, shapes.ChatAsked):
         if not asked.messages or not all(message.content for message in asked.messages):
             check_chat(asked)
@@ -447,6 +463,8 @@ def _check(asked: Any) -> None:
             tools = [tool.function for tool in asked.tools or ()]
             _check_tools("tools[{}].function", tools)
             _check_choice(asked.tool_choice, [tool.name for tool in tools])
+        if asked.store:
+            raise BadRequest(f"store: {_NOT_KEPT}; leave it out.", param="store")
         _check_format(asked)
         if asked.chat_template_kwargs is not NULL:
             _check_schema("chat_template_kwargs", asked.chat_template_kwargs)
@@ -488,6 +506,8 @@ def _check_one_bound(asked: shapes.Generating) -> None:
 
 def _check_anthropic(asked: shapes.CountAsked) -> None:
     check_turns(asked)
+    if isinstance(asked, shapes.MessagesAsked) and asked.inference_geo not in (None, "global"):
+        raise BadRequest("inference_geo: no place can be chosen here; leave it out.", param="inference_geo")
     num_bytes = num_repetitions = 0
     for i, tool in enumerate(asked.tools or ()):
         num_repetitions += _check_schema(f"tools[{i}].input_schema", tool.input_schema)
@@ -542,7 +562,7 @@ def _check_response(asked: shapes.ResponseAsked) -> None:
     _check_choice(asked.tool_choice, [tool.name for tool in asked.tools or ()])
     for field in ("previous_response_id", "conversation", "background"):
         if getattr(asked, field):
-            text = f"{field}: no engine keeps answers for later requests; send the whole conversation as `input`."
+            text = f"{field}: {_NOT_KEPT}; send the whole conversation as `input`."
             raise BadRequest(text, param=field)
     if asked.text is not None and asked.text.format is not None:
         _check_schema("text.format.schema", asked.text.format.schema)
@@ -618,7 +638,8 @@ def _wrong_field(text: str) -> BadRequest:
     """Find the field in msgspec's "... - at `$.messages[0].role`" or "... missing required field `model`"."""
     what, _, where = text.partition(" - at `")
     if what.startswith(_UNKNOWN):
-        name = what.removeprefix(_UNKNOWN).rstrip("`")
+        inside = where.removeprefix("$.").rstrip("`")
+        name = (inside and f"{inside}.") + what.removeprefix(_UNKNOWN).rstrip("`")
         return BadRequest(f"{name}: this request has no such field.", param=name)
     param = where.partition("$")[2].rstrip("`").lstrip(".") or what.partition("missing required field `")[2].rstrip("`")
     if ".tool_calls[" in param and "field `type`" in what:

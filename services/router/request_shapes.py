@@ -238,7 +238,7 @@ class ResponseAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: Short | None = None
 
 
-class Document(Struct):
+class Document(Struct, forbid_unknown_fields=True):
     text: str
 
 

@@ -16,7 +16,7 @@ from glowplug.services.router.request_shapes import ResponseAsked
 from glowplug.services.router.wire import encode_json, named_event
 
 # A chat has these too; unknown fields go on to the engine like those of a chat.
-_SAME = ("model", "stream", "temperature", "top_p", "user", "parallel_tool_calls")
+_SAME = ("model", "stream", "temperature", "top_p", "user", "parallel_tool_calls", "service_tier")
 _OF_RESPONSES = frozenset(ResponseAsked.__struct_fields__) - {*_SAME}
 _NOT_HERE = ("messages", "n", "n_cmpl", "stream_options", "logprobs")  # of chats; they would change the answer's form
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -54,7 +54,7 @@ def translate(
         if (value := (fields.get(part) or {}).get(field)) is not None:
             chat[name] = value
     if fields.get("top_logprobs") or _WITH_LOGPROBS in (fields.get("include") or ()):
-        chat |= {"logprobs": True, "top_logprobs": fields.get("top_logprobs") or 0}
+        chat |= {"logprobs": True, "top_logprobs": fields.get("top_logprobs") or 1}  # llama.cpp gives none for 0
     if tools:
         chat["tools"] = [{"type": "function", "function": tool.function} for tool in tools.values()]
         chat["tool_choice"] = choice
@@ -380,7 +380,9 @@ class ResponseAnswer:
         if thoughts := said.get("reasoning_content") or said.get("reasoning"):
             out += self._text("reasoning", thoughts, [])
         if text := said.get("content") or said.get("refusal"):
-            out += self._text("message", text, (choice.get("logprobs") or {}).get("content") or [])
+            most, found = self._response["top_logprobs"], (choice.get("logprobs") or {}).get("content") or []
+            logprobs = [one | {"top_logprobs": (one.get("top_logprobs") or [])[:most]} for one in found]
+            out += self._text("message", text, logprobs)
         for number, call in enumerate(said.get("tool_calls") or ()):
             out += self._call(call, call.get("index", number))
         return out

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from glowplug.services.router import logprobs
 from glowplug.services.router.continuation import DONE, DONE_EVENT, decode, events
 from glowplug.services.router.request_body import num_texts
 from glowplug.services.router.translated import SameApi
@@ -29,14 +30,18 @@ def translate(body: bytes, asked: Any) -> "tuple[bytes, Sequences]":
     options = asked.stream_options
     wants_usage = bool(options and options.include_usage)
     fields |= {"stream": msgspec.Raw(b"true"), "stream_options": msgspec.Raw(b'{"include_usage":true}')}
-    return encode_json(fields), Sequences(bool(asked.stream), wants_usage, _num_per_prompt(asked))
+    is_bare = logprobs.can(asked)
+    if is_bare:
+        fields |= logprobs.more(asked)
+    return encode_json(fields), Sequences(bool(asked.stream), wants_usage, _num_per_prompt(asked), is_bare=is_bare)
 
 
 class Sequences(SameApi):
     counts_all = True
 
-    def __init__(self, streams: bool, wants_usage: bool, per_prompt: int) -> None:
+    def __init__(self, streams: bool, wants_usage: bool, per_prompt: int, *, is_bare: bool = False) -> None:
         super().__init__(streams)
+        self._is_bare = is_bare  # log-probabilities without alternatives
         self._wants_usage, self._per_prompt = wants_usage, per_prompt
         self._prompts: dict[int, int] = {}  # tokens, by the prompt's number
         self._cached = 0
@@ -56,6 +61,8 @@ class Sequences(SameApi):
             found = decode(event)
             if not isinstance(found, dict):
                 continue
+            if self._is_bare:
+                logprobs.leave_out(found)
             choices, usage = found.get("choices") or [], found.pop("usage", None)
             self._count(choices, usage)
             self._last = {key: value for key, value in found.items() if key not in ("choices", "timings")}
@@ -63,7 +70,7 @@ class Sequences(SameApi):
                 for choice in choices:
                     self._take(choice)
             elif choices:
-                out.append(b"data: " + (event if usage is None else encode_json(found)) + b"\n\n")
+                out.append(b"data: " + (event if usage is None and not self._is_bare else encode_json(found)) + b"\n\n")
         return b"".join(out)
 
     def _count(self, choices: list[dict[str, Any]], usage: Any) -> None:
@@ -93,9 +100,9 @@ class Sequences(SameApi):
         index = part["index"]
         made = self._choices.setdefault(index, {"index": index, "logprobs": None, "finish_reason": None})
         made["finish_reason"] = part.get("finish_reason") or made["finish_reason"]
-        if (logprobs := part.get("logprobs")) is not None:
+        if (given := part.get("logprobs")) is not None:
             kept = made["logprobs"] = made["logprobs"] or {}
-            for name, value in logprobs.items():
+            for name, value in given.items():
                 kept[name] = kept.get(name, []) + value if isinstance(value, list) else value
         if "text" in part:
             made["text"] = made.get("text", "") + part["text"]

@@ -254,7 +254,7 @@ async def test_a_held_message_is_kept_alive_and_ends_with_an_error_event() -> No
         ("emulated", {}, {MESSAGE, COUNT, RERANK}),
         ("llamacpp", {}, {EMBEDDING, RERANK}),
         ("llamacpp", {"embeddings": True}, {RERANK}),
-        ("llamacpp", {"embeddings": True, "pooling": "rank"}, set()),
+        ("llamacpp", {"embeddings": True, "pooling": "rank"}, {EMBEDDING}),
         ("vllm", {}, set()),
         ("vllm", {"runner": "pooling"}, {CHAT, COMPLETION, RESPONSE, MESSAGE, COUNT}),
         ("vllm", {"runner": "generate"}, {EMBEDDING, RERANK}),

@@ -69,6 +69,9 @@ async def test_a_structured_message_goes_to_llamacpp_as_a_chat(field: str) -> No
     assert (whole["stop_reason"], whole["usage"]) == ("end_turn", {"input_tokens": 5, "output_tokens": 2})
     asked = json.loads(engine.served[0].body)
     assert engine.served[0].head.startswith(b"POST /v1/chat/completions ")
+    assert asked.pop("chat_template_kwargs", None) == (
+        {"reasoning_effort": "low"} if "effort" in fields[field] else None
+    )
     assert asked == {
         "model": "m", "messages": [{"role": "system", "content": "Be brief."}, USER], "max_tokens": 40, "stop": ["END"],
         "top_k": 3, "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": PLACE}},

@@ -362,6 +362,48 @@ def several() -> list[bytes]:
     return [token("a", 0), token("b", 1), token("c", 1), token("d", 0), ended(0), counted(), ended(1), counted(), DONE]
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, None),
+        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"thinking": {"type": "disabled"}, "chat_template_kwargs": {"a": 1}}, {"enable_thinking": False, "a": 1}),
+    ],
+)
+async def test_whether_and_how_long_a_message_is_thought_about_reaches_the_template(
+    path: str, fields: dict[str, Any], settings: dict[str, Any] | None
+) -> None:
+    async with a_rig(models=LLAMACPP) as rig:
+        engine = await rig.engine(answering({"type": "message", "content": [], "input_tokens": 1}))
+        more = {"max_tokens": 2} if path == "/v1/messages" else {}
+        assert (await rig.ask(asking(path, messages=MESSAGES, **more, **fields))).status == 200
+        assert json.loads(engine.served[0].body).get("chat_template_kwargs") == settings
+
+
+async def test_one_call_at_a_time_is_asked_for_as_of_a_chat() -> None:
+    async with a_rig(models=LLAMACPP) as rig:
+        engine = await rig.engine(answering({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}))
+        tools = [{"name": "f", "input_schema": {"type": "object"}}]
+        choice = {"type": "auto", "disable_parallel_tool_use": True}
+        fields = {"messages": MESSAGES, "max_tokens": 2, "tools": tools, "tool_choice": choice}
+        answer = (await rig.ask(asking("/v1/messages", **fields))).json()
+        asked = json.loads(engine.served[0].body)
+        assert asked["parallel_tool_calls"] is False and "tool_choice" not in asked
+        assert answer["content"] == [{"type": "text", "text": "a"}]
+
+
+async def test_documents_go_to_the_engine_as_texts() -> None:
+    async with a_rig(models=(a_model(engine="llamacpp", engine_args={"embeddings": True, "pooling": "rank"}),)) as rig:
+        engine = await rig.engine(answering({"results": []}))
+        await rig.ask(asking("/v1/rerank", query="q", documents=["a", {"text": "b"}]))
+        assert json.loads(engine.served[0].body)["documents"] == ["a", "b"]
+        odd = await rig.ask(asking("/v1/rerank", query="q", documents=[{"text": "b", "title": "c"}]))
+        assert (odd.status, odd.json()["error"]["param"]) == (400, "documents[0].title")
+        assert (await rig.ask(asking("/v1/embeddings", input="a"))).status == 501, "a reranker has no embeddings"
+
+
 async def test_a_chat_of_several_answers_has_one_usage_in_one_piece_and_as_a_stream() -> None:
     total = {
         "prompt_tokens": 5,

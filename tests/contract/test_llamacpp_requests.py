@@ -181,6 +181,29 @@ async def test_what_openai_allows_is_answered(pid_and_rig: tuple[int, Rig]) -> N
     assert (await ask(rig, CHAT, tools(function(parameters={"type": "object"})))).status == 200
 
 
+async def test_a_log_probability_comes_with_as_many_alternatives_as_are_asked_for(pid_and_rig: tuple[int, Rig]) -> None:
+    rig = pid_and_rig[1]
+    bare, two = {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}
+    for path, fields, num in (
+        (CHAT, bare, 0),
+        (CHAT, bare | {"top_logprobs": 0}, 0),
+        (CHAT, two, 2),
+        (CHAT, bare | {"n": 2}, 0),
+        (COMPLETION, {"logprobs": 0}, 0),
+        (COMPLETION, {"logprobs": 2}, 2),
+    ):
+        whole = (await ask(rig, path, fields)).json()
+        streamed = events_of(await ask(rig, path, fields | {"stream": True}))
+        for answers in ([whole], streamed):
+            tokens = [
+                token
+                for answer in answers
+                for choice in answer["choices"]
+                for token in (choice.get("logprobs") or {}).get("content") or ()
+            ]
+            assert tokens and {len(token["top_logprobs"]) for token in tokens} == {num}, (path, fields)
+
+
 def each(field: str, *values: Any) -> list[dict[str, Any]]:
     return [{field: value} for value in values]
 

@@ -42,6 +42,7 @@ class EngineApi:
     continues: frozenset[str] = frozenset((COMPLETIONS,))  # paths where another engine can continue an answer
     continues_schemas: bool = False  # a grammar accepts the answer so far
     prefills: bool = False  # always continue an assistant's last message
+    thinks_by_template: bool = False  # a message's `thinking` and effort are settings of the chat template
     mixed_prompts: bool = False  # token-id prompts may contain text
     token_ids: bool = False  # streams give their tokens on request (`return_token_ids`)
     # Paths where usage counts one sequence of several, no tool call can be forced, or messages ignore the requested

@@ -48,6 +48,10 @@ IGNORES: dict[str, Any] = {
     "guided_json": None,
     "guided_choice": None,
     "structured_outputs": None,
+    "verbosity": "medium",
+    "return_documents": False,
+    "max_tokens_per_doc": None,
+    "truncate_prompt_tokens": None,
 }
 
 
@@ -79,9 +83,12 @@ class LlamacppDriver(HostedDriver):
     def api(model: Model) -> EngineApi:
         args = model.engine_args
         lacks = {}
+        ranks = str(args.get("pooling", "")).lower() == "rank"
         if not args.get("embeddings"):
             lacks[apis.EMBEDDINGS] = "does not make embeddings: engine_args.embeddings is not set"
-        if not (args.get("embeddings") and str(args.get("pooling", "")).lower() == "rank"):
+        elif ranks:  # the bytes behind its one score
+            lacks[apis.EMBEDDINGS] = "does not make embeddings: engine_args.pooling is rank"
+        if not (args.get("embeddings") and ranks):
             lacks[apis.RERANK] = (
                 "does not rank: it takes a reranker's weights, engine_args.embeddings and pooling: rank"
             )
@@ -94,6 +101,7 @@ class LlamacppDriver(HostedDriver):
             tool_choices=frozenset(),
             continues=frozenset((apis.CHAT, apis.COMPLETIONS, apis.MESSAGES)),
             prefills=True,
+            thinks_by_template=True,
             mixed_prompts=True,
             translated=frozenset(p.encode() for p in (apis.CHAT, apis.COMPLETIONS, apis.MESSAGES)),
             ignores_formats=True,

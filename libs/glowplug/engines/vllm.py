@@ -301,6 +301,12 @@ IGNORES: dict[str, Any] = {
     "grammar": "",
     "json_schema": None,
     "output_format": None,  # Anthropic's older field; `output_config.format` is heeded
+    "guided_grammar": "",  # `structured_outputs` is heeded
+    "guided_regex": "",
+    "guided_json": None,
+    "guided_choice": None,
+    "timings_per_token": False,
+    "verbosity": "medium",
 }
 
 
@@ -339,6 +345,7 @@ class VllmDriver(StagedVllm):
         return EngineApi(
             lacks=dict.fromkeys(pooling, "only generates text: engine_args.runner is generate"),
             continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
+            thinks_by_template=True,
             token_ids=not model.system_prompt,  # it would show the prompt's too, which clients must not read
             completion_tokens=16,
             also=frozenset((apis.TOKENIZE, apis.DETOKENIZE, apis.TRANSCRIPTIONS, apis.TRANSLATIONS)),

@@ -74,6 +74,32 @@ WEIGHTS = EngineWeights(
     unreadable=unreadable,
 )
 
+# Request fields known to the router whose effect a made-up text cannot have.
+IGNORES: dict[str, Any] = {
+    "n": 1,
+    "n_cmpl": 1,
+    "best_of": None,
+    "echo": False,
+    "suffix": "",
+    "n_predict": -1,
+    "stop_token_ids": [],
+    "n_probs": 0,
+    "prompt_logprobs": 0,
+    "top_logprobs": 0,
+    "logprobs": False,
+    "response_format": "text",
+    "json_schema": None,
+    "structured_outputs": None,
+    "grammar": "",
+    "guided_grammar": "",
+    "guided_regex": "",
+    "guided_json": None,
+    "guided_choice": None,
+    "timings_per_token": False,
+    "verbosity": "medium",
+    "dimensions": None,
+}
+
 
 class EmulatedDriver(HostedDriver, Stager):
     """`engine_args`: see ARGUMENTS."""
@@ -94,10 +120,9 @@ class EmulatedDriver(HostedDriver, Stager):
     def api(model: Model) -> EngineApi:
         why = "runs on the emulated engine, which has no such API"
         lacks = dict.fromkeys((apis.MESSAGES, apis.COUNT_TOKENS, apis.RERANK), why)
-        ignores = {"echo": False, "best_of": None, "suffix": "", "n_cmpl": 1, "n_predict": -1, "grammar": ""}
         return EngineApi(
             lacks=lacks,
-            ignores=ignores,
+            ignores=IGNORES,
             tool_choices=frozenset(),
             continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
         )

@@ -154,7 +154,7 @@ def begun_chat(body: ChatBody) -> tuple[list[Message], str]:
         raise bad("continue_final_message", "not allowed with add_generation_prompt")
     *before, last = body.messages
     if last.role != "assistant" or not isinstance(last.content, str):
-        raise bad("messages", "the last message is not an assistant's text, so it cannot be continued")
+        raise bad("continue_final_message", "the last message is not an assistant's text")
     return before, last.content
 
 

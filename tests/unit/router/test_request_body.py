@@ -1,5 +1,6 @@
 """A request's fields and their bounds; token counts without a tokenizer."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -434,6 +435,26 @@ def test_what_a_text_model_of_llamacpp_cannot_do(path: bytes, fields: dict[str, 
     check(EMBEDDING, {}, engine="llamacpp", engine_args={"embeddings": True})
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": False}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"add_generation_prompt": True}, "add_generation_prompt"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, ""),
+        ({}, ""),
+    ],
+)
+def test_an_engine_that_always_continues_a_last_message_is_not_told_to_close_it(
+    fields: dict[str, Any], param: str
+) -> None:
+    check(CHAT, fields, engine="llamacpp")
+    with pytest.raises(BadRequest) if param else contextlib.nullcontext() as refused:
+        check(CHAT, {"messages": [USER, ASSISTANT]} | fields, engine="llamacpp")
+    assert not param or refused.value.param == param
+    check(CHAT, {"messages": [USER, ASSISTANT]} | fields, engine="vllm")
+
+
 def test_a_text_may_fill_its_context_and_several_need_not_fit_together() -> None:
     for path, fields in (
         (CHAT, {"messages": [USER | {"content": "x" * 6400}]}),
@@ -455,7 +476,7 @@ def test_a_text_may_fill_its_context_and_several_need_not_fit_together() -> None
         (COMPLETION, {"echo": False, "suffix": "", "guided_json": None}, ""),
         (COMPLETION, {"suffix": "x"}, "llamacpp"),
         (COMPLETION, {"echo": True}, "llamacpp"),
-        (CHAT, {"guided_json": {}}, "llamacpp"),
+        (CHAT, {"guided_json": {}}, "llamacpp vllm"),
         (CHAT, {"json_schema": {}}, "vllm"),
         (CHAT, {"n_cmpl": 1}, ""),
         (CHAT, {"n_cmpl": 2}, "vllm"),

@@ -68,7 +68,7 @@ def kinds(found: list[dict[str, Any]]) -> list[str]:
 
 
 def test_only_fields_of_a_chat_go_to_the_engine_and_unknown_ones_as_they_are() -> None:
-    ours = {"store": True, "metadata": {"a": "b"}, "client_metadata": {}, "truncation": "disabled", "include": ["x"]}
+    ours = {"store": False, "metadata": {"a": "b"}, "client_metadata": {}, "truncation": "disabled", "include": ["x"]}
     foreign = {"messages": [], "n": 3, "n_cmpl": 3, "stream_options": {"a": 1}, "logprobs": True}
     assert chat_of(**ours, **foreign, temperature=0, top_k=4, user="u", parallel_tool_calls=True) == {
         "model": "m", "messages": [USER], "temperature": 0, "top_k": 4, "user": "u",
@@ -88,7 +88,7 @@ def test_only_fields_of_a_chat_go_to_the_engine_and_unknown_ones_as_they_are() -
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {}, "strict": False, "description": None}}},
          {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": False}}}),
         ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
-        ({"include": ["message.output_text.logprobs"]}, {"logprobs": True, "top_logprobs": 0}),
+        ({"include": ["message.output_text.logprobs"]}, {"logprobs": True, "top_logprobs": 1}),
         ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
         ({"tools": [FLAT], "parallel_tool_calls": False},
          {"parallel_tool_calls": False, "tool_choice": "auto",
@@ -239,8 +239,9 @@ def test_a_structure_without_its_schema_is_refused() -> None:
 
 def test_a_streamed_text_has_every_event_in_order() -> None:
     chance = {"token": "a", "bytes": [97], "logprob": -0.1, "top_logprobs": []}
+    given = chance | {"top_logprobs": [{"token": "b"}]}
     found = streamed(
-        delta(role="assistant", content=None), delta(content="a", logprobs={"content": [chance]}), delta(content="b"),
+        delta(role="assistant", content=None), delta(content="a", logprobs={"content": [given]}), delta(content="b"),
         delta("stop"), USED, max_output_tokens=9, instructions="i",
     )  # fmt: skip
     assert kinds(found) == [
