@@ -275,7 +275,7 @@ class AutoscalerController:
         self._ticked_at = 0.0
         self._models = ModelRecords()
         self.instances, self.loads = InstanceTable(), Demand()
-        self.loads.bases = self._models.bases
+        self.loads.of_models(self._models, self._models.bases)
         self.nodes: dict[str, Node] = {}
         self.handlers: Handlers = {
             Tick: self._on_tick,
@@ -325,7 +325,7 @@ class AutoscalerController:
 
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
         self.instances, self.loads = earlier.instances, earlier.loads
-        self.loads.bases = self._models.bases
+        self.loads.of_models(self._models, self._models.bases)
         self._models.inherit(earlier._models, now_s, self._params.absent_s)
         self._learned.inherit(earlier._learned, self._models, now_s)
         self.access.inherit(earlier.access, now_s, self._params.absent_s)
