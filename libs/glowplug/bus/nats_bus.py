@@ -31,7 +31,7 @@ STORES_NOTHING = "the bus answers but stores no events (its disk may be full)"
 
 Store = Callable[[str], Awaitable[None]]
 FETCH_WAIT_S = 5.0
-RENEW_S = 30.0  # for a reader: others that may make readers could change or remove it
+RENEW_S = 30.0  # others may change a reader
 PUBLISH_TIMEOUT_S = 3.0
 RETRY_S = 0.25
 CLOSE_S = 2.0

@@ -16,7 +16,7 @@ DEMAND_KEPT_S = 10 * LOAD_STALE_S  # its requests may still run on instances
 ARRIVALS_KEPT_S = 10.0
 ONLY_CHANGES = 0  # `num_parts` of a partial report
 MAX_ROUTERS = 1024  # whose reports are kept; ids may be invented
-MAX_UNDEPLOYED = 64  # models of one router's; others of them are not taken
+MAX_UNDEPLOYED = 64  # models of one router's
 
 
 class LoadReporter:
@@ -199,7 +199,6 @@ class Demand:
         self._dispatched: dict[str, int] = {}  # by model_key, since each router's first report
 
     def of_models(self, deployed: Container[str], bases: Mapping[str, str]) -> None:
-        """Take them from the owner of the models from now on."""
         self._reports.deployed, self.bases = deployed, bases
 
     def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> dict[str, bool]:

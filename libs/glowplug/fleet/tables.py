@@ -11,8 +11,7 @@ Facts may be late, lost or repeated. Four rules keep every reader right:
 - Tombstones. A gone instance's revision outlives its row, so that no late fact revives it.
 - Lease. A node lives while its row's revision moves, by the reader's clock alone.
 
-Whoever may publish facts may invent ids: of those that only facts have told, MAX_UNSTORED are kept. Rows of the store
-are always taken.
+Ids in facts may be invented: of those that the store lacks, MAX_UNSTORED are kept.
 """
 
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ RowT = TypeVar("RowT", bound=Revised)
 
 
 class Unstored:
-    """Ids that facts alone have told. `lacked`: those of them that the last reading of the store lacked."""
+    """Ids that facts alone have told. `lacked`: by the last reading of the store, too."""
 
     def __init__(self) -> None:
         self.ids: set[str] = set()
