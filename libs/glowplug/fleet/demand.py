@@ -77,13 +77,13 @@ class LoadReports:
         loads = self.loads.setdefault(report.router_id, {})
         router = self._routers.setdefault(report.router_id, _Router())
         router.reported_at = now_s
+        if (deployed := self.deployed) is not None:
+            others = [key for key in report.loads if key not in loads and key not in deployed]
+            room = max(0, MAX_UNDEPLOYED - sum(key not in deployed for key in loads)) if others else 0
+            if dropped := {*others[room:]}:
+                report = replace(report, loads={k: load for k, load in report.loads.items() if k not in dropped})
         if report.num_parts == 1:
             loads.clear()
-        if (deployed := self.deployed) is not None:
-            others = [key for key in report.loads if key not in deployed and key not in loads]
-            room = max(0, MAX_UNDEPLOYED - sum(key not in deployed for key in loads)) if others else 0
-            if dropped := others[room:]:
-                report = replace(report, loads={k: load for k, load in report.loads.items() if k not in {*dropped}})
         loads.update(report.loads)
         if report.num_parts != ONLY_CHANGES:
             _count_parts(router, loads, report)

@@ -151,7 +151,7 @@ class InstanceTable(Rows[Instance]):
 
     def __init__(self, *, keeps_gone: bool = True, absent_s: float = ABSENT_S) -> None:
         super().__init__(absent_s)
-        self._keeps_gone, self._unstored = keeps_gone, Unstored()
+        self._keeps_gone, self.unstored = keeps_gone, Unstored()
         self._by_model: dict[str, dict[str, Instance]] = {}
         self._living: dict[str, dict[str, Instance]] = {}  # without gone ones
         self._tombstones: dict[str, int] = {}  # instance_id -> last revision, oldest first
@@ -170,7 +170,7 @@ class InstanceTable(Rows[Instance]):
     def apply(self, instance: Instance, now_s: float) -> bool:
         key = instance.instance_id
         if key not in self.by_id and (
-            instance.revision <= self._tombstones.get(key, -1) or not self._unstored.admits(key)
+            instance.revision <= self._tombstones.get(key, -1) or not self.unstored.admits(key)
         ):
             return False
         if not self._is_news(key, instance, now_s):
@@ -195,7 +195,7 @@ class InstanceTable(Rows[Instance]):
     def drop_absent(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
         """Drop and return the rows that `rows` has lacked for `absent_s`, or had only in an older revision: that one is
         right, as the known one never reached the store."""
-        self._unstored.read(rows)
+        self.unstored.read(rows)
         gone = [self.by_id[key] for key in self._missing(rows, now_s)]
         for instance in gone:
             self.forget(instance.instance_id)
@@ -206,7 +206,7 @@ class InstanceTable(Rows[Instance]):
     def forget(self, instance_id: str) -> None:
         instance = self.by_id.pop(instance_id, None)
         self._reported_at.pop(instance_id, None)
-        self._unstored.ids.discard(instance_id)
+        self.unstored.ids.discard(instance_id)
         if instance is not None:
             self._drop(self._by_model, instance)
             self._drop(self._living, instance)

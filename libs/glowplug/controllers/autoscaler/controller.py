@@ -859,7 +859,10 @@ class AutoscalerController:
         return effects
 
     def _orphans(self, record: ModelRecord, now_s: float) -> list[Effect]:
-        """Stop instances of an undeployed model, once the table has had time to load."""
+        """Stop instances of an undeployed model, once the table has had time to load; invented ones are forgotten."""
+        rows = self.instances.living(record.key)
+        if rows and rows.keys() <= self.instances.unstored.lacked:
+            return []
         record.unknown_since = now_s if record.unknown_since is None else record.unknown_since
         if now_s - record.unknown_since < self._params.orphan_s:
             return []
