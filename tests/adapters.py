@@ -9,6 +9,7 @@ against one another.
 
 import argparse
 import json
+import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ def merged_hf(base: Path, out: Path, adapter: Adapter) -> Path:
     out.mkdir()
     for other in base.iterdir():
         if other.name != "model.safetensors":
-            (out / other.name).symlink_to(other)
+            shutil.copyfile(other, out / other.name)
     names = {f"model.layers.{n}.{MODULES[module]}.weight": (n, module) for n, module in adapter.factors}
     with (base / "model.safetensors").open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         (length,) = struct.unpack_from("<Q", data)

@@ -66,6 +66,7 @@ class WeightServer(LocalServer):
     cuts: list[int] = field(default_factory=list)  # bytes after which the next bodies are cut
     moved: str = ""  # any other path redirects to this one (302)
     step_s: float = 0.0  # pause between steps of a body
+    step: int = STEP  # bytes of one
     length_told: bool = True  # False: no Content-Length; the body ends with the connection
     extra: bytes = b""  # sent after a whole body of an honest length
     head: bool = False  # answers a HEAD; many servers refuse
@@ -120,10 +121,10 @@ class WeightServer(LocalServer):
         with self._lock:
             cut = self.cuts.pop(0) if self.cuts and not is_probe else len(body)
         try:
-            for position in range(0, min(cut, len(body)), STEP):
-                handler.wfile.write(body[position : min(position + STEP, cut)])
+            for position in range(0, min(cut, len(body)), self.step):
+                handler.wfile.write(body[position : min(position + self.step, cut)])
                 with self._lock:
-                    self.bytes_sent += min(position + STEP, cut, len(body)) - position
+                    self.bytes_sent += min(position + self.step, cut, len(body)) - position
                 if self.step_s:
                     time.sleep(self.step_s)
         except OSError:

@@ -18,7 +18,8 @@ _PR_SET_PDEATHSIG = 1
 
 def die_with_parent(within_s: float = 10.0) -> None:
     """Request SIGTERM at the parent's end, and SIGKILL `within_s` later: an engine core outlives a killed API server
-    otherwise, and Python drops the SystemExit of a signal that arrives in a finalizer or a callback."""
+    otherwise. vLLM's handler of SIGTERM puts into a queue; where the main thread is just taking that queue's lock, the
+    handler waits for its own thread for ever."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:

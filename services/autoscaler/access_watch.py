@@ -95,10 +95,11 @@ class AccessWatch(FileWatch):
             self.errors.pop(source, None)
         return done
 
-    async def gone(self, shell: Shell, controller: AutoscalerController, present: Collection[str]) -> None:
+    async def gone(self, shell: Shell, controller: AutoscalerController, present: Collection[str]) -> set[str]:
         for tenant in list(controller.access.tenants.values()):
             if self.is_ours(tenant.source) and tenant.source not in present:
                 await self._remove(shell, tenant.source, tenant.name)
+        return set()
 
     async def _remove(self, shell: Shell, source: str, name: str) -> bool:
         return await self.tell(shell, source, RemoveTenant(name, source, with_keys=True))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,33 +48,35 @@ class FileWatch:
         controller refuses."""
         raise NotImplementedError
 
+    async def gone(self, shell: Shell, controller: AutoscalerController, present: Collection[str]) -> set[str]:
+        """Remove what no file declares any more. Return the files to retry at the next poll."""
+        raise NotImplementedError
+
+    async def apply_all(
+        self, shell: Shell, controller: AutoscalerController, read: Mapping[str, Any], present: Collection[str]
+    ) -> set[str]:
+        """Apply the changed files. Return those to retry at the next poll."""
+        left = {name for name in read if not await self.apply(shell, controller, Path(name), read[name], present)}
+        return left | await self.gone(shell, controller, present)
+
     def answered(self, name: str) -> None:
         """Note that a file was read, well or not."""
 
-    async def _take(self, shell: Shell, controller: AutoscalerController, path: Path, present: Collection[str]) -> bool:
-        """Return False for a retry at the next poll; bad files are retried after AGAIN_S."""
+    async def _read(self, path: Path) -> Any:
+        """Return what it declares; None for a bad file, which is retried after AGAIN_S. Raises NoAnswer."""
         name = str(path)
         try:
-            declared = await self.reader.run(name, lambda: self.load(path))
+            return await self.reader.run(name, lambda: self.load(path))
         except GlowplugError as error:
-            self.answered(name)
             self.keep_out(path, error.message, again=True)
-            return True
-        except NoAnswer as error:
-            self.keep_out(path, f"cannot be read{self.reads}: {error.strerror}")
-            return False
+        except NoAnswer:
+            raise
         except Exception as error:  # a bad file must not affect the others
-            self.answered(name)
             reason = f"cannot be read: {type(error).__name__}: {error}"
             if self.errors.get(name) != reason:
                 log.exception("the autoscaler cannot read the %s %s", self.kind, path)
             self.keep_out(path, reason, again=True)
-            return True
-        self.answered(name)
-        return await self.apply(shell, controller, path, declared, present)
-
-    async def gone(self, shell: Shell, controller: AutoscalerController, present: Collection[str]) -> None:
-        raise NotImplementedError
+        return None
 
     def forget(self, name: str) -> None:
         for known in (self._seen, self._again, self.errors):
@@ -101,14 +103,22 @@ class FileWatch:
             self.errors[str(directory)] = reason
             return
         self.errors.pop(str(directory), None)
-        now = asyncio.get_running_loop().time()
+        now, read = asyncio.get_running_loop().time(), dict[str, Any]()
         for name, stamp in stamps.items():
             if self._seen.get(name) != stamp or now >= self._again.get(name, math.inf):
-                self._seen[name] = stamp
                 self._again.pop(name, None)
-                if not await self._take(shell, controller, Path(name), stamps):
-                    del self._seen[name]
-        await self.gone(shell, controller, stamps)
+                try:
+                    declared = await self._read(Path(name))
+                except NoAnswer as error:
+                    self._seen.pop(name, None)
+                    self.keep_out(Path(name), f"cannot be read{self.reads}: {error.strerror}")
+                    continue
+                self._seen[name] = stamp
+                self.answered(name)
+                if declared is not None:
+                    read[name] = declared
+        for name in await self.apply_all(shell, controller, read, stamps):
+            self._seen.pop(name, None)
         for name in [n for n in {*self._seen, *self.errors} if n not in stamps and n != str(self._directory)]:
             self.forget(name)
 

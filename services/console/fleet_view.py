@@ -3,7 +3,7 @@
 Pure and bounded (fleet/tables.py says which row counts, and for how long). A row is made anew only after a change."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -149,8 +149,8 @@ class Fetches:
 class Loads:
     """Load summed over routers that reported lately; idle models are left out."""
 
-    def __init__(self) -> None:
-        self._reports = LoadReports()
+    def __init__(self, deployed: Container[str]) -> None:
+        self._reports = LoadReports(deployed)
         self.by_model: dict[str, rows.ShownLoad] = {}
         self._by_instance = Counter[str]()
         self._is_stale = False
@@ -197,7 +197,7 @@ class ShownFleet:
         self._cordoned: frozenset[str] = frozenset()
         self._coming: dict[str, str] = {}  # of starting instances
         self._estimates = StartEstimates()
-        self._loads = Loads()
+        self._loads = Loads(self.models)
         self.fetches = Fetches()
         self._left_at: dict[str, float] = {}  # node id -> when it left or was given up
         self._lost: dict[str, float] = {}  # node id -> silent since, as shown
@@ -251,6 +251,7 @@ class ShownFleet:
                 self._put_instance(instance, now_s)
                 self.decisions.put_instance(instance)
         else:
+            self.node_table.unstored.read(table_rows)
             for node in table_rows.values():
                 self._put_node(node, max(self.node_table.moved_at(node.node_id), min(node.heartbeat_at, now_s)))
             for node_id in [key for key in self.nodes if key not in table_rows]:

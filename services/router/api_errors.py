@@ -33,6 +33,7 @@ _TOO_LONG = re.compile(
 )
 # llama.cpp's 500 for a text to embed beyond its batch, which is its context (llamacpp_host.py).
 _BATCH = re.compile(r"input \((\d+) tokens\) is too large to process\..*\(current batch size: (\d+)\)", re.DOTALL)
+_PATH = re.compile(r"(?<![\w.:/])(?!/(?:v1|api)/)(?:file:/*(?=/))?(?:/[^\s/:;,'\"`()]+)+/([^\s/:;,'\"`()]+)")
 _PROMPT_FIELDS = {
     b"/v1/chat/completions": "messages",
     MESSAGES: "messages",
@@ -77,7 +78,7 @@ STOPPING = ApiError(503, "This router is stopping.", "service_unavailable", "rou
 
 
 def body(path: bytes, error: GlowplugError) -> bytes:
-    status, message = error.status, error.message
+    status, message = error.status, _told(error)
     if path.startswith(OLLAMA):
         return encode_json({"error": message})
     if is_anthropic(path):
@@ -85,6 +86,11 @@ def body(path: bytes, error: GlowplugError) -> bytes:
         return encode_json({"type": "error", "error": {"type": kind, "message": message}})
     found = {"message": message, "type": error.type, "param": error.param, "code": error.code}
     return encode_json({"error": found})
+
+
+def _told(error: GlowplugError) -> str:
+    """Leave out what only the fleet's owner may read: the end of an engine's log, and folders of a node."""
+    return error.message if error.status < 500 else _PATH.sub(r"\1", error.message.strip().partition("\n")[0])
 
 
 def no_retry(error: GlowplugError) -> bytes:

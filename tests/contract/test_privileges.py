@@ -13,8 +13,10 @@ from nats.aio.client import Client
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from glowplug.bus import nats_bus
 from glowplug.bus.memory_bus import matches
 from glowplug.bus.nats_bus import NatsBus, arrive
+from glowplug.bus.streams import consumer_config
 from glowplug.events import encode
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.subjects import (
@@ -192,6 +194,7 @@ async def test_a_user_asks_of_jetstream_what_it_needs_and_no_more(bus_server: Na
         f"CONSUMER.CREATE.{USAGE_STREAM}.mine.{ROOT}.use.>": False,
         f"{create}.placer-commands.{ROOT}.cmd.{user}.*.any": user == "placer",
         f"CONSUMER.MSG.NEXT.{COMMANDS_STREAM}.placer-commands": user == "placer",
+        f"CONSUMER.MSG.NEXT.{COMMANDS_STREAM}.another": user in ("agent", "prefetcher"),
         f"{create}.mine": False,
         **{f"{create}.mine.{ROOT}.cmd.{other}.*.any": False for other in readers},
     }
@@ -227,6 +230,30 @@ async def test_streams_are_made_by_one_user_and_waited_for_by_the_others(tmp_pat
             await asyncio.wait_for(waiting, WAIT_S)
         assert router.connected
         await router.close()
+
+
+async def test_a_reader_that_another_user_changes_hears_again(
+    bus_server: NatsProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of readers are not by user: a prefetcher's may put a filter of its own on an agent's."""
+    monkeypatch.setattr(nats_bus, "RENEW_S", 0.2)
+    monkeypatch.setattr(nats_bus, "FETCH_WAIT_S", 0.2)
+    node, listener = name(), Listener()
+    async with (
+        bus_of(bus_server, STREAMS_OWNER) as placer,
+        bus_of(bus_server, "agent") as agent,
+        guest(bus_server, "prefetcher") as taken,
+    ):
+        await agent.subscribe([commands_to("agent", node)], listener, durable=node)
+        await taken.jetstream(timeout=30).add_consumer(
+            COMMANDS_STREAM, consumer_config(node, [commands_to("prefetcher", node)])
+        )
+
+        async def hears() -> bool:
+            await placer.publish(stop(node))
+            return bool(listener.received)
+
+        await until(hears, "the agent hears its commands")
 
 
 async def test_a_reply_sent_elsewhere_starts_nothing(bus_server: NatsProcess) -> None:

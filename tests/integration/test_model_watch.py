@@ -160,6 +160,29 @@ async def test_a_name_becomes_an_alias_in_one_look(at: Watched) -> None:
     assert {key: model.aliases for key, model in at.models.items()} == {"other": ("one",)} and not at.errors
 
 
+async def test_names_change_files_in_one_look(at: Watched) -> None:
+    """Whichever file is read first: a model and its name move, aliases are exchanged, whole files are."""
+    await at.poll(a=one() + "aliases: [x]\n", b=TWO + "aliases: [y]\n")
+    await at.poll(a=one() + "aliases: [y]\n", b=TWO + "aliases: [x]\n")
+    assert {key: model.aliases for key, model in at.models.items()} == {"one": ("y",), "two": ("x",)}
+    await at.poll(a=TWO, b=one(7))
+    assert {key: Path(model.source).name for key, model in at.models.items()} == {"two": "a.yaml", "one": "b.yaml"}
+    assert at.models["one"].keep_alive_s == 7 and not at.errors
+    await at.poll(a=ALIASED, b=TWO)
+    assert {key: model.aliases for key, model in at.models.items()} == {"other": ("one",), "two": ()}
+    await at.poll(a=None, c=ALIASED)
+    assert at.models["other"].source.endswith("c.yaml") and not at.errors
+
+
+async def test_a_base_goes_with_its_adapters_in_one_look(at: Watched) -> None:
+    at.watch.measure = lambda uri: SourceInfo(files=(SourceFile(path="", num_bytes=1234),), ranges=True)
+    adapter = "---\nname: its-adapter\nbase: two\nadapter: hf:o/n\n"
+    await at.poll(a=TWO + adapter, b=one())
+    assert set(at.models) == {"one", "two", "its-adapter"}
+    await at.poll(a=ALIASED, b=None)
+    assert set(at.models) == {"other"} and at.models["other"].aliases == ("one",) and not at.errors
+
+
 async def test_a_link_to_nowhere_is_named_hidden_ones_are_not_and_the_others_are_in_force(at: Watched) -> None:
     for name in (".#b.yaml", "a.yaml"):  # the first is an editor's lock
         (at.folder / name).symlink_to("user@host.1:1")

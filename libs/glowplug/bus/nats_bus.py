@@ -14,7 +14,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
+from nats.js import JetStreamContext, api
 from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from glowplug.bus.port import MAX_DELIVER, BusCounts, BusUnavailable, Handler
@@ -31,6 +31,7 @@ STORES_NOTHING = "the bus answers but stores no events (its disk may be full)"
 
 Store = Callable[[str], Awaitable[None]]
 FETCH_WAIT_S = 5.0
+RENEW_S = 30.0  # others may change a reader
 PUBLISH_TIMEOUT_S = 3.0
 RETRY_S = 0.25
 CLOSE_S = 2.0
@@ -389,20 +390,29 @@ class NatsBus:
                     await reader.unsubscribe()
 
     async def _bind(self, own: _Reader) -> JetStreamContext.PullSubscription:
-        stream = stream_of(own.filters)
-        config = consumer_config(own.durable, own.filters, patient=own.patient)
-        info = await self._js.add_consumer(stream, config)  # makes it, or finds it
+        stream, info = stream_of(own.filters), await self._make(own)
         if stream == names.USAGE_STREAM and info.delivered is not None:
             own.stood_at = info.delivered.consumer_seq, info.delivered.stream_seq
         return await self._js.pull_subscribe_bind(durable=own.durable, stream=stream)
+
+    async def _make(self, own: _Reader) -> api.ConsumerInfo:
+        """Make it, or find it and set its filters."""
+        config = consumer_config(own.durable, own.filters, patient=own.patient)
+        return await self._js.add_consumer(stream_of(own.filters), config)
 
     async def _read_bound(self, reader: JetStreamContext.PullSubscription, own: _Reader) -> None:
         """Pull one message at a time, lest others wait here while their acknowledgement times out."""
         rebind = own.rebind
         waiter = asyncio.create_task(rebind.wait())
         pull: asyncio.Task[list[Msg]] | None = None
+        loop = asyncio.get_running_loop()
+        made_at = loop.time()
         try:
             while not rebind.is_set():
+                if loop.time() - made_at >= RENEW_S:
+                    with contextlib.suppress(*REFUSED):
+                        await self._make(own)
+                    made_at = loop.time()
                 pull = asyncio.create_task(reader.fetch(1, timeout=FETCH_WAIT_S))
                 await asyncio.wait({pull, waiter}, return_when=asyncio.FIRST_COMPLETED)
                 if not pull.done() or pull.cancelled():  # by the library, which has closed the connection

@@ -76,9 +76,13 @@ class Clocks:
         ahead_s, clock = at - now_s, self._known.get(name)
         if clock is None:
             if len(self._known) >= MAX_KNOWN:
-                del self._known[next(iter(self._known))]
+                oldest = next(iter(self._known))
+                if now_s - self._known[oldest].since <= 2 * WINDOW_S:  # all are heard of: names may be invented
+                    return ahead_s if ahead_s > AHEAD_S else 0.0
+                del self._known[oldest]
             clock = self._known[name] = _Clock(now_s)
         elif (age_s := now_s - clock.since) > WINDOW_S:
+            self._known[name] = self._known.pop(name)  # the longest silent first
             clock.before = clock.newest if age_s <= 2 * WINDOW_S else -math.inf
             clock.newest, clock.since = -math.inf, now_s
         if ahead_s > clock.newest and (is_live or ahead_s > 0):

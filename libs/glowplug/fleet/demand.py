@@ -5,7 +5,7 @@ all models in parts every `whole_every_s`: no message nears the bus's limit, and
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from glowplug.domain.snapshot import ClassLoad, ModelLoad, Outlook
@@ -16,6 +16,7 @@ DEMAND_KEPT_S = 10 * LOAD_STALE_S  # its requests may still run on instances
 ARRIVALS_KEPT_S = 10.0
 ONLY_CHANGES = 0  # `num_parts` of a partial report
 MAX_ROUTERS = 1024  # whose reports are kept; ids may be invented
+MAX_UNDEPLOYED = 64  # models of one router's
 
 
 class LoadReporter:
@@ -61,9 +62,10 @@ class _Router:
 
 
 class LoadReports:
-    """Loads by router, complete after its first whole report."""
+    """Loads by router, complete after its first whole report. `deployed`: keys of models; None: all are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, deployed: Container[str] | None = None) -> None:
+        self.deployed = deployed
         self.loads: dict[str, dict[str, ModelLoad]] = {}  # router_id -> model_key -> load
         self._routers: dict[str, _Router] = {}
 
@@ -75,6 +77,11 @@ class LoadReports:
         loads = self.loads.setdefault(report.router_id, {})
         router = self._routers.setdefault(report.router_id, _Router())
         router.reported_at = now_s
+        if (deployed := self.deployed) is not None:
+            others = [key for key in report.loads if key not in loads and key not in deployed]
+            room = max(0, MAX_UNDEPLOYED - sum(key not in deployed for key in loads)) if others else 0
+            if dropped := {*others[room:]}:
+                report = replace(report, loads={k: load for k, load in report.loads.items() if k not in dropped})
         if report.num_parts == 1:
             loads.clear()
         loads.update(report.loads)
@@ -179,8 +186,8 @@ class Demand:
     within LOAD_STALE_S, after which a dead router's waiting requests no longer count.
     """
 
-    def __init__(self) -> None:
-        self._reports = LoadReports()
+    def __init__(self, deployed: Container[str] | None = None) -> None:
+        self._reports = LoadReports(deployed)
         self._waiting: dict[str, dict[str, _Waiting]] = {}  # model_key -> router_id -> fact
         self._sent_at: dict[str, float] = {}  # router_id -> time of its last report, by its clock
         self._last_active: dict[str, float] = {}
@@ -190,6 +197,9 @@ class Demand:
         self._busy: dict[str, None] = {}  # adapters with requests, now or earlier
         self._arrived_at_adapters: dict[str, int] = {}
         self._dispatched: dict[str, int] = {}  # by model_key, since each router's first report
+
+    def of_models(self, deployed: Container[str], bases: Mapping[str, str]) -> None:
+        self._reports.deployed, self.bases = deployed, bases
 
     def apply(self, report: RouterLoadReported, now_s: float, sent_at: float = float("inf")) -> dict[str, bool]:
         """Apply a report. Return the models whose load has changed, with whether each has or had requests since the
@@ -201,7 +211,10 @@ class Demand:
         changed = dict.fromkeys(known.keys() - loads.keys(), False)
         self._sent_at[report.router_id] = sent_at
         self._replace_waiting(report, sent_at)
+        deployed = self._reports.deployed
         for key, load in report.loads.items():
+            if deployed is not None and key not in deployed and key not in self._last_active:
+                continue
             is_active = load.num_waiting or load.num_in_flight
             if load.last_active_at > self._last_active.get(key, 0.0):
                 self._last_active[key] = min(load.last_active_at, now_s)

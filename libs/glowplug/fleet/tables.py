@@ -10,6 +10,8 @@ Facts may be late, lost or repeated. Four rules keep every reader right:
   counts from the first reading that missed the row, so the length of an outage does not matter.
 - Tombstones. A gone instance's revision outlives its row, so that no late fact revives it.
 - Lease. A node lives while its row's revision moves, by the reader's clock alone.
+
+Ids in facts may be invented: of those that the store lacks, MAX_UNSTORED are kept.
 """
 
 from collections.abc import Mapping
@@ -24,6 +26,7 @@ from glowplug.fleet import status
 ABSENT_S: Final = 15.0
 NODE_LEASE_S: Final = 8.0  # agents beat every second
 NUM_TOMBSTONES: Final = 4096
+MAX_UNSTORED: Final = 4096
 NEVER: Final = float("-inf")
 
 
@@ -33,6 +36,29 @@ class Revised(Protocol):
 
 
 RowT = TypeVar("RowT", bound=Revised)
+
+
+class Unstored:
+    """Ids that facts alone have told. `lacked`: by the last reading of the store, too."""
+
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+        self.lacked: frozenset[str] = frozenset()
+        self._stored: frozenset[str] = frozenset()
+
+    def admits(self, key: str) -> bool:
+        """Take a new id, if there is room for it."""
+        if key in self._stored:
+            return True
+        if len(self.ids) >= MAX_UNSTORED:
+            return False
+        self.ids.add(key)
+        return True
+
+    def read(self, stored: Mapping[str, object]) -> None:
+        self._stored = frozenset(stored)
+        self.ids -= self._stored
+        self.lacked = frozenset(self.ids)
 
 
 class Rows(Generic[RowT]):
@@ -125,7 +151,7 @@ class InstanceTable(Rows[Instance]):
 
     def __init__(self, *, keeps_gone: bool = True, absent_s: float = ABSENT_S) -> None:
         super().__init__(absent_s)
-        self._keeps_gone = keeps_gone
+        self._keeps_gone, self.unstored = keeps_gone, Unstored()
         self._by_model: dict[str, dict[str, Instance]] = {}
         self._living: dict[str, dict[str, Instance]] = {}  # without gone ones
         self._tombstones: dict[str, int] = {}  # instance_id -> last revision, oldest first
@@ -143,7 +169,9 @@ class InstanceTable(Rows[Instance]):
 
     def apply(self, instance: Instance, now_s: float) -> bool:
         key = instance.instance_id
-        if key not in self.by_id and instance.revision <= self._tombstones.get(key, -1):
+        if key not in self.by_id and (
+            instance.revision <= self._tombstones.get(key, -1) or not self.unstored.admits(key)
+        ):
             return False
         if not self._is_news(key, instance, now_s):
             return False
@@ -167,6 +195,7 @@ class InstanceTable(Rows[Instance]):
     def drop_absent(self, rows: Mapping[str, Instance], now_s: float) -> list[Instance]:
         """Drop and return the rows that `rows` has lacked for `absent_s`, or had only in an older revision: that one is
         right, as the known one never reached the store."""
+        self.unstored.read(rows)
         gone = [self.by_id[key] for key in self._missing(rows, now_s)]
         for instance in gone:
             self.forget(instance.instance_id)
@@ -177,6 +206,7 @@ class InstanceTable(Rows[Instance]):
     def forget(self, instance_id: str) -> None:
         instance = self.by_id.pop(instance_id, None)
         self._reported_at.pop(instance_id, None)
+        self.unstored.ids.discard(instance_id)
         if instance is not None:
             self._drop(self._by_model, instance)
             self._drop(self._living, instance)
@@ -222,12 +252,15 @@ class NodeTable:
     def __init__(self, lease_s: float = NODE_LEASE_S) -> None:
         self.by_id: dict[str, Node] = {}
         self._moved_at: dict[str, float] = {}
-        self._lease_s = lease_s
+        self._lease_s, self.unstored = lease_s, Unstored()
 
     def apply(self, node: Node, now_s: float) -> bool:
         """Take one row; return False for a repeated one, which is no sign of life."""
         known = self.by_id.get(node.node_id)
-        if known is not None and node.revision <= known.revision:
+        if known is None:
+            if not self.unstored.admits(node.node_id):
+                return False
+        elif node.revision <= known.revision:
             return False
         self.by_id[node.node_id] = node
         self._moved_at[node.node_id] = now_s
@@ -249,3 +282,4 @@ class NodeTable:
     def forget(self, node_id: str) -> None:
         self.by_id.pop(node_id, None)
         self._moved_at.pop(node_id, None)
+        self.unstored.ids.discard(node_id)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from glowplug.domain.bounds import OutOfBounds
 from glowplug.domain.errors import BadRequest, EngineMisconfigured, GlowplugError, InvalidModelFile, WeightsUnavailable
@@ -101,6 +101,14 @@ class Strict(BaseModel):
     """A part of a model file: unknown keys and malformed numbers are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_number(cls, given: Any, info: ValidationInfo) -> Any:
+        """Refuse `yes` and `true` for 1."""
+        if isinstance(given, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
+            raise ValueError("true or false is no number")
+        return given
 
 
 class WeightsFile(Strict):

@@ -1,8 +1,10 @@
 """Load untrusted YAML within bounds, checked before construction.
 
-Aliases let a few hundred bytes mean a billion values, so each counts as many values as it names.
+Aliases let a few hundred bytes mean a billion values, so each counts as many values as it names. Refused is also what a
+person may read in another way: a key given twice, and 010 or 1:30, which YAML 1.1 takes for 8 and 90.
 """
 
+import re
 from typing import Any, Final
 
 import yaml
@@ -10,6 +12,7 @@ import yaml
 MAX_CHARS: Final = 8 << 20
 MAX_VALUES: Final = 100_000  # mappings, lists, keys and scalars, including aliased ones
 MAX_DEPTH: Final = 64
+_PLAIN_INT: Final = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)")
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,14 +41,30 @@ class _Loader(yaml.SafeLoader):
         self._sizes[id(node)] = self._num_values - before
         return node
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len({*keys}) < len(keys):
+            raise _refused(f"{max(keys, key=keys.count)} is given twice", event)
+        return node
+
+    def construct_yaml_int(self, node: Any) -> Any:
+        if not _PLAIN_INT.fullmatch(node.value):
+            raise _refused(f"{node.value} is no plain number", node)
+        return super().construct_yaml_int(node)
+
     def _count(self, num: int, event: yaml.Event) -> None:
         self._num_values += num
         if self._num_values > MAX_VALUES:
             raise _refused(f"with its aliases it holds more than {MAX_VALUES} values", event)
 
 
-def _refused(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
-    mark: Any = event.start_mark
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def _refused(problem: str, at: yaml.Event | yaml.Node) -> yaml.MarkedYAMLError:
+    mark: Any = at.start_mark
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 

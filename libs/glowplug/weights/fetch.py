@@ -18,7 +18,7 @@ from glowplug.weights.link import LinkMeter
 from glowplug.weights.order import Header, RangeKind, ReadingOrder, has_header, offset_order, read_header, reading_order
 from glowplug.weights.order import stage_ranges as ranges_of_stage
 from glowplug.weights.region import Region, RegionInfo
-from glowplug.weights.source import Source, SourceChanged, SourceInfo, SourceInterrupted, redacted
+from glowplug.weights.source import Source, SourceChanged, SourceInfo, SourceInterrupted, not_slower, redacted
 from glowplug.weights.transfer import Holder, Peer, PeerFiles, Transfer, TransferCounts, WrongPiece
 from glowplug.weights.writer import Digester, RegionWriter
 
@@ -37,6 +37,7 @@ class FetchOptions:
     backoff_first_s: float = 0.1
     backoff_cap_s: float = 5.0
     timeout_s: float = 3600.0
+    slow_s: float = 30.0  # of waiting for too few bytes: a try without any
     peer_parts: int = 2  # of one peer, in parallel
     peer_ask_s: float = 2.0  # a slower peer is left out
 
@@ -175,6 +176,7 @@ class Fetch:
             joining,
             self._back_off,
             part_bytes=self._options.part_bytes,
+            slow_s=self._options.slow_s,
             clock=self._clock,
         )
         try:
@@ -301,7 +303,8 @@ class Fetch:
         file, position = writer.info.files[0], 0
         self._link.begin(file.num_bytes)
         try:
-            async with aclosing(self._source.read(file, 0, 0)) as chunks:
+            coming = not_slower(self._source.read(file, 0, 0), redacted(self._ref.uri), self._options.slow_s)
+            async with aclosing(coming) as chunks:
                 async for chunk in chunks:
                     writer.write(position, chunk)
                     position += len(chunk)

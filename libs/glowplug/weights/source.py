@@ -3,11 +3,13 @@
 Offsets and sizes are bytes; ends are exclusive. Sources and deployments check addresses by the same rules.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from glowplug.domain import extensions
@@ -17,6 +19,7 @@ from glowplug.domain.reading import SETTING, Setting
 from glowplug.weights.window import WindowOf
 
 UNKNOWN_BYTES = 0
+LEAST_BYTES_PER_S: Final = 4096  # of one reader: 14 MB an hour bring no model
 SCHEMES = ("file", "http", "https", "hf", "s3", "gs")
 OBJECTS = ("s3", "gs")
 MAIN = "main"
@@ -50,6 +53,10 @@ class SourceOptions:
 
 class SourceInterrupted(Exception):
     """A cut connection, a 5xx, a stall: a retry continues after the last byte."""
+
+
+class SourceSlow(SourceInterrupted):
+    """Fewer than LEAST_BYTES_PER_S came: what came counts as nothing."""
 
 
 class SourceChanged(Exception):
@@ -106,6 +113,29 @@ class Source(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+async def not_slower(chunks: AsyncGenerator[Chunk, None], name: str, over_s: float) -> AsyncGenerator[Chunk, None]:
+    """Pass chunks on. Raises SourceSlow after `over_s` of waiting for too few bytes; the reader's own time does not
+    count."""
+    loop = asyncio.get_running_loop()
+    waited_s, num_bytes = 0.0, 0
+    async with aclosing(chunks):
+        while True:
+            began_at = loop.time()
+            try:
+                async with asyncio.timeout(over_s):
+                    chunk = await anext(chunks, b"")
+            except TimeoutError as error:
+                raise SourceSlow(f"{name} sent {num_bytes} bytes in {waited_s + over_s:.0f} s") from error
+            if not chunk:
+                return
+            waited_s, num_bytes = waited_s + loop.time() - began_at, num_bytes + len(chunk)
+            if waited_s >= over_s:
+                if num_bytes < LEAST_BYTES_PER_S * waited_s:
+                    raise SourceSlow(f"{name} sent {num_bytes} bytes in {waited_s:.0f} s")
+                waited_s, num_bytes = 0.0, 0
+            yield chunk
 
 
 def checked_relative(path: str) -> str:

@@ -15,7 +15,15 @@ from typing import Protocol
 from glowplug.domain.errors import WeightsUnavailable
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.pieces import Layout, is_piece
-from glowplug.weights.source import Chunk, Source, SourceChanged, SourceFile, SourceInterrupted
+from glowplug.weights.source import (
+    Chunk,
+    Source,
+    SourceChanged,
+    SourceFile,
+    SourceInterrupted,
+    SourceSlow,
+    not_slower,
+)
 from glowplug.weights.writer import Intervals, RegionWriter
 
 # Assignment of missing bytes to holders. Pure: time and rates are arguments.
@@ -245,10 +253,11 @@ class Transfer:
         back_off: Callable[[int, Exception], Awaitable[None]],
         *,
         part_bytes: int,
+        slow_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._writer, self._link, self._tally, self._back_off = writer, link, tally, back_off
-        self._part_bytes, self._clock = part_bytes, clock
+        self._part_bytes, self._slow_s, self._clock = part_bytes, slow_s, clock
         self._joining = [asyncio.ensure_future(one) for one in joining]
         self._origin, self._holders = origin, [origin]
         self.from_peers = Intervals()
@@ -388,7 +397,8 @@ class Transfer:
                 except SourceInterrupted as error:
                     failure = error
                 if part.position < part.last and holder.lost is None:
-                    num_failures = 1 if part.position > position else num_failures + 1
+                    has_come = part.position > position and not isinstance(failure, SourceSlow)
+                    num_failures = 1 if has_come else num_failures + 1
                     if holder.peer is not None:
                         raise failure
                     await self._back_off(num_failures, failure)
@@ -400,8 +410,8 @@ class Transfer:
         position, end = self._bounds(holder, part)
         chunks = holder.peer.read(position, end) if holder.peer else self._read_source(holder, position, end)
         landing = _Landing(self._writer, holder, position)
-        async with aclosing(chunks):
-            async for chunk in chunks:
+        async with aclosing(not_slower(chunks, holder.name, self._slow_s)) as coming:
+            async for chunk in coming:
                 limit = max(0, self._bounds(holder, part)[1] - position)  # 0: cut off before bytes that have arrived
                 piece = chunk[:limit]
                 if not piece or holder.lost is not None:

@@ -200,7 +200,7 @@ def test_a_row_is_made_once_however_often_it_was_touched_and_reported_only_when_
 
 
 def test_loads_name_what_changed_and_forget_silent_routers() -> None:
-    loads = Loads()
+    loads = Loads({"m"})
     loads.put(report("router-1", ModelLoad(num_in_flight=2, in_flight_by_instance={"i-1": 2})), NOW)
     loads.put(report("router-2", ModelLoad(num_waiting=1, num_in_flight=1, in_flight_by_instance={"i-1": 1})), NOW)
     assert loads.refresh(NOW) == ({"m"}, {"i-1"})

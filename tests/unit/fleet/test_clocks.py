@@ -175,17 +175,21 @@ def test_a_row_of_an_instance_tells_only_of_a_clock_that_is_ahead() -> None:
     assert clocks.laid_row(replace(row, changed_at=HOUR_S), 1.0).changed_at == 1.0
 
 
-def test_the_clock_known_longest_is_forgotten_for_the_one_too_many() -> None:
+def test_silent_clocks_are_forgotten_for_those_too_many_and_others_stay() -> None:
     clocks = Clocks()
     for issuer in ("r-0", "r-1"):
         clocks.laid(replace(report(8.0), issuer=issuer), 0.0)
     for number in range(MAX_KNOWN - 2):
         clocks.laid_row(SimpleNamespace(node_id=f"n-{number}", changed_at=0.0), 0.0)
-    old = replace(waiting(1.0 - HOUR_S), issuer="r-0")
-    assert clocks.laid(old, 1.0).data.deadline_at == 31.0 - HOUR_S - 8.0
-    clocks.laid(replace(report(8.0), issuer="one more"), 0.0)
-    assert clocks.laid(replace(old, issuer="r-1"), 1.0).data.deadline_at == 31.0 - HOUR_S - 8.0
-    assert clocks.laid(old, 1.0) is old
+    later_s = 2 * WINDOW_S + 1.0
+    for now_s in (6.0, later_s):  # r-1 alone is heard of again
+        clocks.laid(replace(report(now_s + 8.0), issuer="r-1"), now_s)
+    for number in range(2 * MAX_KNOWN):
+        laid = clocks.laid(replace(report(later_s + 8.0), issuer=f"invented-{number}"), later_s)
+        assert last_active(laid) == later_s, "a time to come is proof, whoever says it"
+    old = waiting(later_s - HOUR_S)
+    assert clocks.laid(replace(old, issuer="r-1"), later_s).data.deadline_at == later_s + 30.0 - HOUR_S - 8.0
+    assert clocks.laid(unknown := replace(old, issuer="r-0"), later_s) is unknown
 
 
 def test_only_tables_of_nodes_and_instances_are_laid() -> None:

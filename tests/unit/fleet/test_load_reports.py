@@ -14,6 +14,7 @@ from glowplug.fleet.demand import (
     DEMAND_KEPT_S,
     LOAD_STALE_S,
     MAX_ROUTERS,
+    MAX_UNDEPLOYED,
     ONLY_CHANGES,
     Demand,
     LoadReporter,
@@ -268,3 +269,16 @@ def test_reports_of_more_routers_than_are_kept_cost_nothing_until_others_are_sil
     assert demand.of("m").num_waiting == MAX_ROUTERS
     assert demand.expire(2.0 + 2 * DEMAND_KEPT_S)
     assert demand.apply(RouterLoadReported(router_id="r-new", loads={"m": load}), 99.0) == {"m": True}
+
+
+def test_models_that_are_not_deployed_are_bounded_and_displace_none_that_are() -> None:
+    declared = {"m", "z"}
+    demand, load = Demand(declared), ModelLoad(num_waiting=1, last_active_at=1.0)
+    invented = {f"invented-{number:03}": load for number in range(MAX_UNDEPLOYED + 1)}
+    assert demand.apply(RouterLoadReported(router_id="r", loads={**invented, "m": load}), 1.0) == {"m": True}
+    assert [demand.of(key).num_waiting for key in ("m", "invented-000", max(invented))] == [1, 1, 0]
+    assert demand.of("invented-000").last_active_at == 0.0, "nothing is kept of it beyond the report"
+    part = RouterLoadReported(router_id="r", loads={"z": load, "x": load}, num_parts=ONLY_CHANGES)
+    assert demand.apply(part, 1.0) == {"z": True}
+    declared.clear()
+    assert demand.apply(RouterLoadReported(router_id="r", loads={"m": load, "z": load}), 2.0).keys() >= {"m", "z"}

@@ -14,6 +14,7 @@ from glowplug.events.facts import RequestWaiting, RouterLoadReported
 from glowplug.fleet.demand import Demand
 from glowplug.fleet.tables import (
     ABSENT_S,
+    MAX_UNSTORED,
     NEVER,
     NODE_LEASE_S,
     NUM_TOMBSTONES,
@@ -238,3 +239,28 @@ def test_what_waits_is_known_by_the_newest_word_of_each_router():
     assert reports(3.1, num_parts=0) == 3, "a report of changes names every model that holds something"
     view.expire(5.0)
     assert view.of("m").num_waiting == 1, "b has been silent"
+
+
+def test_invented_instances_are_bounded_and_displace_none_that_the_store_has():
+    table, stored = InstanceTable(), {name: an_instance(name) for name in ("i-1", "i-2")}
+    table.restore(stored, 0.0)
+    for number in range(MAX_UNSTORED + 1):
+        assert table.apply(an_instance(f"invented-{number}"), 1.0) == (number < MAX_UNSTORED)
+    assert table.apply(an_instance("i-1", state=InstanceState.DRAINING, revision=2), 1.0), "a known one is news"
+    stored["i-3"] = an_instance("i-3")
+    assert not table.apply(stored["i-3"], 1.5)
+    assert table.restore(stored, 2.0) == [stored["i-3"]]
+    table.restore(stored, 2.0 + ABSENT_S)
+    table.restore(stored, 3.0 + ABSENT_S)
+    assert table.by_id.keys() == stored.keys() and table.apply(an_instance("i-4"), 20.0)
+
+
+def test_invented_nodes_are_bounded_and_displace_none_that_the_store_has():
+    table, mine = NodeTable(), {"node-1": a_node("node-1", revision=1)}
+    for number in range(MAX_UNSTORED + 1):
+        assert table.apply(a_node(f"invented-{number}", revision=1), 0.0) == (number < MAX_UNSTORED)
+    assert not table.apply(mine["node-1"], 0.0)
+    table.unstored.read(mine)
+    assert table.apply(mine["node-1"], 1.0) and len(table.unstored.lacked) == MAX_UNSTORED
+    table.expire(NODE_LEASE_S + 0.5)
+    assert set(table.by_id) == {"node-1"} and table.apply(a_node("node-2", revision=1), 9.0)

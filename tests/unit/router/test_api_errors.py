@@ -126,6 +126,21 @@ def test_an_error_has_the_shape_of_its_path(error: GlowplugError, kind: str) -> 
     }
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("/srv/glow/models/a.gguf: no such file", "a.gguf: no such file"),
+        ("weights: file:///srv/models/a.gguf, 'file:/srv/b.gguf'", "weights: a.gguf, 'b.gguf'"),
+        ("\nllamacpp i-1: it ended (/usr/bin/x)\nload: /srv/a.gguf\n", "llamacpp i-1: it ended (x)"),
+        ("https://hub.example/a/b: HTTP 404; s3://bucket/a/b", "https://hub.example/a/b: HTTP 404; s3://bucket/a/b"),
+        ("The engine does not answer /v1/audio/speech: and/or /health", None),
+    ],
+)
+def test_no_folder_of_a_node_and_no_engines_log_reach_a_client(message: str, told: str | None) -> None:
+    assert json.loads(api_errors.body(CHAT, refused(503, message)))["error"]["message"] == (told or message)
+    assert json.loads(api_errors.body(CHAT, refused(400, message)))["error"]["message"] == message, "the client's own"
+
+
 def test_a_refusal_is_the_servers_fault_from_500_on() -> None:
     assert [refused(status, "no").type for status in (499, 500, 503)] == [INVALID, SERVER, SERVER]
 

@@ -36,6 +36,10 @@ def test_aliases_within_the_bounds_are_taken(merge: bool) -> None:
     assert plain_yaml.load(text) == {"base": {"x": 1}, "more": more}
 
 
+def test_plain_numbers_are_taken() -> None:
+    assert plain_yaml.load("[0, -1, +12, 1_000, 0x1f, 0.5]") == [0, -1, 12, 1000, 31, 0.5]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -47,6 +51,9 @@ def test_aliases_within_the_bounds_are_taken(merge: bool) -> None:
         ("x" * (plain_yaml.MAX_CHARS + 1), "characters are more"),
         ("a: 1\n---\nb: 2\n", "more than one document"),
         ("{[a]: 1}", "unhashable"),
+        ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "c is given twice"),
+        ("a: 010", "010 is no plain number"),
+        ("a: [1:30]", "1:30 is no plain number"),
     ],
 )
 def test_what_is_no_plain_text_is_refused(text: str, problem: str) -> None:

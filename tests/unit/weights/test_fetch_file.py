@@ -67,6 +67,22 @@ async def test_a_directory_keeps_its_tree_and_has_the_digest_of_its_listing(tmp_
     assert found == files
 
 
+async def test_a_link_out_of_a_directory_is_refused_but_for_the_blobs_of_the_hubs_cache(tmp_path: Path) -> None:
+    cache = tmp_path / "models--o--n"
+    at, blob, own = cache / "snapshots/main", cache / "blobs/ab", tmp_path / "weights"
+    for folder in (at, blob.parent, own / "deep"):
+        folder.mkdir(parents=True)
+    blob.write_bytes(DATA)
+    (at / "model.safetensors").symlink_to("../../blobs/ab")
+    assert await make(WeightsRef(uri=str(at)), tmp_path).run()
+    (own / "deep/a").write_bytes(DATA)
+    (own / "b").symlink_to("deep/a")
+    assert (await open_source(str(own)).measure()).num_bytes == 2 * len(DATA)
+    (own / "deep/c").symlink_to(blob)
+    with pytest.raises(WeightsUnavailable, match="deep/c: a link out of its directory"):
+        await open_source(str(own)).measure()
+
+
 def _files(root: Path) -> list[Path]:
     return [p for p in root.rglob("*") if p.is_file()]
 

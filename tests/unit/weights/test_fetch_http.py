@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from glowplug.domain.model import WeightsRef
 from glowplug.weights.fetch import Fetch, FetchOptions
 from glowplug.weights.link import LinkMeter
 from glowplug.weights.region import Region, RegionState, region_digest
-from glowplug.weights.source import SourceFile, SourceOptions
+from glowplug.weights.source import Chunk, SourceFile, SourceOptions, not_slower
 from glowplug.weights.sources import open_source
 from glowplug.weights.sources.http import HttpSource, next_url
 from glowplug.weights.writer import SAVE_EVERY_BYTES
@@ -122,6 +123,27 @@ async def test_nobody_listens(tmp_path: Path) -> None:
 async def test_a_stalled_server_is_given_up(tmp_path: Path) -> None:
     with WeightServer(DATA, step_s=30.0) as server, pytest.raises(WeightsUnavailable, match="given up"):
         await make(WeightsRef(uri=server.url), tmp_path, FetchOptions(max_attempts=1), stall_s=0.5).run()
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["in parts", "whole"])
+async def test_a_server_that_trickles_is_given_up(tmp_path: Path, ranges: bool) -> None:
+    """A byte comes again and again, so that no reader ever stalls."""
+    options = FetchOptions(max_parts=1, max_attempts=2, backoff_first_s=0.001, slow_s=0.3)
+    given_up = pytest.raises(WeightsUnavailable, match=r"sent \d+ bytes in .* \(given up after 2 tries\)")
+    with WeightServer(DATA, ranges=ranges, step=1, step_s=0.02) as server, given_up:
+        await make(WeightsRef(uri=server.url), tmp_path, options).run()
+
+
+async def test_a_reader_may_be_slower_than_any_source() -> None:
+    async def quick() -> AsyncGenerator[Chunk, None]:
+        for _ in range(3):
+            yield b"x"
+
+    came = b""
+    async for chunk in not_slower(quick(), "it", over_s=0.3):
+        came += chunk
+        await asyncio.sleep(0.4)
+    assert came == b"xxx"
 
 
 @pytest.mark.parametrize("ranges", [True, False])

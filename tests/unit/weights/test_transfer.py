@@ -106,6 +106,7 @@ async def test_what_was_taken_over_before_what_has_come_is_cut_off(tmp_path: Pat
         Holder("s3", 1, source=StallingSource(scene)),
         [joined(peer)],
         never,
+        slow_s=WAIT_S,
         part_bytes=512 * KIB,
         clock=scene.clock,
     )
@@ -146,6 +147,7 @@ async def test_a_peer_that_is_busy_is_asked_again(tmp_path: Path) -> None:
         source,
         [joined(peer)],
         never,
+        slow_s=WAIT_S,
         part_bytes=512 * KIB,
         clock=lambda: next(ticks) * 0.4,
     )

@@ -275,7 +275,7 @@ class AutoscalerController:
         self._ticked_at = 0.0
         self._models = ModelRecords()
         self.instances, self.loads = InstanceTable(), Demand()
-        self.loads.bases = self._models.bases
+        self.loads.of_models(self._models, self._models.bases)
         self.nodes: dict[str, Node] = {}
         self.handlers: Handlers = {
             Tick: self._on_tick,
@@ -325,7 +325,7 @@ class AutoscalerController:
 
     def inherit(self, earlier: "AutoscalerController", now_s: float) -> None:
         self.instances, self.loads = earlier.instances, earlier.loads
-        self.loads.bases = self._models.bases
+        self.loads.of_models(self._models, self._models.bases)
         self._models.inherit(earlier._models, now_s, self._params.absent_s)
         self._learned.inherit(earlier._learned, self._models, now_s)
         self.access.inherit(earlier.access, now_s, self._params.absent_s)
@@ -859,7 +859,10 @@ class AutoscalerController:
         return effects
 
     def _orphans(self, record: ModelRecord, now_s: float) -> list[Effect]:
-        """Stop instances of an undeployed model, once the table has had time to load."""
+        """Stop instances of an undeployed model, once the table has had time to load; invented ones are forgotten."""
+        rows = self.instances.living(record.key)
+        if rows and rows.keys() <= self.instances.unstored.lacked:
+            return []
         record.unknown_since = now_s if record.unknown_since is None else record.unknown_since
         if now_s - record.unknown_since < self._params.orphan_s:
             return []

@@ -210,6 +210,11 @@ class ModelRecords:
         record = self.records.get(model_key)
         return record.model if record is not None else None
 
+    def __contains__(self, model_key: object) -> bool:
+        """Return whether a model is deployed."""
+        record = self.records.get(model_key) if isinstance(model_key, str) else None
+        return record is not None and record.model is not None
+
     def adapters_of(self, base_key: str) -> Mapping[str, Model]:
         return self._adapters.of(base_key)
 

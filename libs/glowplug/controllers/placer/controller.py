@@ -87,6 +87,8 @@ class Nodes:
             self.fleet.node_left(node.node_id)
             reason = f"{node.node_id} has been silent for {lease_s:g} s"
             here = self.fleet.on_node(node.node_id)
+            if not here and node.node_id in self.fleet.nodes.unstored.lacked:
+                continue  # an invented one: no decision of others gives way to it in the log
             inputs = {"lease_s": lease_s, "instances": len(here)}
             decided = self.fleet.decided(
                 "expire", "node_lease", reason, now_s, node_id=node.node_id, chosen="taken as left", inputs=inputs
@@ -603,8 +605,7 @@ class PlacerController:
     def restore(self, table: str, rows: dict[str, Any], now_s: float) -> list[Effect]:
         """Take a whole table: `models`, `nodes`, `instances`, or the placer's own `cordons` and `start_times`."""
         if table == "models":
-            self.fleet.models = rows
-            self.fleet.adapters.restore(rows)
+            self.fleet.restore_models(rows)
             if rows:  # an emptied store undeploys no model
                 self.fleet.network.keep(rows, self.fleet.instances.by_id)
                 self.host_memory.keep_models()
@@ -617,8 +618,7 @@ class PlacerController:
         elif table == LEADERS:
             self._fence.raise_to(rows)
         elif table == "nodes":
-            news = [self.fleet.node(node, now_s) for node in rows.values()]
-            if any(news):  # as after a beat
+            if self.fleet.restore_nodes(rows, now_s):  # as after a beat
                 return [*self._placing.work(now_s), *self._save_learned()]
         else:
             for instance in self.fleet.restore_rows(rows, now_s):

@@ -41,7 +41,7 @@ class Fleet:
         self.nodes, self.instances, self.loads = NodeTable(params.node_lease_s), InstanceTable(), Demand()
         self.models: dict[str, Model] = {}
         self.adapters = AdapterIndex()
-        self.loads.bases = self.adapters.bases
+        self.loads.of_models(self.models, self.adapters.bases)
         self.forecasts = Forecasts()
         self.capacity, self.network = FleetCapacity(), Network(params, priors)
         self.scores: dict[str, float] = {}  # by replica
@@ -50,6 +50,17 @@ class Fleet:
         self.failed_nodes = FailedNodes(params)
         self.born_at: float | None = None
         self._by_silence: dict[str, None] = {}  # nodes in the capacity's index, the longest silent first
+
+    def restore_models(self, rows: dict[str, Model]) -> None:
+        self.models = rows
+        self.adapters.restore(rows)
+        self.loads.of_models(self.models, self.adapters.bases)
+
+    def restore_nodes(self, rows: Mapping[str, Node], now_s: float) -> bool:
+        """Return as `node`."""
+        self.nodes.unstored.read(rows)
+        news = [self.node(node, now_s) for node in rows.values()]
+        return any(news)
 
     def node(self, node: Node, now_s: float) -> bool:
         """Take a node's beat. Return whether it may allow a placement that was impossible before."""
@@ -83,7 +94,7 @@ class Fleet:
 
     def take_over(self, instances: InstanceTable, loads: Demand, now_s: float) -> None:
         self.instances, self.loads = instances, loads
-        self.loads.bases = self.adapters.bases
+        self.loads.of_models(self.models, self.adapters.bases)
         for instance in instances.by_id.values():
             self._took(instance, now_s)
 

@@ -387,7 +387,7 @@ class PredictorController:
             return []
         if not rows:
             return []
-        self._models = dict(rows)
+        self._know(dict(rows))
         for key in [k for k in self._series if k not in rows]:
             del self._series[key]
             self._expected.pop(key, None)
@@ -423,6 +423,9 @@ class PredictorController:
     def model_keys(self) -> list[str]:
         return sorted(self._series)
 
+    def _know(self, models: Mapping[str, Model]) -> None:
+        self._models = self._reports.deployed = models
+
     def _on_load(self, event: Event, now_s: float) -> list[Effect]:
         report: RouterLoadReported = event.data
         self._absent(report.router_id, self._reports.take(report, now_s).keys(), now_s)
@@ -439,7 +442,7 @@ class PredictorController:
         return []
 
     def _on_deployed(self, event: Event, now_s: float) -> list[Effect]:
-        self._models = {**self._models, event.data.model.key: event.data.model}
+        self._know({**self._models, event.data.model.key: event.data.model})
         return []
 
     def _on_tick(self, _: Tick, now_s: float) -> list[Effect]:
@@ -498,7 +501,7 @@ class PredictorController:
     def _of(self, model_key: str, now_s: float) -> Series | None:
         series = self._series.get(model_key)
         if series is None:
-            if len(self._series) >= self.params.max_models:
+            if len(self._series) >= self.params.max_models and model_key not in self._models:
                 return None
             width = self.window_s
             number = int(now_s // width)

@@ -154,9 +154,9 @@ _NO_LOAD = ModelLoad()
 
 
 class PeerLoads:
-    def __init__(self, router_id: str) -> None:
+    def __init__(self, router_id: str, deployed: Container[str]) -> None:
         self._router_id = router_id
-        self._reports = LoadReports()
+        self._reports = LoadReports(deployed)
         self._loads: dict[str, ModelLoad] = {}  # by model_key, joined
         self._sharers: dict[str, int] = {}
 
@@ -227,7 +227,11 @@ class Balances:
         example = factory(params)
         self.tracks_tokens, self.reads_prefixes = example.tracks_tokens, example.reads_prefixes
         self._factory, self._params, self._length_params = factory, params, lengths
-        self._fleet, self._peers, self._quarantine_s = fleet, PeerLoads(router_id), quarantine_s
+        self._fleet, self._peers, self._quarantine_s = (
+            fleet,
+            PeerLoads(router_id, fleet.models),
+            quarantine_s,
+        )
         self.num_of_others = self._peers.num_in_flight
         self._balancers: dict[str, Balancer] = {}  # by model_key
         self._lengths: dict[str, ResponseLengths] = {}

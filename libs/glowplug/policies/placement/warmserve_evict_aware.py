@@ -119,6 +119,7 @@ def replicas_on(here: Iterable[Instance], scores: Mapping[str, float]) -> tuple[
             gpu_ids=tuple(w.gpu_id for w in row.workers),
             score=scores.get(row.instance_id, 0.0),
             is_ready=row.state is InstanceState.PREWARMED,
+            bytes_per_gpu=row.workers[0].num_bytes if row.workers else 0,
         )
         for row in here
         if row.state is not InstanceState.SWAPPED_OUT

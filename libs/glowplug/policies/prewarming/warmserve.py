@@ -148,14 +148,6 @@ def _replica_bytes(model: Model, view: PrewarmView, params: WarmserveParams) -> 
 def _nodes(view: PrewarmView, stale: Sequence[str], params: WarmserveParams) -> list[PrewarmNode]:
     gone = frozenset(stale)
     nodes = list(prewarm_nodes(view.fleet, view.draining, is_ahead=params.proactive))
-    if params.first_layers:
-        held = {
-            r.instance_id: r.workers[0].num_bytes for rows in view.fleet.dormant.values() for r in rows if r.workers
-        }
-        nodes = [
-            replace(n, replicas=tuple(replace(r, bytes_per_gpu=held.get(r.replica_id, 0)) for r in n.replicas))
-            for n in nodes
-        ]
     if not gone:
         return nodes
     return [replace(n, replicas=tuple(r for r in n.replicas if r.replica_id not in gone)) for n in nodes]

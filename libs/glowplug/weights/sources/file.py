@@ -45,7 +45,9 @@ class FileSource:
     def _probe(self) -> SourceInfo:
         try:
             if self._path.is_dir():
-                files = tuple(_entry(path, self._path) for path in sorted(_visible(self._path)))
+                found = sorted(_visible(self._path))
+                _check_links(found, self._path)
+                files = tuple(_entry(path, self._path) for path in found)
                 if not files:
                     raise WeightsUnavailable(f"{self._path}: the directory holds no file")
                 return SourceInfo(files=files, ranges=True)
@@ -85,6 +87,17 @@ class FileSource:
 
 def _visible(root: Path) -> list[Path]:
     return [p for p in root.rglob("*") if p.is_file() and not any(x.startswith(".") for x in p.relative_to(root).parts)]
+
+
+def _check_links(paths: list[Path], root: Path) -> None:
+    """Raises WeightsUnavailable for a link out of the directory: its bytes would be copied and offered to other nodes.
+    A snapshot of the hub's cache links to the blobs beside it."""
+    within = root.resolve()
+    blobs = (within.parent.parent / "blobs").resolve()
+    for path in paths:
+        target = path.resolve()
+        if not (target.is_relative_to(within) or (within.parent.name == "snapshots" and target.parent == blobs)):
+            raise WeightsUnavailable(f"{path}: a link out of its directory")
 
 
 def _entry(path: Path, root: Path | None) -> SourceFile:

@@ -297,7 +297,7 @@ def test_one_request_of_a_quiet_router_is_not_kept_waiting_by_anothers_backlog()
 
 
 def test_what_a_silent_router_ran_counts_no_more() -> None:
-    peers = PeerLoads("router-1")
+    peers = PeerLoads("router-1", {"m"})
     full = ModelLoad(num_in_flight=4, in_flight_by_instance={"i-1": 4})
     assert peers.take(load_report("router-2", m=full).data, 0.0)
     assert not peers.take(load_report("router-1", m=full).data, 0.0), "our own"

@@ -266,16 +266,17 @@ def test_the_growth_counts_only_where_it_is_asked_for():
     assert planned_mib(view, replace(FIRST, growth_leads=True)) == [40]
 
 
+@pytest.mark.parametrize("params", [FIRST, warmserve.WarmserveParams()], ids=["first layers", "whole"])
 @pytest.mark.parametrize(("gpu_mib", "fits"), [(65, False), (70, True)])
-def test_free_is_what_the_replicas_that_give_way_hold_and_no_more(gpu_mib, fits):
-    """Erratum E9 with a replica of 60 MiB."""
+def test_free_is_what_the_replicas_that_give_way_hold_and_no_more(gpu_mib, fits, params):
+    """Erratum E9 with a replica of 60 MiB, which an earlier placer may have left to one that plans whole ones."""
     view = seen(
         node(gpu_mib, grants={0: [("r-0", 60)]}),
         models=[a_model("a", mib=70), a_model("old")],
         forecasts={"a": forecast(1, 1)},
         copies=[copy("r-0", "old", mib=60)],
     )
-    assert bool(warmserve.plan(view, FIRST).steps) is fits
+    assert bool(warmserve.plan(view, params).steps) is fits
 
 
 def test_the_option_is_a_word_of_the_policy_and_asks_for_its_profile():
