@@ -117,12 +117,14 @@ class RequestTable(Generic[R]):
 
     def arrive(self, exchange: R, stimulus: RequestArrived) -> None:
         self.exchanges[stimulus.ticket] = exchange
-        self.change(stimulus)
+        self.take(stimulus)
+        self.changed.set()
 
     def end(self, stimulus: RequestEnded) -> None:
         """Remove an ended exchange; the controller has already dropped its rejected requests."""
         del self.exchanges[stimulus.ticket]
-        self.change(stimulus)
+        self.take(stimulus)
+        self.changed.set()
 
     def change(self, stimulus: Any) -> None:
         self.take(stimulus)

@@ -58,15 +58,13 @@ class _LifeTable:
             reached += self.left[band]
         return shares
 
-    def drawn_from(self, every: "_LifeTable") -> list[float]:
-        if self.num >= self.curve_until:
-            ending = every.ending(_BEFORE)
-            left, self.curve = 1.0, [-1.0]
-            for one in ending if self is every else self.ending(ending):
-                left *= max(_LEAST, 1.0 - one)
-                self.curve.append(-left)
-            self.curve_until = self.num * _GROWTH + 1
-        return self.curve
+    def draw_curve(self, every: "_LifeTable") -> None:
+        ending = every.ending(_BEFORE)
+        left, self.curve = 1.0, [-1.0]
+        for one in ending if self is every else self.ending(ending):
+            left *= max(_LEAST, 1.0 - one)
+            self.curve.append(-left)
+        self.curve_until = self.num * _GROWTH + 1
 
 
 class AnswerLengths:
@@ -87,7 +85,10 @@ class AnswerLengths:
     def draw(self, expected_tokens: int, share: float, reached_tokens: int = 0) -> int:
         """Draw the length of an answer beyond `reached_tokens` with `share` (0 to 1) of such answers shorter."""
         expected, least = max(1, expected_tokens), reached_tokens + 1
-        curve = self._tables.get(expected.bit_length(), self._all).drawn_from(self._all)
+        table = self._tables.get(expected.bit_length(), self._all)
+        if table.num >= table.curve_until:
+            table.draw_curve(self._all)
+        curve = table.curve
         ratio = reached_tokens / expected
         band = bisect_right(_EDGES, ratio) - 1
         if band >= _NUM_BANDS:
