@@ -17,8 +17,9 @@ A request without a byte of answer is sent again; engines keep nothing of it. An
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from glowplug.controllers.router import messages as msg
 from glowplug.domain.errors import EngineFailed, GlowplugError
@@ -47,11 +48,12 @@ LEFT = refused(499, "The client has left.", "client_left")
 _monotonic = time.monotonic
 
 
-@dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
-class Exchange:
+class Exchange(Struct, eq=False):
     """One complete request for a known model, and its answer."""
 
+    __repr__ = object.__repr__  # prompts never reach a log
     context: "PortContext[Exchange]"
+    ticket: int
     client: ClientSink
     request: HttpRequest
     model: Model
@@ -61,7 +63,6 @@ class Exchange:
     prompt_tokens: int  # estimated
     way: Way
     traceparent: str
-    ticket: int = field(init=False)
     unread: Any = None  # the body's fields, for an estimate of the answer's length
     slot: int = NO_SLOT  # in the usage journal
     state: ExchangeState = WAITING
@@ -79,9 +80,6 @@ class Exchange:
     resumption: Resumption | None = None
     moving: MovingAnswer | None = None
     ending: states.Ending | None = None
-
-    def __post_init__(self) -> None:
-        self.ticket = next(self.context.table.tickets)
 
     @property
     def instance(self) -> Instance | None:
@@ -119,18 +117,15 @@ class Exchange:
         headers = wire.EVENT_STREAM_HEADERS + self._own_headers()
         self.client.write(self._head(200, headers, None) + self._frame(comment))
 
-    def _stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
     def reject(self, effect: msg.Reject) -> None:
         self._fail(effect.error)
 
     # -- sent to an instance --------------------------------------------------------------------------------------
 
     def dispatch(self, effect: msg.Dispatch) -> None:
-        self._stop_timer()
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         instance, is_first, now = effect.instance, self.state is WAITING, _monotonic()
         self.attempt = states.Attempt(instance, now)
         if is_first:
@@ -220,7 +215,8 @@ class Exchange:
             self._pass(body, complete)
 
     def _begin(self, engine: EngineSource, body: bytes, complete: bool) -> None:
-        context, is_anthropic, num_bytes, head = self.context, wire.is_anthropic(self.request.path), len(body), b""
+        context, num_bytes, head = self.context, len(body), b""
+        is_anthropic = self.request.path.startswith(wire.MESSAGES)
         if is_anthropic:
             body = wire.with_message_id(body)
         answer = self.answer = states.Answer(STREAM if engine.is_sse else BODY, engine.status, _monotonic())
@@ -287,7 +283,8 @@ class Exchange:
                     end = wire.whole_events(body, self.context.limits.event_bytes)
                     body, answer.kept = body[:end], body[end:]
                 if answer.log is not None:
-                    body, failure = wire.before_failure(body)
+                    if b'"abort"' in body or b'data: {"error"' in body:
+                        body, failure = wire.before_failure(body)
                     answer.log.append(body)
                     answer.log_left -= len(body)
                     if answer.log_left < 0:
@@ -559,7 +556,9 @@ class Exchange:
         request, answer = self.request, self.answer
         body = api_errors.body(request.path, error)
         if self.framing is None:
-            headers = wire.JSON_HEADERS + wire.instance_headers(self.instance)
+            headers = wire.JSON_HEADERS
+            if (instance := self.instance) is not None:
+                headers += wire.instance_headers(instance.instance_id, instance.emulated)
             if answer is not None:
                 headers += b"server-timing: %b\r\n" % self._timings()
             headers += api_errors.no_retry(error)
@@ -579,7 +578,9 @@ class Exchange:
         self.client.exchange_over(self.request.keep_alive)
 
     def _close(self, error: GlowplugError | None) -> None:
-        self._stop_timer()
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         if self.moving is not None:
             self.moving.end()
             self.moving = None
@@ -622,8 +623,12 @@ class Exchange:
     def _own_headers(self) -> bytes:
         request, attempt = self.request, self.attempt
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request.request_id.encode(), self.traceparent.encode())
-        own += request.notes + self.context.access.cors(request)
-        return own + wire.instance_headers(attempt.instance) if attempt is not None else own
+        own += request.notes
+        if b"origin" in request.headers:
+            own += self.context.access.cors(request)
+        if attempt is not None:
+            own += wire.instance_headers(attempt.instance.instance_id, attempt.instance.emulated)
+        return own
 
     def _timings(self) -> bytes:
         phases = self.attempt.instance.phases if self.cold and self.attempt is not None else ()

@@ -6,6 +6,7 @@ value.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -157,6 +158,7 @@ _FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,51
 _NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
 _MOST_SHOWN, _SHOWN_CHARS = 16, 64
 _EVERYONES = frozenset(path for path in OPERATIONS if path.decode() not in apis.OPTIONAL)
+_CONTENT = attrgetter("content")
 _UNKNOWN = "Object contains unknown field `"
 
 
@@ -164,7 +166,7 @@ class Reader:
     """A parser of one path's bodies. Unknown fields cost a second parse, or are refused if `strict`."""
 
     def __init__(self, shape: type[shapes.Asked], *, strict: bool) -> None:
-        self._shape = shape
+        self.shape = shape
         self._known = frozenset(shape.__struct_encode_fields__)
         self._decode = msgspec.json.Decoder(shape).decode
         lenient = msgspec.defstruct(shape.__name__, [], bases=(shape,), forbid_unknown_fields=False)
@@ -183,9 +185,6 @@ class Reader:
             if num_bytes > UNKNOWN_BYTES:
                 raise BadRequest(f"{name[:100]}: {num_bytes} bytes are more than {UNKNOWN_BYTES}.", param=name[:100])
         return asked
-
-    def is_whole(self, asked: Any) -> bool:
-        return type(asked) is self._shape
 
     def unknown(self, body: bytes) -> dict[str, msgspec.Raw]:
         found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -288,7 +287,7 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes
             if tool.type not in _FUNCTIONS:
                 text = f"tools[{i}].type: `{model.name}` calls functions only, and runs no `{tool.type}`."
                 raise BadRequest(text, param=f"tools[{i}].type")
-    kind = forced_choice(asked)
+    kind = forced_choice(asked) if getattr(asked, "tool_choice", None) is not None else ""
     if kind and kind not in api.tool_choices:
         raise tool_choice_refused(model, calls_functions=apis.CHAT.encode() in api.translated)
     return apis.TOOL_CHOICE if kind else ""
@@ -337,7 +336,7 @@ def sizes(asked: Any) -> tuple[int, int]:
     """Estimate (prompt tokens, most tokens of one answer; 0: no limit) at four characters a token, without images and
     sounds."""
     if isinstance(asked, shapes.ChatAsked):
-        num_chars = sum(_chars(message.content) for message in asked.messages)
+        num_chars = sum(map(_chars, map(_CONTENT, asked.messages)))
         most = asked.max_completion_tokens or asked.max_tokens or asked.n_predict
     elif isinstance(asked, shapes.CompletionAsked):
         num_chars = _chars_of_text(asked.prompt)
@@ -418,7 +417,7 @@ def _check(asked: Any) -> None:
     if isinstance(asked, shapes.Generating) and asked.n_predict is not None:
         _check_one_bound(asked)
     if isinstance(asked, shapes.ChatAsked):
-        if not asked.messages or not all(message.content for message in asked.messages):
+        if not asked.messages or not all(map(_CONTENT, asked.messages)):
             check_chat(asked)
         if asked.tools is not None or asked.tool_choice is not None:
             tools = [tool.function for tool in asked.tools or ()]

@@ -7,6 +7,8 @@ import re
 from collections import deque
 from dataclasses import dataclass, replace
 
+from msgspec import Struct
+
 from glowplug.domain.instance import Instance
 from glowplug.events.facts import STAYS, StreamMove
 
@@ -65,8 +67,7 @@ def new_context(parent: str = "", *, sampled: bool = False) -> str:
     return f"00-{trace_id}-{_bits(64) | 1:016x}-{sampled:02x}"
 
 
-@dataclass(slots=True)
-class Way:
+class Way(Struct, eq=False):
     """A request's way to its engines, for its report. Times are epoch seconds."""
 
     operation: str
@@ -104,8 +105,10 @@ class Way:
 
     def ended(self, at: float) -> tuple[StreamMove, ...]:
         """Return the moves of a request that has ended."""
+        if self._moves is None:
+            return ()
         self._end_move(at)
-        return tuple(self._moves or ())
+        return tuple(self._moves)
 
     def _add(
         self, at: float, reason: str, message: str, num_tokens: int, instance: Instance | None, outcome: str = ""
