@@ -16,14 +16,14 @@ A request without a byte of answer is sent again; engines keep nothing of it. An
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from glowplug.controllers.router import messages as msg
 from glowplug.domain.errors import EngineFailed, GlowplugError
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, Phase
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EngineApi
 from glowplug.services.router import api_errors, resumption, wire
@@ -70,6 +70,7 @@ class Exchange(Struct, eq=False):
     queue_s: float = 0.0
     router_s: float = 0.0
     cold: bool = False
+    phases: Sequence[Phase] = ()  # of the start that it waited for
     num_continued: int = 0
     # The parts that some states alone have.
     timer: asyncio.TimerHandle | None = None  # of the next keep-alive comment
@@ -130,6 +131,8 @@ class Exchange(Struct, eq=False):
         self.attempt = states.Attempt(instance, now)
         if is_first:
             self.queue_s, self.cold = effect.held_s, self.cold or effect.cold
+        if self.cold:
+            self.phases = instance.phases
         if self.needs and self.needs in instance.lacks:
             self._fail(tool_choice_refused(self.model))
             return
@@ -137,7 +140,7 @@ class Exchange(Struct, eq=False):
         self.context.journal.sent(self)
         self.way.send(now - self.request.complete)
         if is_first and self.framing is not None:
-            self._write(b": glowplug ready %b\n\n" % self._timings())
+            self._write(b": glowplug ready %b\n\n" % wire.server_timing(self.queue_s, self.phases, self.router_s))
         self.context.connect(self, instance, False)
 
     def wanted(self) -> Callable[[], bool]:
@@ -249,7 +252,7 @@ class Exchange(Struct, eq=False):
             self.framing = CHUNKED
         else:
             request.keep_alive = False  # HTTP/1.0: the answer ends with the connection
-        timings = b"server-timing: %b\r\n" % self._timings()
+        timings = b"server-timing: %b\r\n" % wire.server_timing(self.queue_s, self.phases, self.router_s)
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
 
     def pass_on(self, body: bytes, chunk: bytes) -> None:
@@ -560,7 +563,7 @@ class Exchange(Struct, eq=False):
             if (instance := self.instance) is not None:
                 headers += wire.instance_headers(instance.instance_id, instance.emulated)
             if answer is not None:
-                headers += b"server-timing: %b\r\n" % self._timings()
+                headers += b"server-timing: %b\r\n" % wire.server_timing(self.queue_s, self.phases, self.router_s)
             headers += api_errors.no_retry(error)
             more = b"traceparent: %b\r\n" % self.traceparent.encode() + api_errors.retry_after(error)
             request.keep_alive = self.client.respond(request, error.status, body, headers, more)
@@ -599,8 +602,8 @@ class Exchange(Struct, eq=False):
         took_s, num_tokens, cached_tokens = 0.0, 0, -1
         if ending.status == 200 and attempt is not None and not self.num_continued:
             took_s = ending.at - attempt.at
-            if context.table.controller.tracks_tokens:
-                _, num_tokens, _, cached_tokens = self.token_counts()
+            if context.table.controller.tracks_tokens and self.answer is not None:
+                _, num_tokens, _, cached_tokens = self.answer.counted or self.token_counts()
         context.table.end(msg.RequestEnded(self.ticket, took_s, num_tokens, cached_tokens if num_tokens else -1))
 
     # -- bytes ----------------------------------------------------------------------------------------------------
@@ -629,7 +632,3 @@ class Exchange(Struct, eq=False):
         if attempt is not None:
             own += wire.instance_headers(attempt.instance.instance_id, attempt.instance.emulated)
         return own
-
-    def _timings(self) -> bytes:
-        phases = self.attempt.instance.phases if self.cold and self.attempt is not None else ()
-        return wire.server_timing(self.queue_s, phases, self.router_s)

@@ -252,7 +252,7 @@ class Reports:
             dispatched_s=way.dispatched_s,
             held=way.held,
             eta_s=way.eta_s,
-            moves=way.ended(arrived_at + e2e_s),
+            moves=way.ended(arrived_at + e2e_s) if way.moves is not None else (),
             parent_span=way.parent_span,
         )
         if self._usage is not None:

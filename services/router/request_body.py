@@ -426,8 +426,9 @@ def _check(asked: Any) -> None:
         _check_format(asked)
         if asked.chat_template_kwargs is not NULL:
             _check_schema("chat_template_kwargs", asked.chat_template_kwargs)
-        for param, part in _parts(asked):
-            _check_part(param, part)
+        if list in map(type, map(_CONTENT, asked.messages)):
+            for param, part in _parts(asked):
+                _check_part(param, part)
     elif isinstance(asked, shapes.CompletionAsked):
         num_prompts, n = num_texts(asked.prompt), max(asked.n or 1, asked.n_cmpl or 1)
         check_texts("prompt", asked.prompt, may_be_empty=n == 1)  # llama.cpp never ends several of nothing

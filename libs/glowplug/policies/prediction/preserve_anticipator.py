@@ -22,6 +22,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from glowplug.policies.prediction.answer_lengths import AnswerLengths
 
 # T_mem is MEMORY_RATIO of fleet/throughput.py; these constants of section 4.3 serve routing and scaling.
@@ -33,8 +35,7 @@ _GOLDEN: Final = 0.6180339887498949
 Key = int | str
 
 
-@dataclass(slots=True)
-class _Ramp:
+class _Ramp(Struct, eq=False):
     start: int
     end: int  # first step without the request
     prompt: int

@@ -12,6 +12,8 @@ time counts for its steps.
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.prediction.answer_lengths import AnswerLengths
@@ -102,8 +104,7 @@ class Tracked:
         return int(self.others.peak_ratio * self.look.kv_tokens)
 
 
-@dataclass(slots=True, eq=False)
-class SentRequest:
+class SentRequest(Struct, eq=False):
     """`first_at` is -1 before the first token."""
 
     at: Tracked
