@@ -50,6 +50,9 @@ def request_bytes(*, stream: bool = True, key: str = "") -> bytes:
     return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
+FIRST, LAST = chunk(EVENT), chunk(DONE) + b"0\r\n\r\n"
+
+
 class Nowhere:
     """A stand-in for a socket."""
 
@@ -146,13 +149,13 @@ class DataPath:
     def begin(self) -> None:
         """Send the head of the answer, and its first event."""
         self.engine.data_received(HEAD)
-        self.engine.data_received(chunk(EVENT))
+        self.engine.data_received(FIRST)
 
     def more(self, event: bytes) -> None:
         self.engine.data_received(event)
 
     def end(self) -> None:
-        self.engine.data_received(chunk(DONE) + b"0\r\n\r\n")
+        self.engine.data_received(LAST)
         assert self.client.exchange is None
         self.sent.clear()
 

@@ -236,7 +236,8 @@ async def test_hundreds_of_waiters_are_one_load() -> None:
 
 async def test_undeploying_a_model_answers_its_waiters(rig: Rig) -> None:
     client = await rig.held(chat())
-    rig.table.take(an_event(facts.ModelUndeployed(model_key="m")))
+    gone = an_event(facts.ModelUndeployed(model_key="m"))
+    rig.table.do(rig.table.controller.handle(gone, rig.table.clock()))
     answer = await client.answer()
     assert (answer.status, answer.code) == (404, "model_not_found")
 

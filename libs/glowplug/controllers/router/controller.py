@@ -456,10 +456,11 @@ class RouterController:
         return [msg.Reject(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
 
     def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> msg.Dispatch:
-        request.instance_id, request.sent_at, held_s = instance.instance_id, now_s, now_s - request.waits_since
-        request.is_read, request.gave_way_at = False, 0.0
+        request.instance_id, request.sent_at, held_s = instance.instance_id, now_s, 0.0
         if request.held_at:
+            held_s = now_s - request.waits_since
             request.waited_s, request.held_at = request.waited_s + now_s - request.held_at, 0.0
+        request.is_read, request.gave_way_at = False, 0.0
         self.balances.sent(request, instance, now_s)
         queue.num_running += 1
         if queue.discipline is not None:

@@ -55,13 +55,12 @@ class PromptPace:
         self.num_tokens += prompt_tokens
         return self.num_tokens
 
-    def read(self, prompt_tokens: int) -> None:
+    def read(self, prompt_tokens: int, token_s: float | None = None) -> None:
+        """Note that a prompt is read, or lost. `token_s`: measured seconds a token."""
         self.num_prompts -= 1
         self.num_tokens -= prompt_tokens
-
-    def measured(self, took_s: float, num_tokens: int) -> None:
-        newest = took_s / max(1, num_tokens)
-        self.token_s += READING_WEIGHT * (newest - self.token_s) if self.token_s else newest
+        if token_s is not None:
+            self.token_s += READING_WEIGHT * (token_s - self.token_s) if self.token_s else token_s
 
     def answered(self, has_reported: bool) -> None:
         self.reporting += READING_WEIGHT * (has_reported - self.reporting) if self.reporting else float(has_reported)
@@ -206,8 +205,7 @@ class Tracker:
         sent.first_at, here = now_s, sent.at
         self._settle(here, now_s)
         here.look.begin(ticket)
-        here.reading.read(sent.unread_tokens)
-        here.reading.measured(now_s - sent.at_s, sent.to_read_tokens)
+        here.reading.read(sent.unread_tokens, (now_s - sent.at_s) / max(1, sent.to_read_tokens))
         self._changed[here.instance_id] = here
 
     def ended(self, ticket: int, response_tokens: int, now_s: float, cached_tokens: int = -1) -> None:
