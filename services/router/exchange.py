@@ -224,7 +224,7 @@ class Exchange(Struct, eq=False):
             body = wire.with_message_id(body)
         answer = self.answer = states.Answer(STREAM if engine.is_sse else BODY, engine.status, _monotonic())
         self.state = ANSWERING
-        is_error = engine.status >= 400 or (engine.is_sse and wire.starts_stream(body))
+        is_error = engine.status >= 400 or (engine.is_sse and wire.first_error(body))
         if is_error or (self.framing is not None and (engine.status != 200 or not engine.is_sse)):
             answer.kind, answer.collected = ERROR, []
         elif self.framing is None:
@@ -536,9 +536,8 @@ class Exchange(Struct, eq=False):
         if self.state is ENDED:
             return
         is_whole = self._is_whole() and not self.client.write_paused  # else the end is still in our buffer
-        self._close(None if is_whole else LEFT)
         self._leave_engine()
-        self._report()
+        self._end(None if is_whole else LEFT)
 
     def _is_whole(self) -> bool:
         answer = self.answer
@@ -576,11 +575,12 @@ class Exchange(Struct, eq=False):
         self._finish(error)
 
     def _finish(self, error: GlowplugError | None = None) -> None:
-        self._close(error)
-        self._report()
+        self._end(error)
         self.client.exchange_over(self.request.keep_alive)
 
-    def _close(self, error: GlowplugError | None) -> None:
+    def _end(self, error: GlowplugError | None) -> None:
+        """End and report it; only its client's connection is left to take back."""
+        context, attempt = self.context, self.attempt
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -588,15 +588,12 @@ class Exchange(Struct, eq=False):
             self.moving.end()
             self.moving = None
         if self.state in states.BETWEEN and self.resumption is not None:
-            self.context.metrics.continued(self.resumption.reason, "client_left" if error is LEFT else "failed")
+            context.metrics.continued(self.resumption.reason, "client_left" if error is LEFT else "failed")
         status, code = self.answer.status if self.answer is not None else 0, ""
         if error is not None:
             status, code = error.status, error.code
-        self.state, self.ending = ENDED, states.Ending(_monotonic(), status, code)
-
-    def _report(self) -> None:
-        context, ending, attempt = self.context, self.ending, self.attempt
-        assert ending is not None
+        ending = states.Ending(_monotonic(), status, code)
+        self.state, self.ending = ENDED, ending
         context.buffered_bytes -= len(self.request.body)
         context.report(self)
         took_s, num_tokens, cached_tokens = 0.0, 0, -1

@@ -82,7 +82,7 @@ def writer(transport: asyncio.Transport) -> Write:
 MESSAGES = b"/v1/messages"  # and below: Anthropic's API
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")  # of a stream; within a text a quote follows
-_FIRST_ERROR = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})')
+first_error = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})').match
 _DONE = b"data: [DONE]"
 _DONE_WITHIN = len(_DONE) + 4
 _RESPONSE_OVER = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\r?$", re.MULTILINE)
@@ -104,7 +104,7 @@ def is_anthropic(path: bytes) -> bool:
 
 def starts_stream(first: bytes) -> bytes:
     """Return the error at the beginning of a stream, or b""."""
-    found = _FIRST_ERROR.match(first)
+    found = first_error(first)
     return found[1] if found else b""
 
 

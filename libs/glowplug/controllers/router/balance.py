@@ -348,13 +348,6 @@ class Balances:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def expect(self, model_key: str, prompt_tokens: int, max_tokens: int, text_tokens: int = 0) -> int:
-        """Return expected response tokens; 0 where the policy needs none. `text_tokens`: as in
-        ResponseLengths.expect."""
-        if not self.tracks_tokens:
-            return 0
-        return self._lengths[model_key].expect(prompt_tokens, max_tokens, text_tokens)
-
     def choose(self, request: Request, now_s: float) -> Instance | None:
         if self.quarantined:
             self.pass_time(now_s)

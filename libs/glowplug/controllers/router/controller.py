@@ -394,9 +394,10 @@ class RouterController:
             return [msg.Reject(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
         queue = self.queues[model.key]
         queue.arrived(s.priority, now_s)
-        expected_tokens = s.expected_tokens or self.balances.expect(
-            model.key, s.prompt_tokens, s.max_tokens, s.text_tokens
-        )
+        expected_tokens = s.expected_tokens
+        if not expected_tokens and self.tracks_tokens:
+            lengths = self.balances.lengths_of(model.key)
+            expected_tokens = lengths.expect(s.prompt_tokens, s.max_tokens, s.text_tokens)
         request = Request(s.ticket, s, model.key, now_s, s.prompt_tokens, expected_tokens, s.text_tokens)
         if queue.discipline is None and (queue.tenant != s.tenant or queue.priority is not s.priority):
             self._sharing.meet(model.key, queue, request, now_s)
