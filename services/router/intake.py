@@ -439,18 +439,9 @@ class Intake:
     ) -> None:
         """Make an exchange of a checked request. `sizes`: tokens of the prompt and, at most, of the answer."""
         way, traceparent = self._traced(request)
+        ticket = next(self._table.tickets)
         exchange = client.exchange = Exchange(
-            self._context,
-            next(self._table.tickets),
-            client,
-            request,
-            model,
-            api,
-            bool(asked.stream),
-            needs,
-            sizes[0],
-            way,
-            traceparent,
+            self._context, ticket, client, request, model, api, bool(asked.stream), needs, sizes[0], way, traceparent
         )
         if reserved is not None:
             self._table.limits.reserved[exchange.ticket] = reserved
