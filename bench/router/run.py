@@ -1,12 +1,14 @@
 """Measure the CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
 
-    python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--against TREE] [--keys 10000 [--limits]]
+    python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--against TREE] [--floor]
+        [--keys 10000 [--limits]]
 
 A run starts both proxies anew; its ratios are of medians over its rounds, and several runs are reported as a range.
 Both proxy the same mock engine for the same load generator, in turns, on the same machine: the proxy alone on core 0;
 mock, load generator and bus on core 1. The router is the unchanged service (`python -m services.router`) with routing,
 metrics, request ids, request facts and load reports, and with traces at their default rate. `--against` also measures
-the router of another checkout of this repository, in the same turns. `--keys` also measures a router with that many
+the router of another checkout of this repository, in the same turns; `--floor` the smallest proxy on the router's
+event loop and parser (floor.py). `--keys` also measures a router with that many
 named keys of ten tenants, `--limits` with every limit per minute on each tenant and key; requests then carry one of the
 keys, in the same turns. CPU is the kernel's count for the process (/proc/PID/schedstat). Needs cc and, for the
 comparison, nginx (Debian package `nginx`; installed through apt when run as root).
@@ -47,6 +49,7 @@ NUM_FILES = 20_000
 REQUEST_TARGET, CHUNK_TARGET = 6.0, 2.0
 NGINX, OURS, AGAINST = "nginx", "glowplug router", "glowplug router before"
 WITH_KEYS = "glowplug router with keys"
+FLOOR = "the smallest proxy"
 NUM_TENANTS = 10
 LIMITS = AccessLimits(requests_per_minute=1 << 40, tokens_per_minute=1 << 40)
 
@@ -188,6 +191,17 @@ def nginx(binary: str, engine: int, folder: Path) -> Iterator[Proxy]:
         wait_for(f"http://127.0.0.1:{port}/health", process)
         worker, *_ = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         yield Proxy(NGINX, int(worker), port)
+
+
+@contextlib.contextmanager
+def smallest(engine: int, folder: Path) -> Iterator[Proxy]:
+    """Run floor.py."""
+    port = free_port()
+    argv = [sys.executable, "-m", "bench.router.floor", str(port), str(engine)]
+    path = f"{ROOT / 'libs'}:{ROOT}"
+    with running(argv, PROXY_CORE, folder / "floor.log", PYTHONPATH=path) as process:
+        wait_for(f"http://127.0.0.1:{port}/", process)
+        yield Proxy(FLOOR, process.pid, port)
 
 
 def tables(engine: int) -> bytes:
@@ -428,6 +442,10 @@ def changes(runs: list[list[Proxy]]) -> list[str]:
             if {name, base} <= {proxy.name for proxy in one}:
                 found = compare(per_request(named(one, name)), per_request(named(one, base)))
                 lines.append(f"- run {number}: {name} over {base}: request {found.show()}")
+    for number, one in enumerate(runs, start=1):
+        if {FLOOR, NGINX} <= {proxy.name for proxy in one}:
+            request, chunk = ratios(named(one, FLOOR), named(one, NGINX))
+            lines.append(f"- run {number}: {FLOOR} over {NGINX}: request {request.show()}; chunk {chunk.show()}")
     return lines
 
 
@@ -452,6 +470,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--against", type=Path, help="another checkout, whose router is measured in the same turns")
+    parser.add_argument("--floor", action="store_true", help="also measure the smallest proxy")
     parser.add_argument("--keys", type=int, default=0, help="also measure a router with so many named keys")
     parser.add_argument("--limits", action="store_true", help="with limits on each key and tenant")
     parser.add_argument("--requests-only", action="store_true", help="print the change of CPU per request alone")
@@ -480,6 +499,8 @@ def one_run(run: int, binary: str, engine: int, into: Path, args: argparse.Names
         proxies = [stack.enter_context(nginx(binary, engine, folder))] if binary else []
         if args.against is not None:
             proxies.append(stack.enter_context(router(engine, folder / "before", args.against.resolve(), AGAINST)))
+        if args.floor:
+            proxies.append(stack.enter_context(smallest(engine, folder)))
         proxies.append(stack.enter_context(router(engine, folder / "ours")))
         if args.keys:
             given = LIMITS if args.limits else NO_LIMITS

@@ -130,7 +130,9 @@ class ClientConnection(asyncio.Protocol):
         most = left = self._context.limits.num_pipelined
         try:
             while True:
-                while self._waiting and left and self._may_answer():
+                while self._waiting and left and self.exchange is None:
+                    if self.write_paused or self._closing or self.transport.is_closing():
+                        break
                     left -= 1
                     request = self._waiting.popleft()
                     if not self._take(self, request):
@@ -156,9 +158,6 @@ class ClientConnection(asyncio.Protocol):
     def _resume(self) -> None:
         self._resume_due = False
         self._advance()
-
-    def _may_answer(self) -> bool:
-        return self.exchange is None and not (self.write_paused or self._closing or self.transport.is_closing())
 
     def _all_answered(self) -> None:
         if self._refusal is not None:

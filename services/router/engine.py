@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Container
+from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -47,7 +48,10 @@ class EngineConnection(asyncio.Protocol):
         self.heard_at = 0.0
         self.paused = False
         self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append  # called by the parser, once per chunk
+        # Called by the parser, for each chunk.
+        self.on_chunk_header = partial(setattr, self, "_in_chunk", True)
+        self.on_body = self._pieces.append
+        self.on_chunk_complete = partial(setattr, self, "_in_chunk", False)
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
         self._reset()
@@ -115,7 +119,7 @@ class EngineConnection(asyncio.Protocol):
             exchange.engine_data(self, body, True)
             self._release(keep)
             exchange.engine_over()
-        else:
+        elif body:
             exchange.engine_data(self, body, False)
 
     def _release(self, keep: bool) -> None:
@@ -171,12 +175,6 @@ class EngineConnection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     # -- httptools ----------------------------------------------------------------------------------------------
-
-    def on_chunk_header(self) -> None:
-        self._in_chunk = True
-
-    def on_chunk_complete(self) -> None:
-        self._in_chunk = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         lower = name.lower()

@@ -16,13 +16,14 @@ A request without a byte of answer is sent again; engines keep nothing of it. An
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from msgspec import Struct
 
 from glowplug.controllers.router import messages as msg
 from glowplug.domain.errors import EngineFailed, GlowplugError
-from glowplug.domain.instance import Instance
+from glowplug.domain.instance import Instance, Phase
 from glowplug.domain.model import Model
 from glowplug.engines.apis import EngineApi
 from glowplug.services.router import api_errors, resumption, wire
@@ -47,11 +48,12 @@ LEFT = refused(499, "The client has left.", "client_left")
 _monotonic = time.monotonic
 
 
-@dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
-class Exchange:
+class Exchange(Struct, eq=False):
     """One complete request for a known model, and its answer."""
 
+    __repr__ = object.__repr__  # prompts never reach a log
     context: "PortContext[Exchange]"
+    ticket: int
     client: ClientSink
     request: HttpRequest
     model: Model
@@ -61,7 +63,6 @@ class Exchange:
     prompt_tokens: int  # estimated
     way: Way
     traceparent: str
-    ticket: int = field(init=False)
     unread: Any = None  # the body's fields, for an estimate of the answer's length
     slot: int = NO_SLOT  # in the usage journal
     state: ExchangeState = WAITING
@@ -69,6 +70,7 @@ class Exchange:
     queue_s: float = 0.0
     router_s: float = 0.0
     cold: bool = False
+    phases: Sequence[Phase] = ()  # of the start that it waited for
     num_continued: int = 0
     # The parts that some states alone have.
     timer: asyncio.TimerHandle | None = None  # of the next keep-alive comment
@@ -79,9 +81,6 @@ class Exchange:
     resumption: Resumption | None = None
     moving: MovingAnswer | None = None
     ending: states.Ending | None = None
-
-    def __post_init__(self) -> None:
-        self.ticket = next(self.context.table.tickets)
 
     @property
     def instance(self) -> Instance | None:
@@ -119,22 +118,21 @@ class Exchange:
         headers = wire.EVENT_STREAM_HEADERS + self._own_headers()
         self.client.write(self._head(200, headers, None) + self._frame(comment))
 
-    def _stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
     def reject(self, effect: msg.Reject) -> None:
         self._fail(effect.error)
 
     # -- sent to an instance --------------------------------------------------------------------------------------
 
     def dispatch(self, effect: msg.Dispatch) -> None:
-        self._stop_timer()
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         instance, is_first, now = effect.instance, self.state is WAITING, _monotonic()
         self.attempt = states.Attempt(instance, now)
         if is_first:
             self.queue_s, self.cold = effect.held_s, self.cold or effect.cold
+        if self.cold:
+            self.phases = instance.phases
         if self.needs and self.needs in instance.lacks:
             self._fail(tool_choice_refused(self.model))
             return
@@ -142,7 +140,7 @@ class Exchange:
         self.context.journal.sent(self)
         self.way.send(now - self.request.complete)
         if is_first and self.framing is not None:
-            self._write(b": glowplug ready %b\n\n" % self._timings())
+            self._write(b": glowplug ready %b\n\n" % wire.server_timing(self.queue_s, self.phases, self.router_s))
         self.context.connect(self, instance, False)
 
     def wanted(self) -> Callable[[], bool]:
@@ -220,12 +218,13 @@ class Exchange:
             self._pass(body, complete)
 
     def _begin(self, engine: EngineSource, body: bytes, complete: bool) -> None:
-        context, is_anthropic, num_bytes, head = self.context, wire.is_anthropic(self.request.path), len(body), b""
+        context, num_bytes, head = self.context, len(body), b""
+        is_anthropic = self.request.path.startswith(wire.MESSAGES)
         if is_anthropic:
             body = wire.with_message_id(body)
         answer = self.answer = states.Answer(STREAM if engine.is_sse else BODY, engine.status, _monotonic())
         self.state = ANSWERING
-        is_error = engine.status >= 400 or (engine.is_sse and wire.starts_stream(body))
+        is_error = engine.status >= 400 or (engine.is_sse and wire.first_error(body))
         if is_error or (self.framing is not None and (engine.status != 200 or not engine.is_sse)):
             answer.kind, answer.collected = ERROR, []
         elif self.framing is None:
@@ -253,7 +252,7 @@ class Exchange:
             self.framing = CHUNKED
         else:
             request.keep_alive = False  # HTTP/1.0: the answer ends with the connection
-        timings = b"server-timing: %b\r\n" % self._timings()
+        timings = b"server-timing: %b\r\n" % wire.server_timing(self.queue_s, self.phases, self.router_s)
         return self._head(engine.status, b"".join(engine.headers) + self._own_headers() + timings, length)
 
     def pass_on(self, body: bytes, chunk: bytes) -> None:
@@ -287,7 +286,8 @@ class Exchange:
                     end = wire.whole_events(body, self.context.limits.event_bytes)
                     body, answer.kept = body[:end], body[end:]
                 if answer.log is not None:
-                    body, failure = wire.before_failure(body)
+                    if b'"abort"' in body or b'data: {"error"' in body:
+                        body, failure = wire.before_failure(body)
                     answer.log.append(body)
                     answer.log_left -= len(body)
                     if answer.log_left < 0:
@@ -536,9 +536,8 @@ class Exchange:
         if self.state is ENDED:
             return
         is_whole = self._is_whole() and not self.client.write_paused  # else the end is still in our buffer
-        self._close(None if is_whole else LEFT)
         self._leave_engine()
-        self._report()
+        self._end(None if is_whole else LEFT)
 
     def _is_whole(self) -> bool:
         answer = self.answer
@@ -559,9 +558,11 @@ class Exchange:
         request, answer = self.request, self.answer
         body = api_errors.body(request.path, error)
         if self.framing is None:
-            headers = wire.JSON_HEADERS + wire.instance_headers(self.instance)
+            headers = wire.JSON_HEADERS
+            if (instance := self.instance) is not None:
+                headers += wire.instance_headers(instance.instance_id, instance.emulated)
             if answer is not None:
-                headers += b"server-timing: %b\r\n" % self._timings()
+                headers += b"server-timing: %b\r\n" % wire.server_timing(self.queue_s, self.phases, self.router_s)
             headers += api_errors.no_retry(error)
             more = b"traceparent: %b\r\n" % self.traceparent.encode() + api_errors.retry_after(error)
             request.keep_alive = self.client.respond(request, error.status, body, headers, more)
@@ -574,32 +575,32 @@ class Exchange:
         self._finish(error)
 
     def _finish(self, error: GlowplugError | None = None) -> None:
-        self._close(error)
-        self._report()
+        self._end(error)
         self.client.exchange_over(self.request.keep_alive)
 
-    def _close(self, error: GlowplugError | None) -> None:
-        self._stop_timer()
+    def _end(self, error: GlowplugError | None) -> None:
+        """End and report it; only its client's connection is left to take back."""
+        context, attempt = self.context, self.attempt
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         if self.moving is not None:
             self.moving.end()
             self.moving = None
         if self.state in states.BETWEEN and self.resumption is not None:
-            self.context.metrics.continued(self.resumption.reason, "client_left" if error is LEFT else "failed")
+            context.metrics.continued(self.resumption.reason, "client_left" if error is LEFT else "failed")
         status, code = self.answer.status if self.answer is not None else 0, ""
         if error is not None:
             status, code = error.status, error.code
-        self.state, self.ending = ENDED, states.Ending(_monotonic(), status, code)
-
-    def _report(self) -> None:
-        context, ending, attempt = self.context, self.ending, self.attempt
-        assert ending is not None
+        ending = states.Ending(_monotonic(), status, code)
+        self.state, self.ending = ENDED, ending
         context.buffered_bytes -= len(self.request.body)
         context.report(self)
         took_s, num_tokens, cached_tokens = 0.0, 0, -1
         if ending.status == 200 and attempt is not None and not self.num_continued:
             took_s = ending.at - attempt.at
-            if context.table.controller.tracks_tokens:
-                _, num_tokens, _, cached_tokens = self.token_counts()
+            if context.table.controller.tracks_tokens and self.answer is not None:
+                _, num_tokens, _, cached_tokens = self.answer.counted or self.token_counts()
         context.table.end(msg.RequestEnded(self.ticket, took_s, num_tokens, cached_tokens if num_tokens else -1))
 
     # -- bytes ----------------------------------------------------------------------------------------------------
@@ -622,9 +623,9 @@ class Exchange:
     def _own_headers(self) -> bytes:
         request, attempt = self.request, self.attempt
         own = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request.request_id.encode(), self.traceparent.encode())
-        own += request.notes + self.context.access.cors(request)
-        return own + wire.instance_headers(attempt.instance) if attempt is not None else own
-
-    def _timings(self) -> bytes:
-        phases = self.attempt.instance.phases if self.cold and self.attempt is not None else ()
-        return wire.server_timing(self.queue_s, phases, self.router_s)
+        own += request.notes
+        if b"origin" in request.headers:
+            own += self.context.access.cors(request)
+        if attempt is not None:
+            own += wire.instance_headers(attempt.instance.instance_id, attempt.instance.emulated)
+        return own

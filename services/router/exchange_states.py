@@ -1,9 +1,10 @@
 """The states of an exchange, and the parts that only some of them have; `faults` checks these. Times are monotonic."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
 
 from glowplug.domain.instance import Instance
 from glowplug.services.router.resumption import LOG_BYTES
@@ -40,8 +41,7 @@ class Framing(Enum):
     CHUNKED = "chunked"
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(Struct, eq=False):
     """The latest dispatch. `has_moved`: its instance has another address, and no other engine can continue the
     stream."""
 
@@ -51,10 +51,10 @@ class Attempt:
     has_moved: bool = False
 
 
-@dataclass(slots=True, eq=False, repr=False)  # answers never reach a log
-class Answer:
+class Answer(Struct, eq=False):
     """The answer since its first byte. `previous` and `last`: the bytes sent last."""
 
+    __repr__ = object.__repr__  # answers never reach a log
     kind: AnswerKind
     status: int
     first_byte: float
@@ -69,8 +69,7 @@ class Answer:
     collected: list[bytes] | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Ending:
+class Ending(Struct, eq=False):
     at: float
     status: int
     error_code: str = ""

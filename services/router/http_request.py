@@ -6,9 +6,10 @@ coding). This module checks the rest: fields that may come only once, Host, abso
 
 import hmac
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from glowplug.domain.access import Priority
 from glowplug.domain.errors import GlowplugError
@@ -46,8 +47,8 @@ _PREFLIGHT: Final = (
 _FORMS: Final = frozenset((FILES, apis.TRANSCRIPTIONS.encode(), apis.TRANSLATIONS.encode()))  # paths that take files
 
 
-@dataclass(slots=True, eq=False, repr=False)  # prompts never reach a log
-class HttpRequest:
+class HttpRequest(Struct, eq=False):
+    __repr__ = object.__repr__  # prompts never reach a log
     method: bytes = b""
     target: bytes = b""
     path: bytes = b""
@@ -127,7 +128,11 @@ class HttpRequest:
         connection = self.headers.get(b"connection")
         if connection is not None and connection.lower() not in _PLAIN_CONNECTION:
             not_passed = not_passed.union(name.strip() for name in connection.lower().split(b","))
-        return b"".join([b"%b: %b\r\n" % h for h in self.headers.items() if h[0] not in not_passed])
+        lines = b""
+        for name, value in self.headers.items():
+            if name not in not_passed:
+                lines += b"%b: %b\r\n" % (name, value)
+        return lines
 
 
 def head_too_large(limits: Limits) -> ApiError:

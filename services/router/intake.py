@@ -386,7 +386,7 @@ class Intake:
                 asked = read_body(path, request.body, self._readers)
                 if b"json" not in request.headers.get(b"content-type", b"json"):  # an engine would read a form
                     request.headers[b"content-type"] = b"application/json"
-                if not reader.is_whole(asked):
+                if type(asked) is not reader.shape:
                     request.notes = unknown_fields(reader, request.body)
                 if isinstance(asked, CountAsked) and asked.tools:
                     self._drop_tools(request, asked)
@@ -434,8 +434,9 @@ class Intake:
     ) -> None:
         """Make an exchange of a checked request. `sizes`: tokens of the prompt and, at most, of the answer."""
         way, traceparent = self._traced(request)
+        ticket = next(self._table.tickets)
         exchange = client.exchange = Exchange(
-            self._context, client, request, model, api, bool(asked.stream), needs, sizes[0], way, traceparent
+            self._context, ticket, client, request, model, api, bool(asked.stream), needs, sizes[0], way, traceparent
         )
         if reserved is not None:
             self._table.limits.reserved[exchange.ticket] = reserved
@@ -659,7 +660,8 @@ class Intake:
     def _traced(self, request: HttpRequest) -> tuple[Way, str]:
         """Return the request's way and its traceparent, for its events and its engine. An unsampled request passes on
         the client's."""
-        parent = tracing.parent_context(request.headers.get(b"traceparent"))
+        given = request.headers.get(b"traceparent")
+        parent = tracing.parent_context(given) if given is not None else None
         theirs = parent[0] if parent is not None else ""
         way = Way(OPERATIONS[request.path], theirs[36:52])
         sampled = parent[1] if parent is not None else self._sampler.root(request.complete)

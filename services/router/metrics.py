@@ -17,7 +17,7 @@ from glowplug.domain.model import Model, Slo
 from glowplug.events.facts import RequestFinished
 from glowplug.telemetry import semconv
 from glowplug.telemetry.metrics import SECONDS_BUCKETS, LabelCap, ShellMetrics
-from glowplug.telemetry.tally import CountChild, TallyCounter, TallyHistogram, TallyRows
+from glowplug.telemetry.tally import CountChild, TallyCounter, TallyHistogram, TallyRows, observe_all
 
 OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 1)
 TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -221,19 +221,18 @@ class RouterMetrics:
             code = mine.codes[status] = self.requests.labels(self.cap(key), str(status))
         code.value += 1
         e2e_s, ttft_s, tpot_s = fact.e2e_s, -1.0, -1.0
+        observed = [(mine.queue, queue_s), (mine.e2e, e2e_s)]
         if begun:
             ttft_s = fact.ttft_s
-            (mine.cold_ttft if fact.cold else mine.hot_ttft).observe(ttft_s)
-            self._overhead.observe(router_s)
+            observed += (mine.cold_ttft if fact.cold else mine.hot_ttft, ttft_s), (self._overhead, router_s)
             mine.prompt_tokens.value += fact.prompt_tokens if fact.tokens_exact else 0
             mine.response_tokens.value += fact.response_tokens
             if num_events:
                 mine.chunks.value += num_events
                 if fact.response_tokens > 1:
                     tpot_s = (e2e_s - ttft_s) / (fact.response_tokens - 1)
-                    mine.tpot.observe(tpot_s)
-        mine.queue.observe(queue_s)
-        mine.e2e.observe(e2e_s)
+                    observed.append((mine.tpot, tpot_s))
+        observe_all(observed)
         if has_levels and (model.slo.ttft_s or model.slo.tpot_s):
             self.slo.judge(key, model.slo, status, e2e_s=e2e_s, ttft_s=ttft_s, tpot_s=tpot_s)
 

@@ -216,7 +216,8 @@ class Reports:
         prompt_tokens, response_tokens, exact, cached_tokens = exchange.token_counts()
         request, model, answer, ending = exchange.request, exchange.model, exchange.answer, exchange.ending
         assert ending is not None
-        arrived, arrived_at, instance, caller = request.complete, request.complete_at, exchange.instance, request.caller
+        arrived, arrived_at, attempt, caller = request.complete, request.complete_at, exchange.attempt, request.caller
+        instance = attempt.instance if attempt is not None else None
         e2e_s, way = ending.at - arrived, exchange.way
         if caller.has_limits:
             used = (prompt_tokens, response_tokens) if answer is not None else (0, 0)
@@ -224,7 +225,7 @@ class Reports:
             self._table.limits.end(exchange.ticket, model.key, *used, is_whole=is_whole)
         controller = self._table.controller
         known = controller.requests.get(exchange.ticket)
-        priority = known.counts_as if known is not None else request.priority
+        priority = Priority.STANDARD if known is not None and known.has_aged else request.priority
         fact = RequestFinished(
             model_key=model.key,
             request_id=request.request_id,
@@ -251,7 +252,7 @@ class Reports:
             dispatched_s=way.dispatched_s,
             held=way.held,
             eta_s=way.eta_s,
-            moves=way.ended(arrived_at + e2e_s),
+            moves=way.ended(arrived_at + e2e_s) if way.moves is not None else (),
             parent_span=way.parent_span,
             dropped_tools=request.dropped_tools,
         )

@@ -6,6 +6,7 @@ value.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -158,6 +159,7 @@ _FORM_MODEL = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,51
 _NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9_.\-]")
 _MOST_SHOWN, _SHOWN_CHARS = 16, 64
 _EVERYONES = frozenset(path for path in OPERATIONS if path.decode() not in apis.OPTIONAL)
+_CONTENT = attrgetter("content")
 _UNKNOWN = "Object contains unknown field `"
 _WHOLE = (shapes.EmbeddingAsked, shapes.RerankAsked, shapes.CountAsked)
 _NOT_KEPT = "no engine keeps answers for later requests"
@@ -167,7 +169,7 @@ class Reader:
     """A parser of one path's bodies. Unknown fields cost a second parse, or are refused if `strict`."""
 
     def __init__(self, shape: type[shapes.Asked], *, strict: bool) -> None:
-        self._shape = shape
+        self.shape = shape
         self._known = frozenset(shape.__struct_encode_fields__)
         self._decode = msgspec.json.Decoder(shape).decode
         lenient = msgspec.defstruct(shape.__name__, [], bases=(shape,), forbid_unknown_fields=False)
@@ -186,9 +188,6 @@ class Reader:
             if num_bytes > UNKNOWN_BYTES:
                 raise BadRequest(f"{name[:100]}: {num_bytes} bytes are more than {UNKNOWN_BYTES}.", param=name[:100])
         return asked
-
-    def is_whole(self, asked: Any) -> bool:
-        return type(asked) is self._shape
 
     def unknown(self, body: bytes) -> dict[str, msgspec.Raw]:
         found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -287,7 +286,7 @@ def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes
     """Check a request, with a body of `num_bytes`, against its model and engine. Returns the feature that its instance
     needs (apis.TOOL_CHOICE), or "". Raises NotSupported, and BadRequest with the field."""
     check_fields(asked, model, api, path, num_bytes)
-    kind = forced_choice(asked) if path in _EVERYONES else ""
+    kind = forced_choice(asked) if getattr(asked, "tool_choice", None) is not None else ""
     if kind and kind not in api.tool_choices:
         raise tool_choice_refused(model, calls_functions=apis.CHAT.encode() in api.translated)
     return apis.TOOL_CHOICE if kind else ""
@@ -376,7 +375,7 @@ def sizes(asked: Any) -> tuple[int, int]:
     """Estimate (prompt tokens, most tokens of one answer; 0: no limit) at four characters a token, without images and
     sounds."""
     if isinstance(asked, shapes.ChatAsked):
-        num_chars = sum(_chars(message.content) for message in asked.messages)
+        num_chars = sum(map(_chars, map(_CONTENT, asked.messages)))
         most = asked.max_completion_tokens or asked.max_tokens or asked.n_predict
     elif isinstance(asked, shapes.CompletionAsked):
         num_chars = _chars_of_text(asked.prompt)
@@ -457,7 +456,7 @@ def _check(asked: Any) -> None:
     if asked.stream and isinstance(asked, _WHOLE) and not isinstance(asked, shapes.MessagesAsked):
         raise BadRequest("stream: this answer comes whole; leave it out.", param="stream")
     if isinstance(asked, shapes.ChatAsked):
-        if not asked.messages or not all(message.content for message in asked.messages):
+        if not asked.messages or not all(map(_CONTENT, asked.messages)):
             check_chat(asked)
         if asked.tools is not None or asked.tool_choice is not None:
             tools = [tool.function for tool in asked.tools or ()]
@@ -468,8 +467,9 @@ def _check(asked: Any) -> None:
         _check_format(asked)
         if asked.chat_template_kwargs is not NULL:
             _check_schema("chat_template_kwargs", asked.chat_template_kwargs)
-        for param, part in _parts(asked):
-            _check_part(param, part)
+        if list in map(type, map(_CONTENT, asked.messages)):
+            for param, part in _parts(asked):
+                _check_part(param, part)
     elif isinstance(asked, shapes.CompletionAsked):
         num_prompts, n = num_texts(asked.prompt), max(asked.n or 1, asked.n_cmpl or 1)
         check_texts("prompt", asked.prompt, may_be_empty=n == 1)  # llama.cpp never ends several of nothing

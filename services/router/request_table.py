@@ -62,6 +62,7 @@ class RequestTable(Generic[R]):
         clock: Callable[[], float] = now_s,
     ) -> None:
         self.controller, self.clock = controller, clock
+        self._handlers = controller.handlers
         self.keys = KeyRing()
         lengths_of, learned = controller.balances.lengths_of, controller.tracks_tokens
         self.limits = CallerLimits(controller.params.router_id, lengths_of, clock, learned=learned)
@@ -117,19 +118,22 @@ class RequestTable(Generic[R]):
 
     def arrive(self, exchange: R, stimulus: RequestArrived) -> None:
         self.exchanges[stimulus.ticket] = exchange
-        self.change(stimulus)
+        self.take(stimulus)
+        self.changed.set()
 
     def end(self, stimulus: RequestEnded) -> None:
         """Remove an ended exchange; the controller has already dropped its rejected requests."""
         del self.exchanges[stimulus.ticket]
-        self.change(stimulus)
+        self.take(stimulus)
+        self.changed.set()
 
     def change(self, stimulus: Any) -> None:
         self.take(stimulus)
         self.changed.set()
 
     def take(self, stimulus: Any) -> None:
-        if effects := self.controller.handle(stimulus, self.clock()):
+        """Have the controller handle one of its own messages."""
+        if effects := self._handlers[type(stimulus)](stimulus, self.clock()):
             self.do(effects)
 
     def restore(self, table: str, rows: Mapping[str, Any], *, is_copy: bool = False) -> None:

@@ -7,6 +7,8 @@ import re
 from collections import deque
 from dataclasses import dataclass, replace
 
+from msgspec import Struct
+
 from glowplug.domain.instance import Instance
 from glowplug.events.facts import STAYS, StreamMove
 
@@ -65,8 +67,7 @@ def new_context(parent: str = "", *, sampled: bool = False) -> str:
     return f"00-{trace_id}-{_bits(64) | 1:016x}-{sampled:02x}"
 
 
-@dataclass(slots=True)
-class Way:
+class Way(Struct, eq=False):
     """A request's way to its engines, for its report. Times are epoch seconds."""
 
     operation: str
@@ -74,7 +75,7 @@ class Way:
     held: bool = False
     eta_s: float = 0.0
     dispatched_s: float = 0.0  # after the arrival; 0: it was not
-    _moves: deque[StreamMove] | None = None
+    moves: deque[StreamMove] | None = None
     _is_moving: bool = False
 
     def hold(self, eta_s: float) -> None:
@@ -105,20 +106,20 @@ class Way:
     def ended(self, at: float) -> tuple[StreamMove, ...]:
         """Return the moves of a request that has ended."""
         self._end_move(at)
-        return tuple(self._moves or ())
+        return tuple(self.moves or ())
 
     def _add(
         self, at: float, reason: str, message: str, num_tokens: int, instance: Instance | None, outcome: str = ""
     ) -> None:
-        if self._moves is None:
-            self._moves = deque(maxlen=MOVES_TOLD)
+        if self.moves is None:
+            self.moves = deque(maxlen=MOVES_TOLD)
         made = StreamMove(at=at, until=at, reason=reason, message=message, num_tokens=num_tokens,
                           from_instance=_id_of(instance), outcome=outcome)  # fmt: skip
-        self._moves.append(made)
+        self.moves.append(made)
 
     def _end_move(self, at: float, *, to_instance: str = "", outcome: str = "") -> None:
-        if self._is_moving and self._moves:
-            self._moves[-1] = replace(self._moves[-1], until=at, to_instance=to_instance, outcome=outcome)
+        if self._is_moving and self.moves:
+            self.moves[-1] = replace(self.moves[-1], until=at, to_instance=to_instance, outcome=outcome)
             self._is_moving = False
 
 

@@ -5,10 +5,10 @@ translated body as the client's request demands.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from glowplug.domain.errors import EngineFailed
 from glowplug.services.router import api_errors, wire

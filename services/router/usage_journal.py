@@ -100,16 +100,16 @@ class Journal:
         )
         if len(text) > SLOT_BYTES - _TEXT_AT:
             return
-        number, words, before = self._free.pop(), self.words, exchange.slot
+        number, words = self._free.pop(), self.words
         at, first = number * SLOT_BYTES + _TEXT_AT, number * (SLOT_BYTES // 4)
         self._memory[at : at + len(text)] = text
         words[first + _PROMPT] = exchange.prompt_tokens if instance is not None else 0
         words[first + _EVENTS] = answer.num_events if answer is not None else 0
         words[first + _COUNTED], words[first + _LENGTH] = 0, len(text)
         self._tickets[first // 2] = exchange.ticket  # the slot counts from here on
+        if exchange.slot != NO_SLOT:
+            self.clear(exchange)
         exchange.slot = first + _EVENTS
-        if before != NO_SLOT:
-            self._empty(before)
 
     def counted(self, slot: int, prompt: int, cached: int, response: int) -> None:
         words, first = self.words, slot - _EVENTS
@@ -118,9 +118,10 @@ class Journal:
             words[first + _EXACT_RESPONSE], words[first + _COUNTED] = response, 1
 
     def clear(self, exchange: JournaledExchange) -> None:
-        if exchange.slot != NO_SLOT:
-            self._empty(exchange.slot)
-            exchange.slot = NO_SLOT
+        slot, exchange.slot = exchange.slot, NO_SLOT
+        if slot != NO_SLOT:
+            self._tickets[(slot - _EVENTS) // 2] = 0
+            self._free.append((slot - _EVENTS) // (SLOT_BYTES // 4))
 
     def beat(self) -> None:
         _HEADER.pack_into(self._memory, 0, _MAGIC, self.prefix.encode(), time.time())
@@ -133,10 +134,6 @@ class Journal:
                 self._path.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
-
-    def _empty(self, slot: int) -> None:
-        self._tickets[(slot - _EVENTS) // 2] = 0
-        self._free.append((slot - _EVENTS) // (SLOT_BYTES // 4))
 
     def _open(self, folder: Path, num_bytes: int) -> mmap.mmap:
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,11 +4,12 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from http import HTTPStatus
 
 import msgspec
 
-from glowplug.domain.instance import Instance, Phase
+from glowplug.domain.instance import Phase
 from glowplug.telemetry.semconv import HEADER_EMULATED
 
 _REASONS = {s.value: s.phrase for s in HTTPStatus} | {499: "Client Closed Request"}
@@ -29,11 +30,10 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def instance_headers(instance: Instance | None) -> bytes:
-    if instance is None:
-        return b""
-    name = b"x-glowplug-instance: %b\r\n" % instance.instance_id.encode()
-    return name + b"%b: 1\r\n" % _EMULATED if instance.emulated else name
+@lru_cache
+def instance_headers(instance_id: str, emulated: bool) -> bytes:
+    name = b"x-glowplug-instance: %b\r\n" % instance_id.encode()
+    return name + b"%b: 1\r\n" % _EMULATED if emulated else name
 
 
 def server_timing(queue_s: float, phases: Sequence[Phase], router_s: float) -> bytes:
@@ -82,7 +82,7 @@ def writer(transport: asyncio.Transport) -> Write:
 MESSAGES = b"/v1/messages"  # and below: Anthropic's API
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")  # of a stream; within a text a quote follows
-_FIRST_ERROR = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})')
+first_error = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})').match
 _DONE = b"data: [DONE]"
 _DONE_WITHIN = len(_DONE) + 4
 _MESSAGE_OVER = re.compile(rb"^event: message_stop\r?$", re.MULTILINE)
@@ -102,7 +102,7 @@ def is_anthropic(path: bytes) -> bool:
 
 def starts_stream(first: bytes) -> bytes:
     """Return the error at the beginning of a stream, or b""."""
-    found = _FIRST_ERROR.match(first)
+    found = first_error(first)
     return found[1] if found else b""
 
 

@@ -318,7 +318,8 @@ class Rig:
     def tell(self, instance: Instance, code: str = "") -> None:
         why = {"code": code or "engine_failed"} if instance.state is InstanceState.FAILED else {}
         fact = PAYLOADS[f"instance.{instance.state.value}"](instance=instance, **why)
-        self.table.take(fleet_builder.an_event(fact))
+        event = fleet_builder.an_event(fact)
+        self.table.do(self.table.controller.handle(event, self.table.clock()))
 
     async def connection(self) -> ClientConnection:
         await self.until(lambda: len(self.port.connections) == 1)

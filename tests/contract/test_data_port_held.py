@@ -71,7 +71,7 @@ async def test_comments_wait_for_a_client_that_does_not_read() -> None:
         client = await rig.held(chat(stream=True))
         exchange, connection = rig.exchange, await rig.connection()
         connection.write_paused = True
-        exchange._stop_timer()
+        exchange.timer.cancel()
         exchange._keep_client()
         for _ in range(3):
             timer = exchange.timer
@@ -94,7 +94,8 @@ async def test_the_first_comment_is_due_so_long_after_the_request_was_complete_a
         exchange, context, delays = rig.exchange, rig.port.context, list[float]()
         loop: Any = SimpleNamespace(call_later=lambda delay_s, call: delays.append(delay_s))
         kept, context.loop = context.loop, loop
-        exchange._stop_timer()
+        exchange.timer.cancel()
+        exchange.timer = None
         for passed_s, least_s, most_s in ((0.0, 50.0, 100.0), (90.0, 0.5, 10.0), (100.0, 0.0, 0.0)):
             exchange.request.complete -= passed_s
             exchange.hold(Hold(exchange.ticket, 1.0))
@@ -235,7 +236,8 @@ async def test_hundreds_of_waiters_are_one_load() -> None:
 
 async def test_undeploying_a_model_answers_its_waiters(rig: Rig) -> None:
     client = await rig.held(chat())
-    rig.table.take(an_event(facts.ModelUndeployed(model_key="m")))
+    gone = an_event(facts.ModelUndeployed(model_key="m"))
+    rig.table.do(rig.table.controller.handle(gone, rig.table.clock()))
     answer = await client.answer()
     assert (answer.status, answer.code) == (404, "model_not_found")
 

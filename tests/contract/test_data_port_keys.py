@@ -233,17 +233,17 @@ async def test_a_tenant_that_is_removed_takes_its_keys_with_it(rig: Rig) -> None
 
 async def arrived(rig: Rig, request: bytes) -> Any:
     taken: list[Any] = []
-    change = rig.table.change
+    take = rig.table.take
 
     def noted(stimulus: Any) -> None:
         taken.append(stimulus)
-        change(stimulus)
+        take(stimulus)
 
-    rig.table.change = noted  # type: ignore[method-assign]
+    rig.table.take = noted  # type: ignore[method-assign]
     try:
         assert (await rig.ask(request)).status == 200
     finally:
-        rig.table.change = change  # type: ignore[method-assign]
+        rig.table.take = take  # type: ignore[method-assign]
     return taken[0]
 
 

@@ -131,7 +131,7 @@ async def test_a_stream_leaves_an_instance_before_its_drain_ends(rig: AgentRig) 
             nonlocal known
             for event in rig.broker.published[known:]:
                 if event.type.startswith("instance."):
-                    router.table.take(event)
+                    router.table.do(router.table.controller.handle(event, router.table.clock()))
             known = len(rig.broker.published)
             router.tick()
             row = rig.row("i-1")

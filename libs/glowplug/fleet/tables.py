@@ -14,7 +14,7 @@ Facts may be late, lost or repeated. Four rules keep every reader right:
 Ids in facts may be invented: of those that the store lacks, MAX_UNSTORED are kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from glowplug.domain.errors import ModelNotFound
@@ -154,6 +154,7 @@ class InstanceTable(Rows[Instance]):
         self._keeps_gone, self.unstored = keeps_gone, Unstored()
         self._by_model: dict[str, dict[str, Instance]] = {}
         self._living: dict[str, dict[str, Instance]] = {}  # without gone ones
+        self._ready: dict[str, list[Instance]] = {}  # of models that were asked about since their last change
         self._tombstones: dict[str, int] = {}  # instance_id -> last revision, oldest first
 
     def of(self, model_key: str) -> dict[str, Instance]:
@@ -162,6 +163,14 @@ class InstanceTable(Rows[Instance]):
 
     def living(self, model_key: str) -> dict[str, Instance]:
         return self._living.get(model_key, {})
+
+    def ready(self, model_key: str) -> list[Instance]:
+        """Instances that requests may be sent to."""
+        found = self._ready.get(model_key)
+        if found is None:
+            living = self.living(model_key).values()
+            found = self._ready[model_key] = [i for i in living if status.is_target(i)]
+        return found
 
     @property
     def model_keys(self) -> list[str]:
@@ -180,6 +189,7 @@ class InstanceTable(Rows[Instance]):
             self._bury(instance)
             return True
         self.by_id[key] = instance
+        self._ready.pop(instance.model_key, None)
         self._by_model.setdefault(instance.model_key, {})[key] = instance
         if instance.state.is_gone:
             self._drop(self._living, instance)
@@ -208,6 +218,7 @@ class InstanceTable(Rows[Instance]):
         self._reported_at.pop(instance_id, None)
         self.unstored.ids.discard(instance_id)
         if instance is not None:
+            self._ready.pop(instance.model_key, None)
             self._drop(self._by_model, instance)
             self._drop(self._living, instance)
 
@@ -229,15 +240,9 @@ class FleetTables:
         self.model_table, self.instance_table = ModelTable(), InstanceTable(keeps_gone=False)
         self.models: Mapping[str, Model] = self.model_table.by_id
         self.instances: Mapping[str, Instance] = self.instance_table.by_id
-
-    def lookup(self, name: str) -> Model | None:
-        return self.model_table.lookup(name)
-
-    def of(self, model_key: str) -> Mapping[str, Instance]:
-        return self.instance_table.living(model_key)
-
-    def ready(self, model_key: str) -> list[Instance]:
-        return [i for i in self.of(model_key).values() if status.is_target(i)]
+        self.lookup = self.model_table.lookup
+        self.of: Callable[[str], Mapping[str, Instance]] = self.instance_table.living
+        self.ready: Callable[[str], Sequence[Instance]] = self.instance_table.ready
 
     def coming(self, model_key: str) -> list[Instance]:
         return [i for i in self.of(model_key).values() if status.is_coming(i)]

@@ -94,16 +94,21 @@ class TallyCounter(Tally):
 class HistogramChild:
     """`counts` by bucket, the last unbounded, and the sum."""
 
-    __slots__ = ("_bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+        observe_all(((self, value),))
+
+
+def observe_all(values: Iterable[tuple[HistogramChild, float]]) -> None:
+    for child, value in values:
+        child.counts[bisect_left(child.bounds, value)] += 1
+        child.total += value
 
 
 class TallyHistogram(Tally):

@@ -170,18 +170,18 @@ def test_a_schema_that_is_missing_is_named(form: dict[str, Any]) -> None:
 async def arrival(rig: Rig, request: bytes) -> Any:
     """Return the stimulus of a request that is taken back."""
     taken: list[Any] = []
-    change = rig.table.change
+    take = rig.table.take
 
     def noted(stimulus: Any) -> None:
         taken.append(stimulus)
-        change(stimulus)
+        take(stimulus)
 
-    rig.table.change = noted  # type: ignore[method-assign]
+    rig.table.take = noted  # type: ignore[method-assign]
     client = await rig.sent(request)
     await rig.until(lambda: bool(taken))
     client.close()
     await rig.until(lambda: not rig.table.exchanges)
-    rig.table.change = change  # type: ignore[method-assign]
+    rig.table.take = take  # type: ignore[method-assign]
     return taken[0]
 
 

@@ -9,7 +9,6 @@ from glowplug.domain.instance import Phase, PhaseName
 from glowplug.services.router import wire
 from glowplug.services.router.wire import asking_for_ids, before_failure, cached_tokens, count_tokens
 from glowplug.telemetry.semconv import HEADER_EMULATED
-from tests.contract.data_port_rig import an_instance
 
 BEGIN = b'{"message":{"usage":{"cache_read_input_tokens":30,"input_tokens":1,"output_tokens":0}}}'
 BOTH = b'{"timings":{"prompt_n":1,"predicted_n":2},"usage":{"prompt_tokens":24,"completion_tokens":8}}'
@@ -75,10 +74,9 @@ def test_heads_say_the_status_and_whether_the_connection_stays() -> None:
     assert wire.head(200, b"a: b\r\n", keep_alive=True) == b"HTTP/1.1 200 OK\r\na: b\r\n\r\n"
     assert wire.head(499, b"", keep_alive=False) == b"HTTP/1.1 499 Client Closed Request\r\nconnection: close\r\n\r\n"
     assert wire.head(299, b"", keep_alive=True) == b"HTTP/1.1 299 Unknown\r\n\r\n"
-    assert wire.instance_headers(None) == b""
-    assert wire.instance_headers(an_instance("i-1", "")) == b"x-glowplug-instance: i-1\r\n"
+    assert wire.instance_headers("i-1", False) == b"x-glowplug-instance: i-1\r\n"
     emulated = f"x-glowplug-instance: i-1\r\n{HEADER_EMULATED}: 1\r\n".encode()
-    assert wire.instance_headers(an_instance("i-1", "", emulated=True)) == emulated
+    assert wire.instance_headers("i-1", True) == emulated
     phases = (Phase(name=PhaseName.FETCH, started_at=1.0, ended_at=1.5),)
     assert wire.server_timing(0.25, phases, 0.5) == b"queue;dur=250.0, fetch;dur=500.0, router;dur=500.00"
 

@@ -8,9 +8,11 @@ an engine may get more than it runs at once, by at most the others' shares and a
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from glowplug.controllers.effects import Effect
 from glowplug.controllers.router.queue import ModelQueue, Request
@@ -157,7 +159,7 @@ class PeerLoads:
     def __init__(self, router_id: str, deployed: Container[str]) -> None:
         self._router_id = router_id
         self._reports = LoadReports(deployed)
-        self._loads: dict[str, ModelLoad] = {}  # by model_key, joined
+        self.loads: dict[str, ModelLoad] = {}  # by model_key, joined
         self._sharers: dict[str, int] = {}
 
     def take(self, report: RouterLoadReported, now_s: float) -> set[str] | None:
@@ -170,36 +172,36 @@ class PeerLoads:
 
     def expire(self, now_s: float) -> set[str]:
         """Forget silent routers. Return the models of the others' loads, or none where no router went silent."""
-        return self._join(set(self._loads)) if self._reports.expire(now_s) else set()
+        return self._join(set(self.loads)) if self._reports.expire(now_s) else set()
 
     def _join(self, model_keys: set[str]) -> set[str]:
         for key in model_keys:
             loads = [loads[key] for loads in self._reports.loads.values() if key in loads]
             if loads:
-                self._loads[key] = joined(loads)
+                self.loads[key] = joined(loads)
                 self._sharers[key] = sum(bool(load.num_waiting or load.num_in_flight) for load in loads)
             else:
-                del self._loads[key], self._sharers[key]
+                del self.loads[key], self._sharers[key]
         return model_keys
 
     def ahead(self, model_key: str, instance_id: str) -> Outlook | None:
         """Return the other routers' load on an instance, sent and expected; None when they do not look ahead."""
-        return self._loads.get(model_key, _NO_LOAD).outlook_by_instance.get(instance_id)
+        return self.loads.get(model_key, _NO_LOAD).outlook_by_instance.get(instance_id)
 
     def num_in_flight(self, model_key: str) -> int:
-        return self._loads.get(model_key, _NO_LOAD).num_in_flight
+        return self.loads.get(model_key, _NO_LOAD).num_in_flight
 
     def seen(self, model_key: str, instance_id: str, own: int, max_concurrency: int) -> int:
         """Count taken slots when this router runs `own` requests: the sum over all routers, but below full while this
         router has less than its share."""
-        others = self._loads.get(model_key, _NO_LOAD).in_flight_by_instance.get(instance_id, 0)
+        others = self.loads.get(model_key, _NO_LOAD).in_flight_by_instance.get(instance_id, 0)
         if not others:
             return own
         return self._fair(own, others, self._sharers.get(model_key, 0), max_concurrency)
 
     def seen_together(self, members: Sequence[Member], own: int, max_concurrency: int) -> int:
         """`seen` of an engine that serves several models: `own` requests of this router, of all `members`."""
-        loads = [self._loads.get(key, _NO_LOAD).in_flight_by_instance.get(name, 0) for key, name in members]
+        loads = [self.loads.get(key, _NO_LOAD).in_flight_by_instance.get(name, 0) for key, name in members]
         sharers = max((self._sharers.get(key, 0) for key, _ in members), default=0)
         return self._fair(own, sum(loads), sharers, max_concurrency) if any(loads) else own
 
@@ -226,15 +228,12 @@ class Balances:
         self.hosts = Hosts(fleet.instances, fleet.of)
         example = factory(params)
         self.tracks_tokens, self.reads_prefixes = example.tracks_tokens, example.reads_prefixes
-        self._factory, self._params, self._length_params = factory, params, lengths
-        self._fleet, self._peers, self._quarantine_s = (
-            fleet,
-            PeerLoads(router_id, fleet.models),
-            quarantine_s,
-        )
+        self._factory, self._params, self._fleet = factory, params, fleet
+        self._peers, self._quarantine_s = PeerLoads(router_id, fleet.models), quarantine_s
         self.num_of_others = self._peers.num_in_flight
         self._balancers: dict[str, Balancer] = {}  # by model_key
-        self._lengths: dict[str, ResponseLengths] = {}
+        self._lengths = defaultdict[str, ResponseLengths](partial(ResponseLengths, lengths))
+        self.lengths_of = self._lengths.__getitem__
         self._now_s = 0.0
 
     def of(self, model_key: str) -> Balancer | None:
@@ -324,6 +323,8 @@ class Balances:
             own = together(self.in_flight, members)
             return self._peers.seen_together(members, own, instance.max_concurrency)
         own = self.in_flight.get(instance.instance_id, 0)
+        if not self._peers.loads:
+            return own
         return self._peers.seen(instance.model_key, instance.instance_id, own, instance.max_concurrency)
 
     def peer_reported(self, report: RouterLoadReported, now_s: float) -> bool:
@@ -346,19 +347,6 @@ class Balances:
                         balancer.others(instance_id, self._peers.ahead(key, instance_id))
 
     # -- requests -----------------------------------------------------------------------------------------------
-
-    def expect(self, model_key: str, prompt_tokens: int, max_tokens: int, text_tokens: int = 0) -> int:
-        """Return expected response tokens; 0 where the policy needs none. `text_tokens`: as in
-        ResponseLengths.expect."""
-        if not self.tracks_tokens:
-            return 0
-        return self.lengths_of(model_key).expect(prompt_tokens, max_tokens, text_tokens)
-
-    def lengths_of(self, model_key: str) -> ResponseLengths:
-        lengths = self._lengths.get(model_key)
-        if lengths is None:
-            lengths = self._lengths[model_key] = ResponseLengths(self._length_params)
-        return lengths
 
     def choose(self, request: Request, now_s: float) -> Instance | None:
         if self.quarantined:
@@ -416,7 +404,7 @@ class Balances:
                 if self.hosts.riders:
                     self._fill_beside(instance)
         if response_tokens and self.tracks_tokens:
-            self.lengths_of(request.model_key).learn(request.prompt_tokens, response_tokens, request.text_tokens)
+            self._lengths[request.model_key].learn(request.prompt_tokens, response_tokens, request.text_tokens)
 
     def outlooks(self, model_key: str) -> dict[str, Outlook]:
         """Return the load expected at each ready instance, as of the last tick; empty where no policy looks ahead."""

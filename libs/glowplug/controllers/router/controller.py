@@ -33,6 +33,7 @@ Never: wait for the control plane to serve a warm model; start, stop or place an
 text of a request.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
 from math import inf
@@ -163,13 +164,13 @@ class Moves:
         balances: Balances,
         overload: Overload,
         requests: Mapping[int, Request],
-        queue: Callable[[str], ModelQueue],
+        queues: Mapping[str, ModelQueue],
         *,
         most: int,
         within_s: float,
     ) -> None:
         self._fleet, self._balances, self._overload = fleet, balances, overload
-        self._requests, self._queue, self._most, self._within_s = requests, queue, most, within_s
+        self._requests, self._queues, self._most, self._within_s = requests, queues, most, within_s
         self._is_on = bool(most and within_s)
         self._ends_at: dict[str, float] = {}  # instance_id -> when its drain ends
 
@@ -201,7 +202,7 @@ class Moves:
     def _stays(self, request: Request, ends_at: float, now_s: float) -> bool:
         if request.leaves is not None or request.stays or now_s < request.no_move_before:
             return True
-        if self._queue(request.model_key).waiting:
+        if self._queues[request.model_key].waiting:
             return True  # free slots go to the waiting requests
         if self._overload.is_short:
             ends_at = min(ends_at, now_s + self._within_s)
@@ -308,7 +309,7 @@ class RouterController:
         self.fleet = FleetTables()
         self.estimates = Estimates(StartEstimates(params.default_start_s, StartTimes(priors=priors)))
         self.overload = Overload(self.fleet, self.estimates, params.late_ratio)
-        self.queues: dict[str, ModelQueue] = {}
+        self.queues: dict[str, ModelQueue] = defaultdict(ModelQueue)
         self.requests: dict[int, Request] = {}
         self.stopping = False
         self.balances = Balances(
@@ -331,7 +332,7 @@ class RouterController:
             self.balances,
             self.overload,
             self.requests,
-            self._queue,
+            self.queues,
             most=params.max_continuations,
             within_s=params.move_within_s,
         )
@@ -391,11 +392,12 @@ class RouterController:
             return [msg.Reject(s.ticket, ModelNotFound(f"The model `{s.name}` does not exist."))]
         if self.stopping:
             return [msg.Reject(s.ticket, NoCapacity("This router is stopping.", retry_after_s=1.0))]
-        queue = self._queue(model.key)
+        queue = self.queues[model.key]
         queue.arrived(s.priority, now_s)
-        expected_tokens = s.expected_tokens or self.balances.expect(
-            model.key, s.prompt_tokens, s.max_tokens, s.text_tokens
-        )
+        expected_tokens = s.expected_tokens
+        if not expected_tokens and self.tracks_tokens:
+            lengths = self.balances.lengths_of(model.key)
+            expected_tokens = lengths.expect(s.prompt_tokens, s.max_tokens, s.text_tokens)
         request = Request(s.ticket, s, model.key, now_s, s.prompt_tokens, expected_tokens, s.text_tokens)
         if queue.discipline is None and (queue.tenant != s.tenant or queue.priority is not s.priority):
             self._sharing.meet(model.key, queue, request, now_s)
@@ -441,7 +443,7 @@ class RouterController:
         """Return whether a new request's text may decide its instance: the model has several ready instances, or
         requests wait. Texts for a single instance stay unknown: each conversation may be read once more at a second
         one."""
-        return len(self.fleet.ready(model_key)) != 1 or bool(self._queue(model_key).waiting)
+        return len(self.fleet.ready(model_key)) != 1 or bool(self.queues[model_key].waiting)
 
     def _text_read(self, s: msg.TextRead, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
@@ -455,10 +457,11 @@ class RouterController:
         return [msg.Reject(request.ticket, error), rejected_fact(request, error, self.params.router_id)]
 
     def _dispatch(self, request: Request, instance: Instance, queue: ModelQueue, now_s: float) -> msg.Dispatch:
-        request.instance_id, request.sent_at, held_s = instance.instance_id, now_s, now_s - request.waits_since
-        request.is_read, request.gave_way_at = False, 0.0
+        request.instance_id, request.sent_at, held_s = instance.instance_id, now_s, 0.0
         if request.held_at:
+            held_s = now_s - request.waits_since
             request.waited_s, request.held_at = request.waited_s + now_s - request.held_at, 0.0
+        request.is_read, request.gave_way_at = False, 0.0
         self.balances.sent(request, instance, now_s)
         queue.num_running += 1
         if queue.discipline is not None:
@@ -485,34 +488,38 @@ class RouterController:
             effects.append(self._dispatch(request, instance, queue, now_s))
         return effects
 
-    def _release(self, request: Request, now_s: float, response_tokens: int = 0, *, comes_back: bool = False) -> None:
-        queue = self._queue(request.model_key)
+    def _release(
+        self, request: Request, now_s: float, response_tokens: int = 0, *, comes_back: bool = False
+    ) -> ModelQueue:
+        """Take a request out of its queue, or off its instance; returns the queue."""
+        queue = self.queues[request.model_key]
         queue.active(request.arrival.priority, now_s)
         if not request.instance_id:
             queue.remove(request.ticket)
-            return
+            return queue
         queue.num_running -= 1
         if queue.discipline is not None:
             queue.discipline.left(request.ticket, response_tokens, now_s, comes_back=comes_back)
         self.balances.left(request, response_tokens, now_s)
         request.instance_id, request.leaves = "", None
+        return queue
 
     def _first_token(self, s: msg.FirstToken, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
         if request is not None and request.instance_id:
-            request.is_read = True
+            request.is_read, queue = True, self.queues[request.model_key]
             self.balances.first_token(request, now_s)
-            queue = self.queues.get(request.model_key)
-            if queue is not None and queue.discipline is not None:
+            if queue.discipline is not None:
                 queue.discipline.read(s.ticket, now_s)
-            return self._pump(request.model_key, now_s)  # requests held until prompts have been read
+            if queue.waiting or queue.discipline is not None or self.balances.hosts.riders:
+                return self._pump(request.model_key, now_s)  # requests held until prompts have been read
         return []
 
     def _head_due(self, s: msg.HeadDue, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
         if request is None or request.instance_id:
             return []
-        model, queue = self.fleet.models.get(request.model_key), self._queue(request.model_key)
+        model, queue = self.fleet.models.get(request.model_key), self.queues[request.model_key]
         num_ahead = queue.num_ahead(s.ticket, now_s)
         waited_s = now_s - request.arrived_at
         if model is not None and self.overload.is_late(model, num_ahead, waited_s, now_s, last_chance=True):
@@ -532,8 +539,10 @@ class RouterController:
             return []
         request.cached_tokens = s.cached_tokens
         self.estimates.learn_service(request.model_key, s.took_s)
-        self._release(request, now_s, s.response_tokens if s.took_s > 0 else 0)
-        return self._pump(request.model_key, now_s)
+        queue = self._release(request, now_s, s.response_tokens if s.took_s > 0 else 0)
+        if queue.waiting or queue.discipline is not None or self.balances.hosts.riders:
+            return self._pump(request.model_key, now_s)
+        return []
 
     def _dispatch_failed(self, s: msg.DispatchFailed, now_s: float) -> list[Effect]:
         request = self.requests.get(s.ticket)
@@ -551,7 +560,7 @@ class RouterController:
         if model is None or request.num_dispatches >= self.params.max_dispatches:
             del self.requests[s.ticket]
             return [*self._refuse(request, EngineFailed(s.reason)), *self._pump(request.model_key, now_s)]
-        queue = self._queue(request.model_key)
+        queue = self.queues[request.model_key]
         request.cold = request.cold or not self.fleet.ready(request.model_key)
         queue.hold(request, now_s)
         effects = self._pump(request.model_key, now_s)
@@ -585,12 +594,12 @@ class RouterController:
         if request is None or not request.instance_id:
             return []
         if request.gives_way:
-            self._sharing.stays(self._queue(request.model_key), request)
+            self._sharing.stays(self.queues[request.model_key], request)
             return self._pump(request.model_key, now_s)
         return [*self._moves.failed(request, s, now_s), *self._pump(request.model_key, now_s)]
 
     def _gave_way(self, request: Request, num_tokens: int | None, now_s: float) -> list[Effect]:
-        model, queue = self.fleet.models.get(request.model_key), self._queue(request.model_key)
+        model, queue = self.fleet.models.get(request.model_key), self.queues[request.model_key]
         self._release(request, now_s, comes_back=True)
         self._sharing.gave_way(request, num_tokens, now_s)
         if model is None:
@@ -605,7 +614,7 @@ class RouterController:
         """Continue a begun stream at another instance, now or once one is ready, or reject it. `failed_at`: an instance
         asked only where no other has a free slot."""
         key, most = request.model_key, self.params.max_continuations
-        model, queue = self.fleet.models.get(key), self._queue(key)
+        model, queue = self.fleet.models.get(key), self.queues[key]
         why = f"the stream was continued {most} times already" if request.num_continued > most else ""
         if model is None:
             why = why or "its model was undeployed"
@@ -669,7 +678,7 @@ class RouterController:
             if before is None or before.state is not InstanceState.READY:
                 self._learn_start(instance)
             self._failures.forget(instance.model_key)
-            self._sharing.look(instance.model_key, self._queue(instance.model_key), now_s)
+            self._sharing.look(instance.model_key, self.queues[instance.model_key], now_s)
             return effects + self._pump(instance.model_key, now_s)
         if instance.state is InstanceState.DRAINING:
             if effects:
@@ -791,6 +800,3 @@ class RouterController:
             return ModelLoad()
         outlooks = self.balances.outlooks(model_key)
         return load_of(model_key, queue, self.fleet, self.in_flight, outlooks, self.requests)
-
-    def _queue(self, model_key: str) -> ModelQueue:
-        return self.queues.get(model_key) or self.queues.setdefault(model_key, ModelQueue())

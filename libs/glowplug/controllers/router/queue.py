@@ -4,6 +4,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from glowplug.controllers.effects import Publish
 from glowplug.controllers.router.messages import RequestArrived
 from glowplug.domain.access import Priority
@@ -14,8 +16,7 @@ from glowplug.events import Event, facts
 from glowplug.policies.fairness.port import Claim, Discipline
 
 
-@dataclass(slots=True)
-class Request:
+class Request(Struct, eq=False):
     """One request between arrival and end. `instance_id` is "" while it is held."""
 
     ticket: int
@@ -114,9 +115,12 @@ class ModelQueue:
         return is_alike and self.urgent_at >= self.last_active_at
 
     def arrived(self, priority: Priority, now_s: float) -> None:
-        self.active(priority, now_s)
+        self.last_active_at = now_s
         self.num_arrived += 1
-        self.num_batch_arrived += priority is Priority.BATCH
+        if priority is Priority.BATCH:
+            self.num_batch_arrived += 1
+        else:
+            self.urgent_at = now_s
 
     def active(self, priority: Priority, now_s: float) -> None:
         self.last_active_at = now_s

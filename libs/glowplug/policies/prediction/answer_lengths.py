@@ -41,13 +41,10 @@ class _LifeTable:
     curve: list[float] = field(default_factory=list)
     curve_until: float = 0.0  # `num` up to which the curve holds
 
-    def learn(self, band: int, has_ended: bool) -> None:
-        (self.ended if has_ended else self.left)[band] += 1.0
-        self.num += 1.0
-        if self.num > _MOST:
-            self.ended = [one / 2 for one in self.ended]
-            self.left = [one / 2 for one in self.left]
-            self.num, self.curve_until = self.num / 2, 0.0
+    def halve(self) -> None:
+        self.ended = [one / 2 for one in self.ended]
+        self.left = [one / 2 for one in self.left]
+        self.num, self.curve_until = self.num / 2, 0.0
 
     def ending(self, lean_on: Sequence[float]) -> list[float]:
         """Return the shares ending in each band, of those reaching it and not last seen there."""
@@ -58,15 +55,13 @@ class _LifeTable:
             reached += self.left[band]
         return shares
 
-    def drawn_from(self, every: "_LifeTable") -> list[float]:
-        if self.num >= self.curve_until:
-            ending = every.ending(_BEFORE)
-            left, self.curve = 1.0, [-1.0]
-            for one in ending if self is every else self.ending(ending):
-                left *= max(_LEAST, 1.0 - one)
-                self.curve.append(-left)
-            self.curve_until = self.num * _GROWTH + 1
-        return self.curve
+    def draw_curve(self, every: "_LifeTable") -> None:
+        ending = every.ending(_BEFORE)
+        left, self.curve = 1.0, [-1.0]
+        for one in ending if self is every else self.ending(ending):
+            left *= max(_LEAST, 1.0 - one)
+            self.curve.append(-left)
+        self.curve_until = self.num * _GROWTH + 1
 
 
 class AnswerLengths:
@@ -78,16 +73,22 @@ class AnswerLengths:
         """Learn one answer's tokens, whole or up to its client's leaving."""
         expected = max(1, expected_tokens)
         band = min(_NUM_BANDS - 1, bisect_right(_EDGES, max(0, tokens) / expected) - 1)
-        self._all.learn(band, has_ended)
-        table = self._tables.get(expected.bit_length())
-        if table is None:
-            table = self._tables[expected.bit_length()] = _LifeTable()
-        table.learn(band, has_ended)
+        alike = self._tables.get(expected.bit_length())
+        if alike is None:
+            alike = self._tables[expected.bit_length()] = _LifeTable()
+        for table in (self._all, alike):
+            (table.ended if has_ended else table.left)[band] += 1.0
+            table.num += 1.0
+            if table.num > _MOST:
+                table.halve()
 
     def draw(self, expected_tokens: int, share: float, reached_tokens: int = 0) -> int:
         """Draw the length of an answer beyond `reached_tokens` with `share` (0 to 1) of such answers shorter."""
         expected, least = max(1, expected_tokens), reached_tokens + 1
-        curve = self._tables.get(expected.bit_length(), self._all).drawn_from(self._all)
+        table = self._tables.get(expected.bit_length(), self._all)
+        if table.num >= table.curve_until:
+            table.draw_curve(self._all)
+        curve = table.curve
         ratio = reached_tokens / expected
         band = bisect_right(_EDGES, ratio) - 1
         if band >= _NUM_BANDS:

@@ -22,6 +22,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from glowplug.policies.prediction.answer_lengths import AnswerLengths
 
 # T_mem is MEMORY_RATIO of fleet/throughput.py; these constants of section 4.3 serve routing and scaling.
@@ -33,8 +35,7 @@ _GOLDEN: Final = 0.6180339887498949
 Key = int | str
 
 
-@dataclass(slots=True)
-class _Ramp:
+class _Ramp(Struct, eq=False):
     start: int
     end: int  # first step without the request
     prompt: int
@@ -50,7 +51,7 @@ class LookAhead:
     extend_ratio: float = 0.2
     answers: AnswerLengths | None = None  # actual lengths; None: as expected (the paper)
     now_step: int = 0
-    _ramps: dict[Key, _Ramp] = field(default_factory=dict)
+    ramps: dict[Key, _Ramp] = field(default_factory=dict)
     _end_sum: int = 0
     _constant: int = 0  # sum of prompt - start at now_step; the ramps' sum is this + count x step
     _count: int = 0
@@ -65,19 +66,19 @@ class LookAhead:
             raise ValueError(f"a KV cache of {self.kv_tokens} tokens, extension by {self.extend_ratio}")
 
     def __len__(self) -> int:
-        return len(self._ramps)
+        return len(self.ramps)
 
     def age(self, request_id: Key) -> int:
-        ramp = self._ramps.get(request_id)
+        ramp = self.ramps.get(request_id)
         return 0 if ramp is None else self.now_step - ramp.start
 
     @property
     def tokens_left(self) -> int:
-        return self._end_sum - len(self._ramps) * self.now_step
+        return self._end_sum - len(self.ramps) * self.now_step
 
     def tokens_left_within(self, num_steps: int) -> int:
         end = self.now_step + num_steps
-        tokens = len(self._ramps) * num_steps
+        tokens = len(self.ramps) * num_steps
         for turn, count in zip(self._steps, self._counts, strict=True):
             if turn >= end:
                 break
@@ -89,12 +90,12 @@ class LookAhead:
         return self._constant + self._count * (self.now_step + num_steps - 1)
 
     def add(self, request_id: Key, prompt_tokens: int, expected_tokens: int) -> None:
-        if request_id in self._ramps:
+        if request_id in self.ramps:
             self.end(request_id)
         expected = max(1, expected_tokens)
         length = expected if self.answers is None else self.answers.draw(expected, self._share())
         ramp = _Ramp(self.now_step, self.now_step + length, prompt_tokens, expected, length)
-        self._ramps[request_id] = ramp
+        self.ramps[request_id] = ramp
         self._end_sum += ramp.end
         self._constant += ramp.prompt - ramp.start
         self._count += 1
@@ -102,7 +103,7 @@ class LookAhead:
         heapq.heappush(self._ends, (ramp.end, request_id))
 
     def begin(self, request_id: Key) -> None:
-        ramp = self._ramps.get(request_id)
+        ramp = self.ramps.get(request_id)
         if ramp is None or ramp.start == self.now_step:
             return
         self._turn(ramp.end, ramp.prompt - ramp.start, 1)
@@ -115,7 +116,7 @@ class LookAhead:
         heapq.heappush(self._ends, (ramp.end, request_id))
 
     def expect(self, request_id: Key, expected_tokens: int) -> None:
-        ramp = self._ramps.get(request_id)
+        ramp = self.ramps.get(request_id)
         if ramp is None:
             return
         ramp.expected = max(1, expected_tokens)
@@ -128,14 +129,14 @@ class LookAhead:
         heapq.heappush(self._ends, (later, request_id))
 
     def end(self, request_id: Key) -> None:
-        ramp = self._ramps.pop(request_id, None)
+        ramp = self.ramps.pop(request_id, None)
         if ramp is None:
             return
         self._turn(ramp.end, ramp.prompt - ramp.start, 1)
         self._constant -= ramp.prompt - ramp.start
         self._count -= 1
         self._end_sum -= ramp.end
-        if not self._ramps:
+        if not self.ramps:
             self._ends.clear()
 
     def advance(self, step: int) -> None:
@@ -146,7 +147,7 @@ class LookAhead:
             self._constant += sum(self._constants[:num_over])
             self._count += sum(self._counts[:num_over])
             del self._steps[:num_over], self._constants[:num_over], self._counts[:num_over]
-        ends, ramps = self._ends, self._ramps
+        ends, ramps = self._ends, self.ramps
         while ends and ends[0][0] <= step:
             end, request_id = ends[0]
             ramp = ramps.get(request_id)

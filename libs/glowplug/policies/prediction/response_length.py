@@ -31,16 +31,6 @@ class _Lengths:
     num: int = 0
     tokens: float = 0.0
 
-    def learn(self, tokens: int, params: LengthParams) -> None:
-        self.num += 1
-        weight = max(params.weight, 1.0 / self.num)
-        if not params.quantile or self.num == 1:
-            self.tokens += weight * (tokens - self.tokens)
-            return
-        # Proportional steps: lengths spread over orders of magnitude.
-        up = params.quantile if tokens > self.tokens else params.quantile - 1.0
-        self.tokens = max(1.0, self.tokens * (1.0 + weight * up))
-
 
 @dataclass(slots=True)
 class _Text:
@@ -83,11 +73,18 @@ class ResponseLengths:
             return
         if text_tokens:
             self._text.learn(text_tokens, self._of_history(prompt_tokens), response_tokens, self.params)
-        self._all.learn(response_tokens, self.params)
         bucket = self._buckets.get(prompt_tokens.bit_length())
         if bucket is None:
             bucket = self._buckets[prompt_tokens.bit_length()] = _Lengths()
-        bucket.learn(response_tokens, self.params)
+        quantile = self.params.quantile
+        for known in (self._all, bucket):
+            known.num += 1
+            weight = max(self.params.weight, 1.0 / known.num)
+            if not quantile or known.num == 1:
+                known.tokens += weight * (response_tokens - known.tokens)
+            else:  # proportional steps: lengths spread over orders of magnitude
+                up = quantile if response_tokens > known.tokens else quantile - 1.0
+                known.tokens = max(1.0, known.tokens * (1.0 + weight * up))
 
     def _of_history(self, prompt_tokens: int) -> float:
         expected = self.params.default_tokens if not self._all.num else self._all.tokens

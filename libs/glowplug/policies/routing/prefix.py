@@ -66,8 +66,9 @@ class PrefixAware(LoadAware):
 
     def _reads(self, ticket: int, sent: SentRequest, prefix: Prefix) -> None:
         here, instance_id = sent.at, sent.at.instance_id
-        sent.found_tokens = self._found(instance_id, sent.prompt_tokens, prefix)
-        sent.unread_tokens -= int(sent.found_tokens * self.trust)
+        if prefix:
+            sent.found_tokens = self._found(instance_id, sent.prompt_tokens, prefix)
+            sent.unread_tokens -= int(sent.found_tokens * self.trust)
         most = min(here.look.kv_tokens // self.params.block_tokens, self.params.most_blocks // len(self._ready_at))
         if slots := self._slots.get(instance_id):
             lost = slots.take(ticket, prefix[: most // slots.num_slots], self._least(sent.prompt_tokens))

@@ -124,14 +124,13 @@ class LoadAware(Tracker):
     def __init__(self, params: BalancerParams) -> None:
         super().__init__(params)
         self._order = LoadOrder(params)
-        self._changed: dict[str, Tracked] = {}
         self._busy: OrderedDict[str, Tracked] = OrderedDict()  # longest out of date first
 
     def choose(self, prompt_tokens: int, expected_tokens: int, now_s: float, prefix: Prefix = ()) -> RouteDecision:
         if len(self.instances) == 1:
             (here,) = self.instances.values()
             self._settle(here, now_s)
-            return RouteDecision(here.instance_id, "it is the only one") if self._may_take_one(here) else NONE_FREE
+            return here.as_the_only_one if self._may_take_one(here) else NONE_FREE
         self._refresh(now_s)
         return self._order.route(prompt_tokens, expected_tokens)
 
@@ -145,13 +144,10 @@ class LoadAware(Tracker):
             if here.instance_id not in changed:
                 self._bring_up(here, now_s)
 
-    def _touched(self, here: Tracked) -> None:
-        self._changed[here.instance_id] = here
-
     def _bring_up(self, here: Tracked, now_s: float) -> None:
         self._settle(here, now_s)
         instance_id, look = here.instance_id, here.look
-        if not len(look):
+        if not look.ramps:
             self._busy.pop(instance_id, None)
         elif self._busy.get(instance_id) is not here:
             self._busy[instance_id] = here
@@ -166,7 +162,7 @@ class LoadAware(Tracker):
         load.current_tokens = look.tokens_left_within(horizon) if horizon else look.tokens_left
         load.other_kv_tokens = 0
         if others is not NOTHING:
-            num_others = max(0, here.num_in_flight - len(look))
+            num_others = max(0, here.num_in_flight - len(look.ramps))
             load.queued_tokens += others.queued_tokens
             load.current_tokens += min(others.current_tokens, num_others * (horizon or others.current_tokens))
             load.other_kv_tokens = here.other_kv_tokens

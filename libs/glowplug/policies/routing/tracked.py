@@ -12,7 +12,10 @@ time counts for its steps.
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from glowplug.domain.snapshot import Outlook, Target
+from glowplug.policies.decisions import RouteDecision
 from glowplug.policies.prediction.answer_lengths import AnswerLengths
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
 from glowplug.policies.routing.port import BalancerParams
@@ -52,13 +55,12 @@ class PromptPace:
         self.num_tokens += prompt_tokens
         return self.num_tokens
 
-    def read(self, prompt_tokens: int) -> None:
+    def read(self, prompt_tokens: int, token_s: float | None = None) -> None:
+        """Note that a prompt is read, or lost. `token_s`: measured seconds a token."""
         self.num_prompts -= 1
         self.num_tokens -= prompt_tokens
-
-    def measured(self, took_s: float, num_tokens: int) -> None:
-        newest = took_s / max(1, num_tokens)
-        self.token_s += READING_WEIGHT * (newest - self.token_s) if self.token_s else newest
+        if token_s is not None:
+            self.token_s += READING_WEIGHT * (token_s - self.token_s) if self.token_s else token_s
 
     def answered(self, has_reported: bool) -> None:
         self.reporting += READING_WEIGHT * (has_reported - self.reporting) if self.reporting else float(has_reported)
@@ -87,6 +89,10 @@ class Tracked:
     reading: PromptPace = field(default_factory=PromptPace)
     others: Outlook = NOTHING
     is_open: bool = True
+    as_the_only_one: RouteDecision = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.as_the_only_one = RouteDecision(self.instance_id, "it is the only one")
 
     @property
     def queued_tokens(self) -> int:
@@ -97,8 +103,7 @@ class Tracked:
         return int(self.others.peak_ratio * self.look.kv_tokens)
 
 
-@dataclass(slots=True, eq=False)
-class SentRequest:
+class SentRequest(Struct, eq=False):
     """`first_at` is -1 before the first token."""
 
     at: Tracked
@@ -112,7 +117,7 @@ class SentRequest:
 
 
 class Tracker:
-    """A Balancer without the choice; `_touched` receives changed instances."""
+    """A Balancer without the choice. `_changed`: instances with news since the policy last looked."""
 
     tracks_tokens = True
     reads_prefixes = False
@@ -128,6 +133,7 @@ class Tracker:
         self.tpot_s = params.tpot_s
         self.answers = AnswerLengths() if params.learn_lengths else None
         self._is_learned = False
+        self._changed: dict[str, Tracked] = {}
 
     def put(self, target: Target, now_s: float) -> None:
         here = self.instances.get(target.instance_id)
@@ -141,25 +147,25 @@ class Tracker:
         if target.step_s and not self._is_learned:
             self.tpot_s = target.step_s
         here.max_concurrency, here.num_in_flight = target.max_concurrency, target.num_in_flight
-        self._touched(here)
+        self._changed[here.instance_id] = here
 
     def filled(self, instance_id: str, num_in_flight: int) -> None:
         here = self.instances.get(instance_id)
         if here is not None:
             here.num_in_flight = num_in_flight
-            self._touched(here)
+            self._changed[here.instance_id] = here
 
     def others(self, instance_id: str, outlook: Outlook | None) -> None:
         here = self.instances.get(instance_id)
         if here is not None:
             here.others = outlook or NOTHING
-            self._touched(here)
+            self._changed[here.instance_id] = here
 
     def gone(self, instance_id: str) -> None:
         here = self.instances.get(instance_id)
         if here is not None:
             here.is_open = False
-            self._touched(here)
+            self._changed[here.instance_id] = here
             self._forget_if_over(here)
 
     def sent(
@@ -181,7 +187,7 @@ class Tracker:
         sent = self.requests[ticket] = SentRequest(here, prompt_tokens, expected_tokens, now_s, prompt_tokens)
         self._reads(ticket, sent, prefix)
         sent.to_read_tokens = here.reading.sent(sent.unread_tokens, now_s)
-        self._touched(here)
+        self._changed[here.instance_id] = here
 
     def expect(self, ticket: int, expected_tokens: int, now_s: float) -> None:
         sent = self.requests.get(ticket)
@@ -190,7 +196,7 @@ class Tracker:
         sent.expected_tokens = expected_tokens
         self._settle(sent.at, now_s)
         sent.at.look.expect(ticket, expected_tokens)
-        self._touched(sent.at)
+        self._changed[sent.at.instance_id] = sent.at
 
     def first_token(self, ticket: int, now_s: float) -> None:
         sent = self.requests.get(ticket)
@@ -199,9 +205,8 @@ class Tracker:
         sent.first_at, here = now_s, sent.at
         self._settle(here, now_s)
         here.look.begin(ticket)
-        here.reading.read(sent.unread_tokens)
-        here.reading.measured(now_s - sent.at_s, sent.to_read_tokens)
-        self._touched(here)
+        here.reading.read(sent.unread_tokens, (now_s - sent.at_s) / max(1, sent.to_read_tokens))
+        self._changed[here.instance_id] = here
 
     def ended(self, ticket: int, response_tokens: int, now_s: float, cached_tokens: int = -1) -> None:
         sent = self.requests.pop(ticket, None)
@@ -222,8 +227,9 @@ class Tracker:
                 (sent.first_at, response_tokens - 1) if sent.first_at >= 0 else (sent.at_s, response_tokens)
             )
             self._learn(here, (now_s - began) / num_steps)
-        self._touched(here)
-        self._forget_if_over(here)
+        self._changed[here.instance_id] = here
+        if not here.is_open:
+            self._forget_if_over(here)
 
     def outlook(self, instance_id: str, now_s: float) -> Outlook | None:
         here = self.instances.get(instance_id)
@@ -231,7 +237,7 @@ class Tracker:
             return None
         self._settle(here, now_s)
         look, params = here.look, self.params
-        if not len(look):
+        if not look.ramps:
             return NOTHING
         return Outlook(
             peak_ratio=look.peak_ratio(params.num_steps),
@@ -244,7 +250,7 @@ class Tracker:
         if now_s <= here.at_s:
             return
         look = here.look
-        if len(look):
+        if look.ramps:
             here.steps += (now_s - here.at_s) / (here.tpot_s or self.tpot_s)
             step = int(here.steps)
             if step > look.now_step:
@@ -260,8 +266,6 @@ class Tracker:
     def _is_overloaded(self, here: Tracked) -> bool:
         """Return whether more than a tenth of the steps ahead are too full (PreServe section 4.3.2)."""
         look, params = here.look, self.params
-        if not len(look):
-            return False
         above = look.num_steps_above(params.hold_ratio - here.others.peak_ratio, params.num_steps)
         return above > params.overload_share * params.num_steps
 
@@ -271,14 +275,11 @@ class Tracker:
         longest_s = self.params.stall_ratio * self.params.tpot_slo_s
         if longest_s and here.reading.would_stall(here.at_s, longest_s):
             return False
-        return not (self.params.hold_overloaded and self._is_overloaded(here))
+        return not (self.params.hold_overloaded and here.look.ramps and self._is_overloaded(here))
 
     def _reads(self, ticket: int, sent: SentRequest, prefix: Prefix) -> None:
         """Note the blocks to be read; without prefixes, all."""
 
-    def _touched(self, here: Tracked) -> None:
-        """Note a change."""
-
     def _forget_if_over(self, here: Tracked) -> None:
-        if not here.is_open and not len(here.look) and self.instances.get(here.instance_id) is here:
+        if not here.look.ramps and self.instances.get(here.instance_id) is here:
             del self.instances[here.instance_id]

@@ -155,18 +155,18 @@ def test_an_answer_is_held_against_its_text_only_where_that_was_read_whatever_th
     run.ask(expected=0)
     run.handle(msg.TextRead(1, 40, teaches=teaches))
     run.handle(msg.RequestEnded(1, took_s=60.0, response_tokens=60), 60.0)
-    expected = run.controller.balances.expect("m", 10, 0, text_tokens=40)
+    expected = run.controller.balances.lengths_of("m").expect(10, 0, text_tokens=40)
     assert expected > 40 if teaches else expected == 40
 
 
 def test_answers_that_broke_off_teach_nothing() -> None:
     run = Ahead()
     run.instance(kv_tokens=100_000)
-    default = run.controller.balances.expect("m", 10, 0)
+    default = run.controller.balances.lengths_of("m").expect(10, 0)
     for _ in range(20):
         run.ask(10, 0)
         run.handle(msg.RequestEnded(run.ticket, 0.0, 3))
-    assert run.controller.balances.expect("m", 10, 0) == default
+    assert run.controller.balances.lengths_of("m").expect(10, 0) == default
 
 
 def test_one_that_cannot_be_reached_is_no_target_until_its_time_is_over() -> None:

@@ -128,7 +128,7 @@ def test_a_look_ahead_expects_of_medians_what_the_answers_will_hold():
     for step in range(6000):
         running = [one for one in running if one[1] > step]
         for look in by_rule.values():
-            for ticket in set(look._ramps) - {one[0] for one in running}:
+            for ticket in set(look.ramps) - {one[0] for one in running}:
                 look.end(ticket)
             look.advance(step)
         while len(running) < 64:
@@ -172,7 +172,7 @@ def test_a_draw_is_the_length_that_its_share_of_the_life_table_falls_short_of(an
         answers.learn(one, tokens, has_ended=has_ended)
     drawn, longer = answers.draw(expected, share, reached), longer_than_each_edge(answers, expected)
     table = answers._tables.get(expected.bit_length(), answers._all)
-    assert table.drawn_from(answers._all) == pytest.approx((-longer).tolist())
+    assert table.curve == pytest.approx((-longer).tolist())
     if reached >= _EDGES[-1] * expected:
         assert drawn == max(reached + 1, 2 * reached)
         return
