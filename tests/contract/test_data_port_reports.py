@@ -144,16 +144,16 @@ async def test_lengths_are_learned_from_what_the_engine_reports() -> None:
         await rig.engine(answering({"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 33}}))
         for _ in range(3):
             await rig.ask(chat())
-        assert rig.table.controller.balances.expect("m", 1, 0) == 33
+        assert rig.table.controller.balances.lengths_of("m").expect(1, 0) == 33
 
 
 async def test_an_answer_that_breaks_off_teaches_nothing_and_leaves_nothing() -> None:
     async with a_rig(params=LOOKS_AHEAD) as rig:
         await rig.engine(streaming(TOKEN, then="die"))
-        before = rig.table.controller.balances.expect("m", 100, 0)
+        before = rig.table.controller.balances.lengths_of("m").expect(100, 0)
         await rig.ask(chat(body=BODY))
         assert ahead(rig) == Outlook(peak_ratio=0.0, over_share=0.0)
-        assert rig.table.controller.balances.expect("m", 100, 0) == before
+        assert rig.table.controller.balances.lengths_of("m").expect(100, 0) == before
 
 
 async def test_a_policy_that_only_counts_is_told_no_tokens(rig: Rig) -> None:
