@@ -41,7 +41,6 @@ from glowplug.services.router.conversation import TextReader, text_of
 from glowplug.services.router.ends import ClientSink
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.http_request import HttpRequest, body_too_large
-from glowplug.services.router.nearest import LATEST
 from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.request_body import (
     CHARS_PER_TOKEN,
@@ -403,8 +402,8 @@ class Intake:
                 if not reader.is_whole(asked):
                     request.notes = unknown_fields(reader, request.body)
             model = self._table.find(asked.model, request.caller)
-            if asked.model.endswith(LATEST):
-                self._name_it(request, asked.model, model)
+            if asked.model != model.name:
+                self._name_it(request, model)
             api = self._api(model)
             may_need = path in api.translated and not is_translated and (path != CHAT or _is_special(asked))
             if may_need and (translated := self._translated(client, request, asked)) is not None:
@@ -592,9 +591,9 @@ class Intake:
             return b'{"status":"success"}', JSON_HEADERS
         return b'{"status":"pulling manifest"}\n{"status":"success"}\n', ollama.LINES_HEADERS
 
-    def _name_it(self, request: HttpRequest, name: str, model: Model) -> None:
+    def _name_it(self, request: HttpRequest, model: Model) -> None:
         """Write the model's own name into the body: engines do not know the others."""
-        if name not in model.names and request.path in self._readers:
+        if request.path in self._readers:
             before = len(request.body)
             request.body = encode_json(msgspec.json.decode(request.body, type=dict[str, Raw]) | {"model": model.name})
             self._context.buffered_bytes += len(request.body) - before
