@@ -76,7 +76,7 @@ def routes(service: ControlService, watch: ModelWatch, allowed: Any) -> APIRoute
     @router.post("")
     async def check(body: DraftBody) -> dict[str, Any]:
         """Check a model file and deploy nothing: `errors` by field, the YAML and its fields, the
-        `model` that a deployment would make, null while there are errors, and the `change` of what runs: instances
+        `model` that a deployment would make, null while there are errors, and the `change` in words: instances
         `replaced`, each after a start of `start_s`, and `ended`, which do not serve."""
         controller = service.controller(AutoscalerController)
         given, faults = read_draft(body)

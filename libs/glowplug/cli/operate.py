@@ -25,7 +25,7 @@ NODE = "node"
 
 def deploy(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be replaced.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which instances it would replace.")] = False,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:

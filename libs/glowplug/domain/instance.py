@@ -182,8 +182,7 @@ class Instance:
         return self.max_concurrency if self.engine in SLOT_ENGINES else 0
 
     def is_outdated(self, model: Model) -> bool:
-        """Return whether its model's engines are declared otherwise now than at its start (0: unknown). A pin, an alias
-        or an objective changes no engine, and a declaration may come back."""
+        """Return whether its model's engines are declared otherwise than at its start. A declaration may come back."""
         since = model.declared_at or model.revision
         return 0 < self.model_revision < since and self.engine_digest != model.engine_digest
 

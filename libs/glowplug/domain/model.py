@@ -149,7 +149,7 @@ class Model:
 
     @property
     def engine_digest(self) -> str:
-        """Digest of the fields that an engine, or an adapter's part of one, has for good from its start."""
+        """Digest of the fields that an engine, or an adapter in it, has from its start."""
         names = _OF_ADAPTER if self.base else _OF_ENGINE
         weights = self.weights.uri, self.weights.num_bytes, self.weights.sha256
         fields = [weights, *(getattr(self, name) for name in names)]

@@ -19,7 +19,7 @@ What it promises
   - It meets the policy's number within the model's bounds: asks for missing instances (taking back draining ones
     first), cancels unwanted starts, drains spare instances.
   - A model deployed or pinned asleep gets a serving instance or a sleeping engine once memory is free: keeping.py.
-  - Instances started before their model was declared otherwise are replaced: replacing.py.
+  - Outdated instances are replaced: replacing.py.
   - After a failed start the next one waits, longer each time, up to `max_backoff_s`, until one is READY. A start that
     may be tried on another node (`Instance.tries_left`) is tried there at once.
   - No instance gets a stop and a resume within `repeat_s`, and none unloaded by an operator is taken back.
@@ -752,7 +752,7 @@ class AutoscalerController:
         replaced, ordinary = record.replacing.settle(rows, record.starts, record.is_leaving)
         for instance_id in ordinary:
             self._models.changed()
-            effects.append(record.starts[instance_id].again(model, now_s, waits=False, replaces=""))
+            effects.append(record.starts[instance_id].again(model, now_s, wanted_at=now_s, waits=False, replaces=""))
         for instance_id, row in outdated.items():
             is_draining = row.state is InstanceState.READY and record.is_leaving(instance_id)
             if ends_at_once(row, self.instances.by_id) or is_draining or instance_id in replaced:
@@ -760,7 +760,6 @@ class AutoscalerController:
         return effects
 
     def _leaves(self, record: ModelRecord, row: Instance, now_s: float) -> list[Effect]:
-        """Stop an outdated instance, also one that was to sleep."""
         effects: list[Effect] = []
         if not record.is_leaving(row.instance_id):
             effects.append(self._without_policy(record, OUTDATED, "drain", now_s, REPLACE, row.instance_id))
@@ -775,8 +774,9 @@ class AutoscalerController:
         outdated: Mapping[str, Instance],
         now_s: float,
     ) -> list[Effect]:
-        """Begin the next replacement, unless a start has just failed or the policy lets that instance go anyhow."""
-        old = record.replacing.next(view, outdated)
+        """Begin the next replacement, unless a start has just failed or that instance drains anyhow."""
+        asked_at = max((s.command.wanted_at for s in record.starts.values() if not s.command.waits), default=None)
+        old = record.replacing.next(view, outdated, asked_at)
         if old is None or old.instance_id in decision.drain or now_s < record.not_before:
             return []
         if model.base:

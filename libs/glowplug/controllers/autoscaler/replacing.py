@@ -18,6 +18,7 @@ from glowplug.domain.model import Model
 from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline
 
 AT_ONCE: Final = 1
+STUCK_S: Final = 30.0  # after which a start without a place holds up no replacement
 
 
 @dataclass(slots=True)
@@ -48,10 +49,12 @@ class Replacing:
             del self.of[new_id]
         return drain, ordinary
 
-    def next(self, view: ScalingView, outdated: Mapping[str, Instance]) -> Instance | None:
+    def next(self, view: ScalingView, outdated: Mapping[str, Instance], asked_at: float | None) -> Instance | None:
         """Return the instance to replace now: the one with the fewest requests, then the oldest; none while another of
-        the model is coming."""
-        if len(self.of) >= AT_ONCE or view.num_coming or view.model.suspended:
+        the model is coming. `asked_at`: the latest start without a place."""
+        is_coming = view.num_coming > view.num_pending
+        is_asked = asked_at is not None and (view.draining or view.now_s - asked_at < STUCK_S)
+        if len(self.of) >= AT_ONCE or is_coming or is_asked or view.model.suspended:
             return None
         serving = [row for row in view.ready if row.instance_id in outdated.keys() - self.of.values()]
         return min(serving, key=lambda i: (view.in_flight(i), i.created_at, i.instance_id), default=None)

@@ -424,7 +424,7 @@ class Placing:
         return [decided, *self._stops(placement, [rows[victim] for victim in eviction.victims], now)]
 
     def _exchange(self, placement: Placement, now: Pass) -> list[Effect]:
-        """Let the outdated instance that it replaces leave, where the new one then has the memory."""
+        """Let the instance that it replaces leave, if that frees the memory."""
         if self._is_making_space(placement, now):
             return self._ask_again(placement, now)
         if not self.fleet.is_settled(now.now_s):
