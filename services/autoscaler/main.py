@@ -145,7 +145,13 @@ def model_row(controller: AutoscalerController, watch: ModelWatch, model: Model)
         "state": "suspended" if model.suspended else state.summary,
         "model_state": state,
         "instances": [
-            {"instance_id": i.instance_id, "state": i.state, "node_id": i.node_id, "gpu_id": i.gpu_id}
+            {
+                "instance_id": i.instance_id,
+                "state": i.state,
+                "node_id": i.node_id,
+                "gpu_id": i.gpu_id,
+                "outdated": i.is_outdated(model),
+            }
             for i in instances
         ],
         "num_waiting": load.num_waiting,
@@ -206,8 +212,8 @@ def _changing(service: ControlService, watch: ModelWatch) -> APIRouter:
 
     @router.put("/v1/models/{name:path}")
     async def update(name: str, body: ModelFile, source: OfResource = "") -> dict[str, Any]:
-        """Create or change a model. Running instances keep the settings of their start. 409 where a custom resource
-        declares it and is not the `source`, or the reverse."""
+        """Create or change a model. Instances that run as declared before are replaced, one at a time. 409 where a
+        custom resource declares it and is not the `source`, or the reverse."""
         controller = service.controller(AutoscalerController)
         model = await modelled(watch, body, source or "api")
         if name not in (model.key, *model.names):

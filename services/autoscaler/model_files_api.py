@@ -4,7 +4,8 @@ The console's form shows these answers, so that it never disagrees with a deploy
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,18 +14,25 @@ from pydantic import Field
 
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.autoscaler.keeping import check_able
-from glowplug.controllers.autoscaler.models import check_names
+from glowplug.controllers.autoscaler.models import check_names, declared
+from glowplug.controllers.autoscaler.replacing import ends_at_once, outdated_of
 from glowplug.domain.errors import GlowplugError, InvalidModelFile
 from glowplug.domain.hardware import Node
+from glowplug.domain.instance import InstanceState
 from glowplug.domain.model import Model, Rung
+from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.engines.drivers import declaration, installed
+from glowplug.fleet.start_times import START_TIMES, StartRow
+from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import find_model
 from glowplug.runtime import model_forms
 from glowplug.runtime.control import ControlService
 from glowplug.runtime.model_files import MAX_FILE_BYTES, ModelFile, Strict, fewer_slots, json_schema
 from glowplug.runtime.model_forms import Fault
 from glowplug.services.autoscaler.model_watch import ModelWatch
+from glowplug.state.port import NotATable, StoreUnavailable
+from glowplug.state.rows import read_rows
 from glowplug.weights.files import NoAnswer
 
 # Deployable first contents of a form, by engine, given its engine and sample.
@@ -67,23 +75,26 @@ def routes(service: ControlService, watch: ModelWatch, allowed: Any) -> APIRoute
 
     @router.post("")
     async def check(body: DraftBody) -> dict[str, Any]:
-        """Check a model file and deploy nothing: `errors` by field, the YAML and its fields, and the
-        `model` that a deployment would make, null while there are errors."""
+        """Check a model file and deploy nothing: `errors` by field, the YAML and its fields, the
+        `model` that a deployment would make, null while there are errors, and the `change` in words: instances
+        `replaced`, each after a start of `start_s`, and `ended`, which do not serve."""
         controller = service.controller(AutoscalerController)
         given, faults = read_draft(body)
         file, wrong = (None, []) if faults else model_forms.check_fields(given)
         faults += wrong
-        row, warning = None, ""
+        row, warning, replaced = None, "", Replaced()
         if file is not None:
             try:
                 model = await modelled(watch, file)
                 check_fleet(model, controller, body.edits)
                 row, warning = model_row(model), warning_of(file, model, controller.nodes.values())
+                replaced = replaced_by(model, controller, await start_estimates(service))
             except GlowplugError as error:
                 faults.append(model_forms.fault_of(error))
         shown, text = shown_of(body, given)
         errors = [asdict(fault) for fault in faults]
-        return {"fields": shown, "yaml": text, "errors": errors, "model": row, "warning": warning}
+        answer = {"fields": shown, "yaml": text, "errors": errors, "model": row, "warning": warning}
+        return answer | asdict(replaced) | {"change": replaced.words}
 
     @router.get("/{name:path}")
     async def file_of(name: str) -> dict[str, Any]:
@@ -153,6 +164,53 @@ def model_row(model: Model) -> dict[str, Any]:
         "max_concurrency": model.max_concurrency,
         "num_gpus": model.num_gpus,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """Instances that a deployment would replace or end. `start_s`: predicted, of each new one."""
+
+    replaced: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    start_s: float = 0.0
+    of_running: bool = False
+
+    @property
+    def words(self) -> str:
+        if not self.of_running:
+            return ""
+        if not (self.replaced or self.ended):
+            return "No instance is replaced"
+        parts = []
+        if num := len(self.replaced):
+            each = "after a start" if num == 1 else "one after the other, each after a start"
+            verb = "is" if num == 1 else "are"
+            parts.append(f"{counted(num, 'instance')} {verb} replaced, {each} of about {self.start_s:.1f} s")
+        if num := len(self.ended):
+            does, ends = ("does", "ends") if num == 1 else ("do", "end")
+            parts.append(f"{counted(num, 'instance')} that {does} not serve {ends} at once")
+        return "; ".join(parts)
+
+
+def replaced_by(model: Model, controller: AutoscalerController, estimates: StartEstimates) -> Replaced:
+    known = controller.models.get(model.key)
+    if known is None:
+        return Replaced()
+    after, rows = declared(model, known, known.revision + 1), controller.instances.living(model.key)
+    outdated = outdated_of(after, rows)
+    ended = tuple(sorted(i for i, row in outdated.items() if ends_at_once(row, rows)))
+    replaced = tuple(sorted(i for i, row in outdated.items() if row.state is InstanceState.READY))
+    start_s = round(estimates.whole_s(model, ()), 3) if replaced else 0.0
+    return Replaced(replaced=replaced, ended=ended, start_s=start_s, of_running=bool(rows))
+
+
+async def start_estimates(service: ControlService) -> StartEstimates:
+    """Return the estimates of the placer's learned times; its defaults where the store does not answer."""
+    estimates = StartEstimates()
+    with suppress(StoreUnavailable, NotATable):
+        rows, _ = read_rows(START_TIMES, await service.world.store.load(START_TIMES), StartRow)
+        estimates.times.restore(rows)
+    return estimates
 
 
 def warning_of(file: ModelFile, model: Model, nodes: Iterable[Node]) -> str:

@@ -68,7 +68,10 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStatus:
+    """`outdated`: its model has been declared anew since its start."""
+
     num_in_flight: int
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

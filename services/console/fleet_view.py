@@ -194,6 +194,7 @@ class ShownFleet:
         self.model_rows = RowTable(self._model_row)
         self.instance_rows = RowTable(self._instance_row)
         self.node_rows = RowTable(self._node_row)
+        self._declared: dict[str, Model] = {}  # models with all their fields, never shown
         self._cordoned: frozenset[str] = frozenset()
         self._coming: dict[str, str] = {}  # of starting instances
         self._estimates = StartEstimates()
@@ -217,7 +218,7 @@ class ShownFleet:
                 self._put_model(model, now_s)
             case ModelUndeployed(model_key=model_key):
                 self.fleet.model_table.forget(model_key)
-                self.model_rows.touch([model_key])
+                self._forget_models([model_key])
             case NodeLeft(node_id=node_id) if node_id in self.nodes:
                 self._left_at.setdefault(node_id, now_s)
             case WeightsProgressed(node_id=node_id) as report:
@@ -242,7 +243,7 @@ class ShownFleet:
                 self._put_model(model, now_s)
                 self.decisions.put_model(model)
             gone = self.fleet.model_table.drop_absent(table_rows, now_s)
-            self.model_rows.touch(model.key for model in gone)
+            self._forget_models(model.key for model in gone)
         elif table == "instances":
             for instance in self.fleet.instance_table.drop_absent(table_rows, now_s):
                 self._coming.pop(instance.instance_id, None)
@@ -298,7 +299,14 @@ class ShownFleet:
 
     def _put_model(self, model: Model, now_s: float) -> None:
         if self.fleet.model_table.apply(discreet_model(model), now_s):
+            self._declared[model.key] = model
             self.model_rows.touch([model.key])
+            self.instance_rows.touch(self.fleet.instance_table.living(model.key))
+
+    def _forget_models(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._declared.pop(key, None)
+            self.model_rows.touch([key])
 
     def _put_node(self, node: Node, seen_at: float) -> None:
         known = self.nodes.get(node.node_id)
@@ -382,7 +390,9 @@ class ShownFleet:
         instance = self.instances.get(key)
         if instance is None:
             return None
-        return FleetRow(instance, rows.InstanceStatus(num_in_flight=self._loads.instance(key)))
+        declared = self._declared.get(instance.model_key)
+        outdated = declared is not None and not instance.state.is_gone and instance.is_outdated(declared)
+        return FleetRow(instance, rows.InstanceStatus(num_in_flight=self._loads.instance(key), outdated=outdated))
 
     def _node_row(self, key: str, now_s: float) -> rows.NodeRow | None:
         node = self.nodes.get(key)

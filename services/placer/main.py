@@ -1,7 +1,7 @@
 """Start the placer."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any
 
@@ -20,8 +20,9 @@ from glowplug.controllers.placer.reads import reads_of
 from glowplug.domain.access import Role
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.errors import NoCapacity, NotFound
+from glowplug.domain.instance import Instance
 from glowplug.domain.lease import Leader
-from glowplug.domain.model import Rung
+from glowplug.domain.model import Model, Rung
 from glowplug.events.facts import NodeLeft
 from glowplug.fleet.tables import find_model
 from glowplug.policies.registry import choose
@@ -108,6 +109,13 @@ def _leaders(app: FastAPI, service: ControlService) -> None:
         return {"object": "list", "data": [msgspec.to_builtins(found[key]) for key in sorted(found)]}
 
 
+def instance_row(row: Instance, models: Mapping[str, Model]) -> dict[str, Any]:
+    """`outdated`: its model has been declared anew since its start, and it will be replaced."""
+    shown: dict[str, Any] = msgspec.to_builtins(published(row))
+    model = models.get(row.model_key)
+    return shown | {"outdated": model is not None and not row.state.is_gone and row.is_outdated(model)}
+
+
 def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/nodes", tags=["nodes"])
     async def nodes() -> dict[str, Any]:
@@ -132,18 +140,20 @@ def _fleet(app: FastAPI, service: ControlService) -> None:
     @app.get("/v1/instances", tags=["instances"])
     async def instances(model: str = "", gone: bool = False) -> dict[str, Any]:
         """Instances, newest first; `gone=true` shows stopped and failed ones too."""
-        every = service.controller(PlacerController).fleet.instances.by_id.values()
+        fleet = service.controller(PlacerController).fleet
+        every = fleet.instances.by_id.values()
         rows = [i for i in every if (gone or not i.state.is_gone) and (not model or i.model_key == model)]
         rows.sort(key=lambda i: -i.created_at)
-        return {"object": "list", "data": msgspec.to_builtins([published(row) for row in rows])}
+        return {"object": "list", "data": [instance_row(row, fleet.models) for row in rows]}
 
     @app.get("/v1/instances/{instance_id}", tags=["instances"])
     async def instance(instance_id: str) -> Any:
         """One instance with the phases of its start."""
-        found = service.controller(PlacerController).fleet.instances.by_id.get(instance_id)
+        fleet = service.controller(PlacerController).fleet
+        found = fleet.instances.by_id.get(instance_id)
         if found is None:
             raise NotFound(f"no instance {instance_id!r}")
-        return msgspec.to_builtins(published(found))
+        return instance_row(found, fleet.models)
 
     @app.get("/v1/placements", tags=["instances"])
     async def placements() -> dict[str, Any]:

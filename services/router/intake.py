@@ -43,7 +43,6 @@ from glowplug.services.router.conversation import TextReader, text_of
 from glowplug.services.router.ends import ClientSink
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.http_request import HttpRequest, body_too_large
-from glowplug.services.router.nearest import LATEST
 from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.request_body import (
     CHARS_PER_TOKEN,
@@ -391,8 +390,8 @@ class Intake:
                 if isinstance(asked, CountAsked) and asked.tools:
                     self._drop_tools(request, asked)
             model = self._table.find(asked.model, request.caller)
-            if asked.model.endswith(LATEST):
-                self._name_it(request, asked.model, model)
+            if asked.model != model.name:
+                self._name_it(request, model)
             api = self._api(model)
             if path == RESPONSES:
                 chat = self._as_chat(client, request, asked, model, api)
@@ -605,9 +604,9 @@ class Intake:
             return b'{"status":"success"}', JSON_HEADERS
         return b'{"status":"pulling manifest"}\n{"status":"success"}\n', ollama.LINES_HEADERS
 
-    def _name_it(self, request: HttpRequest, name: str, model: Model) -> None:
+    def _name_it(self, request: HttpRequest, model: Model) -> None:
         """Write the model's own name into the body: engines do not know the others."""
-        if name not in model.names and request.path in self._readers:
+        if request.path in self._readers:
             self._write(request, {"model": model.name})
 
     def _name_adapter(self, request: HttpRequest, model: Model, api: EngineApi) -> None:

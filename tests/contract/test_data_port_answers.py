@@ -215,7 +215,7 @@ async def test_an_alias_is_served_by_its_model() -> None:
     async with a_rig(models=(a_model("m", aliases=("short",)),)) as rig:
         engine = await rig.engine()
         answer = await rig.ask(chat("short"))
-    assert answer.status == 200 and json.loads(engine.served[0].body)["model"] == "short"
+    assert answer.status == 200 and json.loads(engine.served[0].body)["model"] == "m"
 
 
 async def test_health_live_and_ready(rig: Rig) -> None:

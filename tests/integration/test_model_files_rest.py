@@ -7,6 +7,9 @@ import pytest
 
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.hardware import Gpu, Node
+from glowplug.domain.instance import InstanceState
+from glowplug.events.facts import InstanceReady
+from tests.fleet_builder import an_event, an_instance
 from tests.integration.test_control_rest import MODEL, TOKEN, Fleet, fleet  # noqa: F401 - the fixture
 
 CHECK = "/v1/model_files"
@@ -85,6 +88,30 @@ async def test_an_edit_of_a_deployed_model_starts_from_its_file(fleet: Fleet) ->
 async def test_what_is_no_model_file_is_said_so(fleet: Fleet, body: dict[str, Any], field: str) -> None:  # noqa: F811
     found = await checked(fleet, **body)
     assert [error["field"] for error in found["errors"]][:1] == [field]
+
+
+async def test_a_draft_says_which_instances_a_deployment_would_replace(fleet: Fleet) -> None:  # noqa: F811
+    autoscaler, placer = (shell.controller for shell in fleet.shells[:2])
+    async with fleet.client("autoscaler", headers=TOKEN) as client, fleet.client("placer") as shown:
+        row = (await client.post("/v1/models", json=MODEL)).json()
+        assert (await checked(fleet, fields=MODEL, edits=row["key"]))["change"] == ""
+        for number, state in enumerate((InstanceState.READY, InstanceState.READY, InstanceState.SWAPPED_OUT)):
+            runs = an_instance(f"i-{number}", row["key"], state, model_revision=row["revision"])
+            for controller in (autoscaler, placer):
+                controller.handle(an_event(InstanceReady(instance=runs)), 0.0)
+        same = await checked(fleet, fields=MODEL | {"priority": 1}, edits=row["key"])
+        assert (same["replaced"], same["ended"], same["change"]) == ([], [], "No instance is replaced")
+        draft = MODEL | {"context_tokens": 64}
+        found = await checked(fleet, fields=draft, edits=row["key"])
+        assert (found["replaced"], found["ended"]) == (["i-0", "i-1"], ["i-2"]) and found["start_s"] > 0
+        assert found["change"].startswith("2 instances are replaced, one after the other, each after a start of about ")
+        after = (await client.put(f"/v1/models/{row['key']}", json=draft)).json()
+        assert {one["instance_id"]: one["outdated"] for one in after["instances"]} == dict.fromkeys(
+            ("i-0", "i-1", "i-2"), True
+        )
+        placer.restore("models", autoscaler.models, 0.0)
+        assert {one["outdated"] for one in (await shown.get("/v1/instances")).json()["data"]} == {True}
+        assert (await shown.get("/v1/instances/i-0")).json()["outdated"] is True
 
 
 async def test_a_model_that_no_node_can_run_is_warned_of(fleet: Fleet) -> None:  # noqa: F811

@@ -13,6 +13,7 @@ from glowplug.cli.options import JsonOption, ModelArgument, NodeArgument, StateD
 from glowplug.cli.sources import measure
 from glowplug.cli.terminal import CliError, emit, say
 from glowplug.domain.errors import InvalidModelFile
+from glowplug.domain.model import model_key
 from glowplug.runtime import model_files, plain_yaml
 from glowplug.runtime.privileges import READER, USERS
 from glowplug.weights.files import NoAnswer
@@ -24,17 +25,35 @@ NODE = "node"
 
 def deploy(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which instances it would replace.")] = False,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create or change models from YAML files. If one file is wrong, none is applied."""
     fleet = connect(state_dir)
     bodies = [body for file in files for body in _bodies(file)]
+    if dry_run:
+        checked = [_checked(fleet, body) for body in bodies]
+        rows = [
+            (body["name"], one["change"] or "Nothing of it runs") for body, one in zip(bodies, checked, strict=True)
+        ]
+        emit(as_json, checked, ("model", "change"), rows)
+        return
     shown = [fleet.call("PUT", "autoscaler", f"/v1/models/{segment(body['name'])}", json=body) for body in bodies]
     for row in shown:
         if row.get("warning"):
             say(f"{row['name']}: {row['warning']}", err=True)
     emit(as_json, shown, ("model", "engine", "state"), [(row["name"], row["engine"], row["state"]) for row in shown])
+
+
+def _checked(fleet: FleetClient, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the autoscaler's answer about a draft. Raises CliError for a wrong one."""
+    key = model_key(body["name"])
+    edits = key if any(row["key"] == key for row in fleet.models()) else ""
+    answer: dict[str, Any] = fleet.call("POST", "autoscaler", "/v1/model_files", json={"fields": body, "edits": edits})
+    if faults := answer["errors"]:
+        raise CliError(f"{body['name']}: {faults[0]['message']}")
+    return answer
 
 
 def _bodies(path: Path) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ def instance_row(row: Row) -> Cells:
         row["instance_id"],
         row["model_key"],
         engine,
-        state_word(row["state"]),
+        state_word(row["state"]) + (", outdated" if row.get("outdated") else ""),
         ", ".join(w["gpu_id"] for w in row["workers"]),
         show_bytes(sum(w["num_bytes"] for w in row["workers"])),
         row["max_concurrency"],

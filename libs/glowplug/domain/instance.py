@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from glowplug.domain.bounds import OutOfBounds
+from glowplug.domain.model import Model
 from glowplug.domain.moment import Moment
 from glowplug.domain.phrasing import STATE_WORDS
 
@@ -165,6 +166,7 @@ class Instance:
     adapter_slots: int = 0  # of a base: adapters held at once, fixed at its start; 0: none
     adapter_rank: int = 0  # of a base: largest rank
     spells: tuple[Spell, ...] = ()  # the latest MAX_SPELLS, newest last
+    engine_digest: str = ""  # Model.engine_digest at its start
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)
@@ -178,6 +180,11 @@ class Instance:
     def num_cached_sequences(self) -> int:
         """Sequences kept in the KV cache, one per slot; 0: it keeps blocks."""
         return self.max_concurrency if self.engine in SLOT_ENGINES else 0
+
+    def is_outdated(self, model: Model) -> bool:
+        """Return whether its model's engines are declared otherwise than at its start. A declaration may come back."""
+        since = model.declared_at or model.revision
+        return 0 < self.model_revision < since and self.engine_digest != model.engine_digest
 
     @property
     def serves(self) -> bool:

@@ -1,6 +1,7 @@
 """A served model as its owner declares it."""
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,6 +16,11 @@ MAX_BYTES = 1 << 56
 # simulated fleet may have as many instances as GPUs.
 MAX_INSTANCES, MAX_GPUS, MAX_CONCURRENCY, MAX_QUEUE, MAX_TOKENS = 10_000, 1024, 1 << 20, 1 << 32, 1 << 32
 Bytes = Annotated[int, Bounds(most=MAX_BYTES)]
+_OF_ADAPTER = ("base", "adapter_rank")  # beside its weights; all else is its base's
+_OF_ENGINE = (
+    "name", "engine", "weights_bytes", "kv_bytes", "context_tokens", "max_concurrency", "num_gpus", "weights_shared",
+    "system_prompt", "engine_args",
+)  # fmt: skip
 
 
 class OnCold(StrEnum):
@@ -117,7 +123,7 @@ class Model:
     engine_args: Mapping[str, Any] = field(default_factory=dict)  # unchanged, for the driver
     source: str = ""  # file path, "api", or a custom resource (domain/declared.py)
     revision: int = 0
-    declared_at: int = 0  # revision of its owner's last change; 0: this one
+    declared_at: int = 0  # revision since which its engines are declared so; 0: this one
     num_gpus: Annotated[int, Bounds(least=1, most=MAX_GPUS)] = 1  # tensor parallelism over GPUs of one node
     weights_shared: bool = False  # read weights in place on the node, or do not start
     base: str = ""  # key of the model whose engines serve this LoRA adapter
@@ -141,10 +147,13 @@ class Model:
         which = self.weights.digest[:16] if self.weights.uri else self.key
         return f"{self.engine}:{which}:asked" if self.weights_shared else f"{self.engine}:{which}"
 
-    def is_declared_as(self, revision: int) -> bool:
-        """Return whether an instance started with that revision (0: unknown) has the current declaration, which an
-        operator's pin or drain does not change."""
-        return not revision or (self.declared_at or self.revision) <= revision <= self.revision
+    @property
+    def engine_digest(self) -> str:
+        """Digest of the fields that an engine, or an adapter in it, has from its start."""
+        names = _OF_ADAPTER if self.base else _OF_ENGINE
+        weights = self.weights.uri, self.weights.num_bytes, self.weights.sha256
+        fields = [weights, *(getattr(self, name) for name in names)]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
     def pinned_at(self) -> Rung | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 STATE_WORDS = {"swapped_out": "asleep"}  # shown to people
 MOST_NAMED = 3  # of a list; others are counted
+OUTDATED = "its model has been declared anew since its start"
 
 
 def counted(num: int, noun: str) -> str:

@@ -28,6 +28,7 @@ class PlaceInstance:
     node_id: str = ""  # the only node allowed; "" any
     is_awaited: bool = False  # a request or an operator waits for the instance
     is_batch: bool = False  # only batch requests do: nothing leaves that others are expected to ask for
+    replaces: str = ""  # outdated instance
 
 
 def as_if_asked(model: Model, now_s: float, *, waits: bool, node_id: str) -> PlaceInstance:

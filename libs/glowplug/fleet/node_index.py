@@ -105,8 +105,9 @@ class IndexedNodes:
         return self._copies.keys()
 
     def copies(self, model: Model) -> tuple[Instance, ...]:
+        """Dormant instances to grow from: none that is outdated."""
         self._work_out()
-        return tuple(self._copies.get(model.key, {}).values())
+        return tuple(row for row in self._copies.get(model.key, {}).values() if not row.is_outdated(model))
 
     def holders(self, model: Model) -> Set[str] | None:
         """Ids of nodes with the weights in host memory; None: every node, as there is nothing to fetch."""

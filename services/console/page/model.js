@@ -137,7 +137,7 @@ function instanceLine(row) {
     "tr",
     null,
     h("th", { scope: "row", class: "id", title: row.instance_id }, short(row.instance_id), " ", emulated(row.emulated)),
-    h("td", null, stateWord(row.state)),
+    h("td", null, stateWord(row.state), " ", row.outdated ? badge("outdated", "warn", "Its model has been declared anew since its start: it will be replaced") : null),
     h("td", null, placeOf(row)),
     h("td", { class: "num" }, bytes(bytesOf(row))),
     h("td", { class: "num" }, `${row.num_in_flight} of ${row.max_concurrency}`),

@@ -203,7 +203,7 @@ class ModelForm {
     const { model } = checked;
     const needs = model && `An instance takes ${bytes(model.memory_bytes)} of GPU memory: ${bytes(model.weights_bytes)} weights and ${bytes(model.kv_bytes)} KV cache.`;
     const num = checked.errors.length;
-    say(this.state, model ? (this.isLocked ? needs : `It can be ${this.key ? "saved" : "deployed"}. ${needs}${checked.warning ? ` But ${checked.warning}.` : ""}`) : `${count(num, "field")} ${num === 1 ? "is" : "are"} not right yet.`);
+    say(this.state, model ? (this.isLocked ? needs : `It can be ${this.key ? "saved" : "deployed"}. ${needs}${checked.change ? ` ${checked.change}.` : ""}${checked.warning ? ` But ${checked.warning}.` : ""}`) : `${count(num, "field")} ${num === 1 ? "is" : "are"} not right yet.`);
     this.state.className = `form-state ${model ? (checked.warning ? "warn" : "good") : ""}`;
   }
 
@@ -251,7 +251,7 @@ class ModelForm {
     const name = this.checked.fields.name;
     const word = this.key ? "Save" : "Deploy";
     this.submit.disabled = true;
-    const done = ({ warning }) => ({ text: `${name} is ${this.key ? "saved: running instances keep their old settings" : "deployed"}`, warning });
+    const done = ({ warning }) => ({ text: `${name} is ${this.key ? "saved" : "deployed"}`, warning });
     const path = this.key ? `/api/v1/models/${encodeURIComponent(this.key)}` : "/api/v1/models";
     const row = await change(`${word} ${name}`, done, path, this.key ? "PUT" : "POST", this.checked.fields);
     this.submit.disabled = false;

@@ -65,6 +65,7 @@ ANSWERS: dict[str, Any] = {
     "/v1/models": {"data": [MODEL], "files_read": True},
     "/v1/models/m": MODEL,
     "/v1/models/m/cost": COST,
+    "/v1/model_files": {"errors": [], "change": "No instance is replaced", "replaced": [], "start_s": 0.0},
     "/v1/instances": {"data": [INSTANCE]},
     "/v1/instances/i/logs": "first\nsecond",
     "/v1/requests": {"data": [REQUEST]},
@@ -144,6 +145,7 @@ def typed(state_dir: Path, verb: str, *argv: str) -> str:
     [
         ("status", {"phase", "urls", "processes", "memory_bytes"}),
         ("deploy STATE/m.yaml", {"name", "engine", "state"}),
+        ("deploy STATE/m.yaml --dry-run", {"errors", "change", "replaced", "start_s"}),
         ("pull STATE/weights.gguf", {"weights", "where", "num_bytes", "seconds", "source"}),
         ("pull STATE/weights.gguf --no-wait", {"weights", "where", "stage"}),
         *((f"{verb} m", {"model", "cost", "actual_s"}) for verb in ("load", "unload", "wake", "sleep", "drain", "pin")),

@@ -74,6 +74,7 @@ def test_an_engine_that_was_swapped_out_is_asleep() -> None:
     row = {"ready_at": 0, "created_at": 1.0, "engine": "e", "emulated": False, "instance_id": "i", "model_key": "m"}
     row |= {"state": "swapped_out", "workers": [], "max_concurrency": 1, "url": ""}
     assert views.instance_row(row)[3] == "asleep"
+    assert views.instance_row(row | {"outdated": True})[3] == "asleep, outdated"
 
 
 def test_json_goes_on_into_a_pipe_unless_it_is_asked_for_once(capsys: pytest.CaptureFixture[str]) -> None:

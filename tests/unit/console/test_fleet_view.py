@@ -36,6 +36,7 @@ from glowplug.services.console.fleet_view import (
     ShownFleet,
 )
 from tests import console_story as story
+from tests.fleet_builder import a_model, an_instance
 
 NOW = 5_000.0
 
@@ -55,6 +56,23 @@ def joined(view: ShownFleet, key: str, now_s: float = NOW) -> ModelStatus:
 
 def lost_since(view: ShownFleet, now_s: float) -> dict[str, float]:
     return {row.value.node_id: row.joined.lost_since for row in view.snapshot(now_s).nodes}
+
+
+def test_an_instance_is_outdated_until_its_model_is_declared_as_before(view: ShownFleet) -> None:
+    def outdated() -> bool:
+        rows = view.snapshot(NOW).instances
+        return next(row.joined.outdated for row in rows if row.value.instance_id == "i-new")
+
+    first = a_model("anew", system_prompt="Be brief.", revision=10)
+    other = dataclasses.replace(first, system_prompt="Be long.", revision=11)
+    take(view, ModelDeployed(model=first))
+    runs = an_instance("i-new", "anew", model_revision=10, engine_digest=first.engine_digest)
+    take(view, InstanceReady(instance=runs))
+    assert not outdated()
+    take(view, ModelDeployed(model=other))
+    assert outdated()
+    take(view, ModelDeployed(model=dataclasses.replace(first, revision=12)))
+    assert not outdated()
 
 
 def test_models_say_what_they_are(view: ShownFleet) -> None:

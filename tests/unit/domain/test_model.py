@@ -3,7 +3,7 @@
 import json
 import pickle
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from glowplug.domain.bounds import OutOfBounds, Positive, check_bounds
 from glowplug.domain.model import Model, Slo, WeightsRef, model_key
 from glowplug.runtime.model_files import json_schema
+from tests.fleet_builder import an_instance
 from tests.strategies import MOST_OF_MODEL as MOST
 
 REF = WeightsRef(uri="file:/w")
@@ -43,6 +44,40 @@ def test_a_key_is_one_token_and_one_file_name_or_there_is_none(name: str) -> Non
     else:
         assert re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", key)
         assert model_key(key) == key
+
+
+NO_ENGINE_SEES = {
+    "key", "max_queue", "max_wait_s", "keep_alive_s", "min_instances", "max_instances", "on_cold", "pinned", "preload",
+    "asleep", "kept_at", "priority", "aliases", "slo", "suspended", "source", "revision", "declared_at", "base",
+    "adapter_rank",
+}  # fmt: skip
+OTHERWISE: dict[str, Any] = {
+    "weights": WeightsRef(uri="file:/other"), "slo": Slo(ttft_s=1.0), "aliases": ("x",), "engine_args": {"x": 1},
+    "on_cold": "refuse", "kept_at": "asleep", "max_instances": 9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [f.name for f in fields(Model) if f.name != "base"])
+def test_an_engine_is_outdated_by_a_change_of_what_it_sees_alone(field: str) -> None:
+    model = Model(name="A", key="a", engine="e", weights=REF, weights_bytes=3, kv_bytes=4, revision=7)
+    is_plain = isinstance(before := getattr(model, field), bool | int | float | str)
+    other = OTHERWISE.get(field, None if not is_plain else f"{before}x" if isinstance(before, str) else before + 1)
+    changed = replace(model, **{field: not before if isinstance(before, bool) else other})
+    assert (changed.engine_digest == model.engine_digest) == (field in NO_ENGINE_SEES)
+
+
+def test_an_instance_is_outdated_until_its_declaration_comes_back() -> None:
+    first = Model(name="A", key="a", engine="e", weights=REF, weights_bytes=3, kv_bytes=4, engine_args={"b": 1, "a": 2})
+    first = replace(first, revision=7)
+    runs = an_instance(model_revision=7, engine_digest=first.engine_digest)
+    assert not runs.is_outdated(first) and not runs.is_outdated(replace(first, revision=9, declared_at=7, priority=1))
+    assert runs.is_outdated(replace(first, revision=9, kv_bytes=5))
+    assert not runs.is_outdated(replace(first, revision=11, engine_args={"a": 2, "b": 1}))
+    assert not an_instance(model_revision=0).is_outdated(replace(first, kv_bytes=5)), "unknown"
+    adapter = replace(first, base="b", adapter_rank=8)
+    its = an_instance(model_revision=7, engine_digest=adapter.engine_digest)
+    assert not its.is_outdated(replace(adapter, revision=9, context_tokens=9))
+    assert its.is_outdated(replace(adapter, revision=9, adapter_rank=16))
 
 
 @pytest.mark.parametrize("name", ["", "---", "///", "é", " "])

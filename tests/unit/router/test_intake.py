@@ -272,14 +272,14 @@ async def test_bytes_of_a_body_that_grows_are_held_until_its_answer_and_not_of_a
         assert rig.port.context.buffered_bytes == 0
 
 
-async def test_only_a_name_with_latest_is_written_anew() -> None:
-    async with a_rig(models=(a_model(), a_model("x:latest", key="x"))) as rig:
+async def test_another_name_is_written_as_the_models_own_since_an_older_engine_may_not_know_it() -> None:
+    async with a_rig(models=(a_model(aliases=("new",)), a_model("x:latest", key="x"))) as rig:
         engine = await rig.engine(WHOLE)
         await rig.engine(WHOLE, instance_id="i-2", model_key="x")
-        for name in ("m:latest", "m", "x:latest", "x"):
+        for name in ("m:latest", "m", "new", "x:latest", "x"):
             assert (await rig.ask(chat(name))).status == 200
-    assert [json.loads(one.body)["model"] for one in engine.served] == ["m", "m"]
-    assert [json.loads(one.body)["model"] for one in rig.engines[1].served] == ["x:latest", "x"]
+    assert [json.loads(one.body)["model"] for one in engine.served] == ["m", "m", "m"]
+    assert [json.loads(one.body)["model"] for one in rig.engines[1].served] == ["x:latest", "x:latest"]
 
 
 @pytest.mark.parametrize(

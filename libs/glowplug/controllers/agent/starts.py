@@ -27,7 +27,6 @@ from glowplug.controllers.agent.record import (
 from glowplug.controllers.agent.transaction import Transaction
 from glowplug.domain.errors import OutOfMemory
 from glowplug.domain.instance import Instance, InstanceState, Worker
-from glowplug.domain.model import Model
 from glowplug.events.commands import StartInstance, StopInstance
 from glowplug.policies.placement.shape import weights_per_gpu
 
@@ -81,6 +80,7 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         workers=_workers(transaction, command, kind),
         max_concurrency=model.max_concurrency * (1 if command.part_of else command.num_stages),
         model_revision=model.revision,
+        engine_digest=model.engine_digest,
         created_at=now_s,
         phases=command.phases,
         emulated=bool(kind and kind.emulated),
@@ -156,7 +156,7 @@ def _source(transaction: Transaction, command: StartInstance) -> Holding | None:
         return None
     if not (holding.state in DORMANT or (holding.instance.replica and holding.state in COMING)):
         return None
-    if _engine_of(holding.model) != _engine_of(command.model):
+    if holding.model.key != command.model.key or holding.instance.is_outdated(command.model):
         return None
     places = {w.gpu_id for w in holding.own_workers}, {w.gpu_id for w in command.workers}
     may_move = holding.state is State.SWAPPED_OUT and holding.instance.gpu_kind != "cuda"  # a process keeps its device
@@ -198,19 +198,6 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
 def on_taken_over(transaction: Transaction, holding: Holding, taker: TakenOver) -> None:
     ended = holding.enter(State.STOPPED, shares={}, snapshot_bytes=0)
     transaction.publish(ended, reason=f"it continues as {taker.instance_id}")
-
-
-def _engine_of(model: Model) -> tuple[object, ...]:
-    """Return the properties fixed in a running process."""
-    return (
-        model.key,
-        model.engine,
-        model.weights,
-        model.num_gpus,
-        model.context_tokens,
-        model.weights_shared,
-        dict(model.engine_args),
-    )
 
 
 # a restart of the agent

@@ -19,6 +19,7 @@ What it promises
   - It meets the policy's number within the model's bounds: asks for missing instances (taking back draining ones
     first), cancels unwanted starts, drains spare instances.
   - A model deployed or pinned asleep gets a serving instance or a sleeping engine once memory is free: keeping.py.
+  - Outdated instances are replaced: replacing.py.
   - After a failed start the next one waits, longer each time, up to `max_backoff_s`, until one is READY. A start that
     may be tried on another node (`Instance.tries_left`) is tried there at once.
   - No instance gets a stop and a resume within `repeat_s`, and none unloaded by an operator is taken back.
@@ -44,6 +45,7 @@ from glowplug.controllers.autoscaler.keeping import BECOMES, check_able, why_una
 from glowplug.controllers.autoscaler.learned import SCALING_LEARNED, Learned
 from glowplug.controllers.autoscaler.models import ModelRecord, ModelRecords, Order, OrderKind, Start
 from glowplug.controllers.autoscaler.params import AutoscalerParams
+from glowplug.controllers.autoscaler.replacing import ends_at_once, outdated_of
 from glowplug.controllers.effects import Effect, Publish, Record, Remove, Save, Tick
 from glowplug.controllers.naming import Ids
 from glowplug.controllers.port import Handlers, dispatch
@@ -52,6 +54,7 @@ from glowplug.domain.errors import Conflict, InvalidModelFile, NotFound
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import KeptAt, Model, Rung
+from glowplug.domain.phrasing import OUTDATED
 from glowplug.domain.snapshot import ModelLoad
 from glowplug.events import facts
 from glowplug.events.commands import CancelPlacement, ConsolidateInstance, PlaceInstance, ResumeInstance, StopInstance
@@ -254,6 +257,7 @@ def _is_for_batch(view: ScalingView, num_there: int) -> bool:
 
 
 KEPT: Final = "kept"  # decision rule for a copy below READY
+REPLACE: Final = "declared"  # ... and for outdated instances
 _STAYS: Final = {Rung.ASLEEP: "asleep at least", Rung.HOST: "in host memory at least"}
 
 
@@ -424,7 +428,8 @@ class AutoscalerController:
         others = self.instances.living(record.key).values()
         is_replaced = bool(record.starts) or any(row.serves and row is not instance for row in others)
         record.kept.saw(instance, is_replaced, now_s, self._params.backoff_s, self._params.max_backoff_s)
-        if instance.state is InstanceState.READY and instance.serves:
+        is_outdated = record.model is not None and instance.is_outdated(record.model)
+        if instance.state is InstanceState.READY and instance.serves and not is_outdated:
             record.may_try_again()
             record.asked, record.waiting = "", None
         if instance.state.is_gone or instance.state.is_dormant:
@@ -442,7 +447,7 @@ class AutoscalerController:
     def _deploy(self, request: operator.Deploy, now_s: float) -> list[Effect]:
         model = on_base(request.model, {one.key: one for one in self._models.deployed()}, self.nodes.values())
         key = model.key
-        is_new = self._models.find(key) is None
+        known = self._models.find(key)
         check_no_adapters_of(model, self._models)
         adapters = following(model, self._models, self.nodes.values())
         if model.asleep:
@@ -451,13 +456,24 @@ class AutoscalerController:
             return []
         record, model = self._deployed(key)
         record.unknown_since = None
-        if model.preload and is_new:
+        if model.preload and known is None:
             record.asked = "its deployment asks for one at once"
             self.loads.touch(key, now_s)
         record.may_try_again()
         record.kept.may_try_again()
-        effects = [Save("models", key, model), Publish(facts.ModelDeployed(model=model)), *self._balance(record, now_s)]
+        effects = [Save("models", key, model), Publish(facts.ModelDeployed(model=model))]
+        if known is not None and known.engine_digest != model.engine_digest:
+            effects += self._call_off(record, f"{model.name} is declared anew", now_s)
+        effects += self._balance(record, now_s)
         return [*effects, *(e for one in adapters for e in self._deploy(operator.Deploy(model=one), now_s))]
+
+    def _call_off(self, record: ModelRecord, reason: str, now_s: float) -> list[Effect]:
+        """Cancel every start."""
+        effects: list[Effect] = []
+        for instance_id in list(record.starts):
+            effects.append(self._without_policy(record, reason, "cancel", now_s, REPLACE, instance_id))
+            effects.append(self._cancel(record, instance_id, reason))
+        return effects
 
     def _undeploy(self, request: operator.Undeploy, now_s: float) -> list[Effect]:
         _, model = self._deployed(request.model_key)
@@ -588,11 +604,11 @@ class AutoscalerController:
         """Move one model towards the policy's number:
 
         1. Not deployed: stop its instances.
-        2. Keep a copy below READY (_keep).
+        2. End outdated instances that do not serve, or have been replaced; keep a copy below READY (_keep).
         3. Starts for batch that others need by now are asked for as any other.
         4. Too few: take draining instances back, then ask for starts.
         5. Too many, and no request waits: call starts off.
-        6. Drain idle instances, and make pipelines whole.
+        6. Drain idle instances, make pipelines whole, and replace an outdated instance.
         7. Ask again where the placer has not answered.
         8. Until something changes, rest or let the answer stand (_rest); only a tick's may hold for later ticks.
         """
@@ -606,7 +622,11 @@ class AutoscalerController:
         reported = load_of(record, self._models, self.loads, self.instances)
         load = record.demand(reported, self.instances.of(record.key))
         has_starts = bool(record.starts)
-        effects = self._keep(record, model, load, rows, now_s)  # 2
+        outdated = outdated_of(model, rows)
+        effects: list[Effect] = []
+        if outdated or record.replacing.of:  # 2
+            effects += self._end_outdated(record, model, outdated, rows, now_s)
+        effects += self._keep(record, model, load, rows, now_s)
         view = self._view(record, bounded, load, rows, now_s)
         effects += self._as_urgent(record, model, view, now_s)  # 3
         decision, record.policy_state = self._scale(view, record.policy_state)
@@ -623,9 +643,12 @@ class AutoscalerController:
         effects += self._drain(record, bounded, decision, now_s)  # 6
         if self._params.consolidate:
             effects += self._consolidations.of_model(rows, decision, now_s)
+        if outdated:
+            effects += self._replace(record, model, decision, view, outdated, now_s)
         effects += record.ask_again(model, now_s, self._params.repeat_s)  # 7
         is_idle = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
-        self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=is_tick and not effects)  # 8
+        may_stand = is_tick and not (effects or outdated)
+        self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=may_stand)  # 8
         return [*effects, *self._learned.noted(record)]
 
     def _rest(
@@ -656,7 +679,7 @@ class AutoscalerController:
         return ScalingView(
             now_s=now_s,
             model=record.kept_as_asked(model, rows),
-            instances=record.as_ordered(rows, now_s, self._params.repeat_s),
+            instances=record.as_ordered(record.replacing.without_new(rows), now_s, self._params.repeat_s),
             load=load,
             forecast=forecast,
             next_forecast=next_forecast,
@@ -716,11 +739,63 @@ class AutoscalerController:
         rule = operator.POLICY if kept.asked else KEPT
         return [*effects, self._without_policy(record, why, "start", now_s, rule, instance_id), Publish(command)]
 
+    def _end_outdated(
+        self,
+        record: ModelRecord,
+        model: Model,
+        outdated: Mapping[str, Instance],
+        rows: dict[str, Instance],
+        now_s: float,
+    ) -> list[Effect]:
+        """Stop outdated instances that do not serve, and those whose replacement is READY."""
+        effects: list[Effect] = []
+        replaced, ordinary = record.replacing.settle(rows, record.starts, record.is_leaving)
+        for instance_id in ordinary:
+            self._models.changed()
+            effects.append(record.starts[instance_id].again(model, now_s, wanted_at=now_s, waits=False, replaces=""))
+        for instance_id, row in outdated.items():
+            is_draining = row.state is InstanceState.READY and record.is_leaving(instance_id)
+            if ends_at_once(row, self.instances.by_id) or is_draining or instance_id in replaced:
+                effects += self._leaves(record, row, now_s)
+        return effects
+
+    def _leaves(self, record: ModelRecord, row: Instance, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if not record.is_leaving(row.instance_id):
+            effects.append(self._without_policy(record, OUTDATED, "drain", now_s, REPLACE, row.instance_id))
+        return [*effects, *self._stop(record, row, OUTDATED, now_s)]
+
+    def _replace(
+        self,
+        record: ModelRecord,
+        model: Model,
+        decision: ScaleDecision,
+        view: ScalingView,
+        outdated: Mapping[str, Instance],
+        now_s: float,
+    ) -> list[Effect]:
+        """Begin the next replacement, unless a start has just failed or that instance drains anyhow."""
+        asked_at = max((s.command.wanted_at for s in record.starts.values() if not s.command.waits), default=None)
+        old = record.replacing.next(view, outdated, asked_at)
+        if old is None or old.instance_id in decision.drain or now_s < record.not_before:
+            return []
+        if model.base:
+            return self._leaves(record, old, now_s)
+        instance_id = self._ids.next(model.key)
+        why = f"{model.name} has been declared anew, and it replaces {old.instance_id}"
+        command = PlaceInstance(
+            instance_id=instance_id, model=model, reason=why, wanted_at=now_s, waits=True,
+            replaces="" if record.num_failures else old.instance_id,
+        )  # fmt: skip
+        self._models.start(record, Start(command, now_s, None))
+        record.replacing.of[instance_id] = old.instance_id
+        return [self._without_policy(record, why, "start", now_s, REPLACE, instance_id), Publish(command)]
+
     def _wait_no_more(self, record: ModelRecord, model: Model, load: ModelLoad, now_s: float) -> list[Effect]:
         """Once a request waits, turn starts that wait for free memory into ordinary ones; else cancel them."""
         effects: list[Effect] = []
         for instance_id, start in list(record.starts.items()):
-            if not start.command.waits:
+            if not start.command.waits or instance_id in record.replacing.of:
                 continue
             if not load.num_waiting:
                 why = f"{model.name} serves, or is no longer kept asleep"
@@ -824,7 +899,8 @@ class AutoscalerController:
             lacks_sleeper = False  # one sleeper is enough
             if order and order.kind is OrderKind.UNLOAD:
                 to = order.becomes
-            stop = self._stop(record, self.instances.by_id[instance_id], decision.reason, now_s, to)
+            row = self.instances.by_id[instance_id]
+            stop = self._stop(record, row, decision.reason, now_s, "stopped" if row.is_outdated(model) else to)
             if stop and is_first:
                 effects.append(self._decisions.record(decision, instance_id, "drain", now_s))
             effects += stop

@@ -64,7 +64,7 @@ class KeptCopy:
         """Return whether a copy is as near as `rung`; a replica counts only where one was asked for."""
         enough = _AT_LEAST[rung] if self.asked else (InstanceState.SWAPPED_OUT,)
         for row in rows.values():
-            if row.state in enough:
+            if row.state in enough and not is_leaving(row.instance_id):
                 return True
             if row.serves and row.instance_id not in self.put_away and not is_leaving(row.instance_id):
                 return True

@@ -8,6 +8,7 @@ from typing import Any
 
 from glowplug.controllers import backoff
 from glowplug.controllers.autoscaler.keeping import KeptCopy
+from glowplug.controllers.autoscaler.replacing import Replacing
 from glowplug.controllers.effects import Effect, Publish, Remove, Save
 from glowplug.domain.declared import check_owner
 from glowplug.domain.errors import Conflict
@@ -76,6 +77,7 @@ class ModelRecord:
     asked_node: str = ""  # "": any
     keep_alive_s: float | None = None  # asked by a client for the serving instances
     kept: KeptCopy = field(default_factory=KeptCopy)
+    replacing: Replacing = field(default_factory=Replacing)
     num_failures: int = 0
     not_before: float = 0.0  # of the next start
     rest_until: float = 0.0  # nothing to balance before
@@ -100,9 +102,11 @@ class ModelRecord:
         return order is not None and order.kind in (kinds or STOPS)
 
     def may_resume(self, instance_id: str, rows: Mapping[str, Instance]) -> bool:
-        """Return whether it may be taken back: not if unloaded, or on another node than asked."""
-        only = self.asked_node if self.asked else ""
-        return only in ("", rows[instance_id].node_id) and self.is_leaving(instance_id, OrderKind.STOP)
+        """Return whether it may be taken back: not if unloaded, outdated, or on another node than asked."""
+        only, row = self.asked_node if self.asked else "", rows[instance_id]
+        if self.model is None or row.is_outdated(self.model):
+            return False
+        return only in ("", row.node_id) and self.is_leaving(instance_id, OrderKind.STOP)
 
     def check_node(self, to: Rung, node_id: str, rows: Iterable[Instance]) -> None:
         """Raise Conflict where an operator's load on one node would start nothing there: another node has an equally
@@ -316,7 +320,7 @@ class ModelRecords:
                 return False
         last = known.revision if known else -1 if record.undeployed_revision is None else record.undeployed_revision
         self._late = record.undeployed_revision = None
-        record.model = replace(model, revision=max(int(now_s * 1000), last + 1))
+        record.model = declared(model, known, max(int(now_s * 1000), last + 1))
         self._adapters.put(record.model)
         return True
 
@@ -335,6 +339,14 @@ class ModelRecords:
         if left.starts:
             self._starting[left.key] = left
         return left
+
+
+def declared(model: Model, known: Model | None, revision: int) -> Model:
+    """Return a declaration as the next row after `known`."""
+    is_same = known is not None and model.engine_digest == known.engine_digest
+    return replace(
+        model, revision=revision, declared_at=(known.declared_at or known.revision) if known and is_same else 0
+    )
 
 
 def check_names(model: Model, deployed: Iterable[Model], *, create: bool) -> None:

@@ -97,7 +97,7 @@ class Costs:
         for row in rows:
             rung = rung_of(row)
             is_lasting = not (blank.verb == "pin" and row.state is InstanceState.PREWARMED)  # a replica may be dropped
-            is_there = is_ready(row) or (row.state.is_dormant and is_lasting)
+            is_there = is_ready(row) or (row.state.is_dormant and is_lasting and not row.is_outdated(model))
             if is_there and rung is not None and NEAR[rung] >= NEAR[to]:
                 return replace(blank, node_id=row.node_id, reason=f"{row.instance_id} is {rung.value} on {row.node_id}")
         coming = [row for row in rows if is_coming(row)]

@@ -216,6 +216,8 @@ class Fleet:
         if victim.host_id:
             return "stopped"  # its host serves on
         owner, rows = self.models.get(victim.model_key), self.instances.living(victim.model_key).values()
+        if owner is not None and victim.is_outdated(owner):
+            return "stopped"
         return "swapped_out" if owner is not None and lacks_one_asleep(owner, rows) else self.params.evict_becomes
 
     def leave_s(self, leaving: Iterable[Instance]) -> float:

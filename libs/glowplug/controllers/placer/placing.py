@@ -31,7 +31,7 @@ from glowplug.domain.address import rendezvous
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
-from glowplug.domain.phrasing import listed
+from glowplug.domain.phrasing import OUTDATED, listed
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import StopInstance, as_if_asked
 from glowplug.events.envelope import Event
@@ -192,7 +192,7 @@ class Placing:
         1. A model that has had more than its share lets the others go first.
         2. There is room: start, unless an engine of the model sleeps elsewhere (6, 7).
         3. No node could ever take it: refuse, once nodes have had time to join.
-        4. It waits for free memory: nothing leaves for it.
+        4. It waits for free memory: nothing leaves for it but the instance that it replaces.
         5. Instances were asked to leave (again where no agent answers), or nobody knows yet who is idle: wait.
         6. To wait for the sleeper's GPU saves nothing: start in the room there is.
         7. The sleeper's GPU is soon free: wait for it rather than start or evict elsewhere.
@@ -216,7 +216,7 @@ class Placing:
             is_early = now_s - placement.received_at < params.impossible_s or not settled
             return [] if is_early else self._refuse(placement, decision, now_s)
         if placement.command.waits:  # 4
-            return self._start(placement, decision, now) if decision.stages else []
+            return self._start(placement, decision, now) if decision.stages else self._exchange(placement, now)
         if self._is_making_space(placement, now):  # 5
             return self._ask_again(placement, now)
         if not (settled or self.fleet.loads.is_fresh(now_s)):
@@ -423,6 +423,20 @@ class Placing:
         decided = self.fleet.decided_on(placement, "evict", reason, now_s, who, eviction.rivals, figures)
         return [decided, *self._stops(placement, [rows[victim] for victim in eviction.victims], now)]
 
+    def _exchange(self, placement: Placement, now: Pass) -> list[Effect]:
+        """Let the instance that it replaces leave, if that frees the memory."""
+        if self._is_making_space(placement, now):
+            return self._ask_again(placement, now)
+        if not self.fleet.is_settled(now.now_s):
+            return []
+        old = self.fleet.instances.by_id.get(placement.command.replaces)
+        if old is None or old.state is not InstanceState.READY or not old.is_whole:
+            return []
+        wanted = replace(self._wanted(placement, now, 0), instead_of=old.instance_id)
+        with self.fleet.capacity.without(placement.instance_id) if placement.stages else nullcontext():
+            chosen = now.victims.make(wanted, self._evict, frozenset(worker.gpu_id for worker in old.workers))
+        return self._evict_for(placement, chosen, now) if chosen else []
+
     def _ask_again(self, placement: Placement, now: Pass) -> list[Effect]:
         making, rows = placement.state, self.fleet.instances.by_id
         if not isinstance(making, MakingSpace) or now.now_s - making.sent_at < self.fleet.params.repeat_s:
@@ -440,6 +454,9 @@ class Placing:
         expected_s = self.fleet.network.sleep_s(owner, becomes) if owner is not None else 0.0
         params = self.fleet.params
         grace_s = params.batch_grace_s if victims.is_batch_only(victim) else params.evict_grace_s
+        if owner is not None and victim.is_outdated(owner):
+            why = OUTDATED
+            grace_s = min(grace_s, owner.max_wait_s / 2)  # the start has as long before those who wait are refused
         return stop(victim.node_id, victim.instance_id, why, grace_s, becomes, expected_s)
 
     def preview(self, model: Model, now_s: float, *, node_id: str = "", waits: bool = False) -> Preview:
@@ -593,7 +610,7 @@ def _request(placement: Placement, now_s: float) -> PlaceRequest:
         model=command.model,
         waited_s=max(0.0, now_s - command.wanted_at),
         num_required=command.num_required,
-        is_to_sleep=command.waits,
+        is_to_sleep=command.waits and not command.replaces,
         is_awaited=command.is_awaited,
     )
 

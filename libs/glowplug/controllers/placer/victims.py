@@ -59,6 +59,7 @@ class SpaceWanted:
     whole: bool  # all instances that serve there leave
     share_key: str = ""  # of its weights: bytes shared under this key need not be free
     batch: float = 0.0  # factor, where batch requests alone wait for it; 0: otherwise
+    instead_of: str = ""  # outdated instance, which alone may leave
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -280,10 +281,12 @@ class Victims:
             reason = DRAINS_SUFFICE if leaving else _HAS_BYTES
             return EvictDecision(reason=reason) if leaving or wanted.num_gpus > 1 else None
         everybody, most = self._residents_on(gpu.gpu_id, wanted)
-        if most < need and not seen.shared:
+        if most < need and not (seen.shared or wanted.instead_of):
             return None
         here = self.capacity.on_gpu.get(gpu.gpu_id, {})
         residents = [r for r in everybody if here[r.name].model_key != wanted.runs_as]
+        if wanted.instead_of:
+            residents = [replace(r, held="") for r in everybody if r.name == wanted.instead_of]
         if seen.shared:
             decision = evict_sharing(residents, need, seen, self._going(seen), evict)
         elif sum(r.num_bytes for r in residents if not r.held) < need:

@@ -40,13 +40,7 @@ def copies_of(request: PlaceRequest, view: PlacementView) -> list[Instance]:
     """Return dormant rows of the declared revision to grow from, by id."""
     model = request.model
     return sorted(
-        (
-            row
-            for row in view.fleet.copies(model)
-            if row.engine == model.engine
-            and model.is_declared_as(row.model_revision)
-            and len(row.workers) == model.num_gpus
-        ),
+        (row for row in view.fleet.copies(model) if row.engine == model.engine and len(row.workers) == model.num_gpus),
         key=lambda row: row.instance_id,
     )
 

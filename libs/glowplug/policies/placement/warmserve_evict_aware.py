@@ -140,7 +140,7 @@ def start_nodes(model: Model, need: int, fleet: IndexedNodes) -> Iterator[Prewar
         if len(node.gpus) - len(closed) < num_gpus:
             continue
         here = fleet.dormant.get(node.node_id, ())
-        mine = tuple(row for row in here if row.model_key != key or model.is_declared_as(row.model_revision))
+        mine = tuple(row for row in here if row.model_key != key or not row.is_outdated(model))
         yield PrewarmNode(
             node_id=node.node_id,
             gpu_ids=tuple(gpu.gpu_id for gpu in node.gpus),

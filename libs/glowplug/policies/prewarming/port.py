@@ -72,5 +72,5 @@ def outdated(view: PrewarmView) -> tuple[str, ...]:
         row.instance_id
         for rows in view.fleet.dormant.values()
         for row in rows
-        if (model := view.models.get(row.model_key)) is None or not model.is_declared_as(row.model_revision)
+        if (model := view.models.get(row.model_key)) is None or row.is_outdated(model)
     )

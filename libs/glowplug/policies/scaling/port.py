@@ -2,8 +2,8 @@
 
 A policy is `scale(view, state, params) -> (ScaleDecision, state)`: the number of instances, and the spare ones that may
 be drained. `settle` adds the common parts: the model's bounds, operators' orders, draining instances taken back, the
-drain order (least loaded, WarmServe section 3; newest among equals) and the last one's keep-alive (HydraServe section
-8.1).
+drain order (outdated, then least loaded, WarmServe section 3; newest among equals) and the last one's keep-alive
+(HydraServe section 8.1).
 """
 
 import math
@@ -220,14 +220,16 @@ def _drain(
     """Return the instances to drain and the number left. A pipeline goes only when all its worth is spare (above the
     ceiling: when the others reach it), and before any stage that serves by itself. No READY instance goes if all
     requests would wait for a starting one."""
-    drain, left, worth = [], view.num_running, worths(view.running)
+    drain, left, worth, model = [], view.num_running, worths(view.running), view.model
     serving = sum(worth[i.instance_id] for i in view.ready)
     rows = {i.instance_id: i for i in view.serving}
-    for instance in sorted(view.ready, key=lambda i: (view.in_flight(i), -i.created_at, i.instance_id)):
+    for instance in sorted(
+        view.ready, key=lambda i: (not i.is_outdated(model), view.in_flight(i), -i.created_at, i.instance_id)
+    ):
         after = left - worth[instance.instance_id]
         if serving - worth[instance.instance_id] < wanted:
             continue
-        must_go = view.model.suspended or after >= view.ceiling
+        must_go = model.suspended or after >= view.ceiling
         if needed_by_pipeline(instance.instance_id, rows):
             continue
         if not must_go and (not may_go(instance) or (after == 0 and not view.is_idle(instance, keep_alive_s))):
