@@ -47,7 +47,6 @@ from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.request_body import (
     CHARS_PER_TOKEN,
     OPERATIONS,
-    check_fields,
     check_model,
     drop_tools,
     fields_named,
@@ -479,7 +478,7 @@ class Intake:
         self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
     ) -> tuple[ClientSink, HttpRequest]:
         """Translate a response. Raises BadRequest with its own fields, and NotSupported."""
-        check_fields(asked, model, api, request.path, len(request.body))
+        check_model(asked, model, api, request.path, len(request.body), may_choose=True)
         body, answer, dropped = responses_as_chat.translate(
             request.body, request.request_id, int(request.complete_at), time.time, forces=CHAT in api.translated
         )

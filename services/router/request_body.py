@@ -282,24 +282,18 @@ class ToolChoiceRefused(BadRequest):
     code = "unsupported_tool_choice"
 
 
-def check_model(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes: int) -> str:
-    """Check a request, with a body of `num_bytes`, against its model and engine. Returns the feature that its instance
-    needs (apis.TOOL_CHOICE), or "". Raises NotSupported, and BadRequest with the field."""
-    check_fields(asked, model, api, path, num_bytes)
-    kind = forced_choice(asked) if getattr(asked, "tool_choice", None) is not None else ""
-    if kind and kind not in api.tool_choices:
-        raise tool_choice_refused(model, calls_functions=apis.CHAT.encode() in api.translated)
-    return apis.TOOL_CHOICE if kind else ""
-
-
-def check_fields(asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes: int) -> None:
-    """Check all but the tool choice, as `check_model`."""
+def check_model(
+    asked: Any, model: Model, api: EngineApi, path: bytes, num_bytes: int, *, may_choose: bool = False
+) -> str:
+    """Check a request, with a body of `num_bytes`, against its model and engine. `may_choose`: its tool choice is not
+    the engine's. Returns the feature that its instance needs (apis.TOOL_CHOICE), or "". Raises NotSupported, and
+    BadRequest with the field."""
     if api.lacks and (why := api.lacks.get(path.decode())):
         raise NotSupported(f"`{model.name}` {why}.", param="model")
     if path not in _EVERYONES:
         if path.decode() not in api.also:
             raise NotSupported(f"`{model.name}` runs on {model.engine}, which has no {path.decode()}.", param="model")
-        return
+        return ""
     if api.ignores:
         _check_ignored(asked, model, api.ignores)
     if api.prefills and isinstance(asked, shapes.ChatAsked) and asked.messages[-1].role == "assistant":
@@ -320,6 +314,10 @@ def check_fields(asked: Any, model: Model, api: EngineApi, path: bytes, num_byte
         for param, part in _parts(asked):
             if part.type not in _TEXT_PARTS:
                 raise BadRequest(f"{param}: `{model.name}` takes text only, not `{part.type}`.", param=param)
+    kind = "" if may_choose or getattr(asked, "tool_choice", None) is None else forced_choice(asked)
+    if kind and kind not in api.tool_choices:
+        raise tool_choice_refused(model, calls_functions=apis.CHAT.encode() in api.translated)
+    return apis.TOOL_CHOICE if kind else ""
 
 
 def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None:
