@@ -400,7 +400,7 @@ def test_nobody_is_held_for_long_by_one_that_does_not_tell() -> None:
 def test_the_pace_of_reading_and_the_share_that_reports_move_with_the_newest() -> None:
     pace, seen = PromptPace(), []
     for took_s, num_tokens in ((2.0, 100), (8.0, 100), (3.0, 0)):
-        pace.measured(took_s, num_tokens)
+        pace.read(num_tokens, took_s / max(1, num_tokens))
         seen.append(pace.token_s)
     assert seen == pytest.approx([0.02, 0.032, 0.6256])
     seen = []
