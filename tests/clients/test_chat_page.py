@@ -16,7 +16,7 @@ import pytest
 from playwright.async_api import expect
 
 from tests import browser
-from tests.clients.test_clients import HERE, MODEL
+from tests.clients.test_clients import HERE, TALKS
 from tests.fleet_runner import Fleet
 
 BUNDLE = HERE / "node_modules" / "deep-chat" / "dist" / "deepChat.bundle.js"
@@ -51,7 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, site: tuple[Path, str]) -> Iterator[Fleet]:
-    models = {"talks": MODEL.format(name="talks", more="")}
+    models = {"talks": TALKS}
     origins = {"GLOWPLUG_ALLOWED_ORIGINS": site[1]}
     with Fleet.start(tmp_path_factory.mktemp("page"), models, engine="llamacpp", nodes=1, **origins) as made:
         yield made

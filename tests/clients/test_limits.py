@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.clients.test_clients import HERE, MODEL, PYTHON
+from tests.clients.test_clients import HERE, PYTHON, TALKS
 from tests.fleet_runner import Fleet
 from tests.waiting import wait_until
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    models = {"talks": MODEL.format(name="talks", more="")}
+    models = {"talks": TALKS}
     with Fleet.start(tmp_path_factory.mktemp("limits"), models, engine="llamacpp", nodes=1) as made:
         yield made
 
