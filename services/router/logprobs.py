@@ -1,7 +1,7 @@
-"""Log-probabilities without alternatives. Pure.
+"""Log-probabilities in OpenAI's forms, from llama.cpp's. Pure.
 
 Where no alternatives are asked for, llama.cpp gives 20 for each token of a chat, and for a zero no log-probabilities at
-all: so it is asked for one, which is left out of the answer.
+all: so it is asked for one, which is left out of the answer. A completion's have a chat's form.
 """
 
 from typing import Any
@@ -19,27 +19,60 @@ _ONE = msgspec.Raw(b"1")
 def can(asked: Any) -> bool:
     if isinstance(asked, ChatAsked):
         return bool(asked.logprobs) and not asked.top_logprobs
-    return bool(asked.logprobs == 0)
+    return asked.logprobs is not None
 
 
 def more(asked: Any) -> dict[str, msgspec.Raw]:
     """Return the engine's fields."""
-    return {"top_logprobs" if isinstance(asked, ChatAsked) else "logprobs": _ONE}
+    if isinstance(asked, ChatAsked):
+        return {"top_logprobs": _ONE}
+    return {} if asked.logprobs else {"logprobs": _ONE}
 
 
-def translate(body: bytes, asked: Any) -> "tuple[bytes, WithoutAlternatives]":
+class Form:
+    """The form of one request's log-probabilities, for which `can` is true."""
+
+    def __init__(self, asked: Any) -> None:
+        self._is_chat = isinstance(asked, ChatAsked)
+        self._has_alternatives = not self._is_chat and bool(asked.logprobs)
+        self._offsets: dict[int, int] = {}  # characters so far, by the choice's index
+
+    def give(self, answer: dict[str, Any]) -> None:
+        """Write the form into an answer or an event."""
+        for choice in answer.get("choices") or ():
+            tokens = (choice.get("logprobs") or {}).get("content") or ()
+            if not self._has_alternatives:
+                for token in tokens:
+                    token["top_logprobs"] = []
+            if tokens and not self._is_chat:
+                choice["logprobs"] = self._of_completion(choice.get("index", 0), tokens)
+
+    def _of_completion(self, index: int, tokens: list[dict[str, Any]]) -> dict[str, list[Any]]:
+        offsets, at = [], self._offsets.get(index, 0)
+        for token in tokens:
+            offsets.append(at)
+            at += len(token["token"])
+        self._offsets[index] = at
+        return {
+            "tokens": [token["token"] for token in tokens],
+            "token_logprobs": [token["logprob"] for token in tokens],
+            "top_logprobs": [
+                {one["token"]: one["logprob"] for one in (*token["top_logprobs"], token)} for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+def translate(body: bytes, asked: Any) -> "tuple[bytes, Formed]":
     fields = decode(body, type=dict[str, msgspec.Raw])
-    return encode_json(fields | more(asked)), WithoutAlternatives(bool(asked.stream))
+    return encode_json(fields | more(asked)), Formed(bool(asked.stream), Form(asked))
 
 
-def leave_out(answer: dict[str, Any]) -> None:
-    """Take the alternatives off an answer or an event."""
-    for choice in answer.get("choices") or ():
-        for token in (choice.get("logprobs") or {}).get("content") or ():
-            token["top_logprobs"] = []
+class Formed(SameApi):
+    def __init__(self, streams: bool, form: Form) -> None:
+        super().__init__(streams)
+        self._form = form
 
-
-class WithoutAlternatives(SameApi):
     def events(self, data: bytes) -> bytes:
         return b"".join(self._event(event) for _, event in events(data))
 
@@ -48,7 +81,7 @@ class WithoutAlternatives(SameApi):
             return DONE_EVENT
         found = decode(event)
         if isinstance(found, dict):
-            leave_out(found)
+            self._form.give(found)
         return b"data: " + encode_json(found) + b"\n\n"
 
     def end(self) -> bytes:
@@ -56,5 +89,5 @@ class WithoutAlternatives(SameApi):
 
     def whole(self, answer: bytes) -> bytes:
         found = decode(answer)
-        leave_out(found)
+        self._form.give(found)
         return encode_json(found)

@@ -30,18 +30,18 @@ def translate(body: bytes, asked: Any) -> "tuple[bytes, Sequences]":
     options = asked.stream_options
     wants_usage = bool(options and options.include_usage)
     fields |= {"stream": msgspec.Raw(b"true"), "stream_options": msgspec.Raw(b'{"include_usage":true}')}
-    is_bare = logprobs.can(asked)
-    if is_bare:
+    form = logprobs.Form(asked) if logprobs.can(asked) else None
+    if form is not None:
         fields |= logprobs.more(asked)
-    return encode_json(fields), Sequences(bool(asked.stream), wants_usage, _num_per_prompt(asked), is_bare=is_bare)
+    return encode_json(fields), Sequences(bool(asked.stream), wants_usage, _num_per_prompt(asked), form)
 
 
 class Sequences(SameApi):
     counts_all = True
 
-    def __init__(self, streams: bool, wants_usage: bool, per_prompt: int, *, is_bare: bool = False) -> None:
+    def __init__(self, streams: bool, wants_usage: bool, per_prompt: int, form: logprobs.Form | None = None) -> None:
         super().__init__(streams)
-        self._is_bare = is_bare  # log-probabilities without alternatives
+        self._form = form  # of log-probabilities; None: the engine's
         self._wants_usage, self._per_prompt = wants_usage, per_prompt
         self._prompts: dict[int, int] = {}  # tokens, by the prompt's number
         self._cached = 0
@@ -61,8 +61,8 @@ class Sequences(SameApi):
             found = decode(event)
             if not isinstance(found, dict):
                 continue
-            if self._is_bare:
-                logprobs.leave_out(found)
+            if self._form is not None:
+                self._form.give(found)
             choices, usage = found.get("choices") or [], found.pop("usage", None)
             self._count(choices, usage)
             self._last = {key: value for key, value in found.items() if key not in ("choices", "timings")}
@@ -70,7 +70,9 @@ class Sequences(SameApi):
                 for choice in choices:
                     self._take(choice)
             elif choices:
-                out.append(b"data: " + (event if usage is None and not self._is_bare else encode_json(found)) + b"\n\n")
+                out.append(
+                    b"data: " + (event if usage is None and self._form is None else encode_json(found)) + b"\n\n"
+                )
         return b"".join(out)
 
     def _count(self, choices: list[dict[str, Any]], usage: Any) -> None:

@@ -189,8 +189,6 @@ async def test_a_log_probability_comes_with_as_many_alternatives_as_are_asked_fo
         (CHAT, bare | {"top_logprobs": 0}, 0),
         (CHAT, two, 2),
         (CHAT, bare | {"n": 2}, 0),
-        (COMPLETION, {"logprobs": 0}, 0),
-        (COMPLETION, {"logprobs": 2}, 2),
     ):
         whole = (await ask(rig, path, fields)).json()
         streamed = events_of(await ask(rig, path, fields | {"stream": True}))
@@ -202,6 +200,34 @@ async def test_a_log_probability_comes_with_as_many_alternatives_as_are_asked_fo
                 for token in (choice.get("logprobs") or {}).get("content") or ()
             ]
             assert tokens and {len(token["top_logprobs"]) for token in tokens} == {num}, (path, fields)
+
+
+@pytest.mark.parametrize("more", [{"logprobs": 0}, {"logprobs": 2}, {"logprobs": 2, "n": 2}, {"logprobs": 1, "n": 2}])
+async def test_a_completions_log_probabilities_have_its_own_form(
+    more: dict[str, int], pid_and_rig: tuple[int, Rig]
+) -> None:
+    rig, fields = pid_and_rig[1], {"temperature": 0, "max_tokens": 4} | more
+    whole = (await ask(rig, COMPLETION, fields)).json()["choices"]
+    said: dict[int, dict[str, list[Any]]] = {}
+    for event in events_of(await ask(rig, COMPLETION, fields | {"stream": True})):
+        for choice in event["choices"]:
+            for name, values in (choice.get("logprobs") or {}).items():
+                said.setdefault(choice["index"], {}).setdefault(name, []).extend(values)
+    assert len(whole) == more.get("n", 1)
+    for choice in whole:
+        told = choice["logprobs"]
+        assert (
+            said[choice["index"]].keys() == told.keys() == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+        )
+        assert "".join(told["tokens"]) == choice["text"] and len(told["tokens"]) == 4
+        for token, at, likely, alternatives in zip(
+            told["tokens"], told["text_offset"], told["token_logprobs"], told["top_logprobs"], strict=True
+        ):
+            assert choice["text"][at:].startswith(token)
+            assert alternatives[token] == likely <= 0
+            assert max(1, more["logprobs"]) <= len(alternatives) <= more["logprobs"] + 1
+        assert said[choice["index"]]["tokens"] == told["tokens"]
+        assert said[choice["index"]]["text_offset"] == told["text_offset"]
 
 
 def each(field: str, *values: Any) -> list[dict[str, Any]]:
