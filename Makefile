@@ -22,7 +22,7 @@ FOR_ENGINE := $(if $(filter emulated,$(ENGINE)),$(LAB_STAMP),$(LOCAL_STAMP))
 RESULTS := build/tests
 # A lane goes through the gate (.ci/gate.sh), as in CI. With ARGS it runs only the named tests, once.
 LANE = $(if $(ARGS),$(PYTEST) $(ARGS),sh .ci/gate.sh $(1))
-TYPED := libs/glowplug libs/glowplug_vllm libs/glowplug_lab
+TYPED := libs/glowplug libs/glowplug_vllm libs/glowplug_lab bench
 # A fleet is a dozen Pythons, and the tests start hundreds: they share compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -47,7 +47,7 @@ async def _measure(case: EngineCase, num_rounds: int) -> dict[str, float]:
     made, model = adapters.make(1), case.model(name="Poet", key="poet", base="contract-tiny", aliases=())
     out = case.folder / "poet"
     path = adapters.write_peft(made, out) if case.name == "vllm" else adapters.write_gguf(made, out)
-    warm, cold, loads = [], [], []
+    warm, cold, loads = list[float](), list[float](), list[float]()
     async with httpx.AsyncClient(base_url=report.handle.url, timeout=120) as client:
         for n in range(num_rounds + 1):
             body = {"model": "Poet", "max_tokens": 2, "temperature": 0, **api_of(model).names_adapter}

@@ -10,7 +10,9 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bench.measured.data import data_option, write_data
 from glowplug.bus.nats_bus import NatsBus
@@ -23,11 +25,12 @@ NUM_EVENTS = 300
 
 async def _measure(bus: NatsBus, plane: str) -> tuple[list[float], list[float]]:
     """(seconds from publish to handler, seconds of publish only), with one value per event."""
-    make, filters, durable = {
+    planes: dict[str, tuple[Callable[[], Any], str, str]] = {
         "evt": (lambda: evicted("bench"), evictions_of("bench"), "bench-facts"),
         "cmd": (lambda: stop("bench"), commands_of("bench"), "bench-commands"),
         "tel": (lambda: load("bench"), TELEMETRY, ""),
-    }[plane]
+    }
+    make, filters, durable = planes[plane]
     listener = Listener()
     await bus.subscribe([filters], listener, durable=durable)
     heard, published = [], []

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -78,7 +79,9 @@ def readers(folder: str) -> dict[str, Take]:
     predictor.restore("models", models, BEGAN_S)
     for controller in (predictor, placer):
         controller.restore("instances", rows, BEGAN_S)
-    console = Console(ConsoleSettings(state_dir=folder), ConsoleMetrics(CollectorRegistry()), clock=lambda: BEGAN_S)
+    console = Console(
+        ConsoleSettings(state_dir=Path(folder)), ConsoleMetrics(CollectorRegistry()), clock=lambda: BEGAN_S
+    )
     return {
         "predictor": predictor.handle,
         "placer": placer.handle,

@@ -121,9 +121,11 @@ def event_through_a_shell() -> Count:
 
     async def count() -> Count:
         controller = PredictorController(make=choose("prediction", "last_window"))
-        given: tuple[Any, ...] = (MemoryBus(), MemoryStore())
+        bus: Any = MemoryBus()
         metrics = ShellMetrics("predictor", CollectorRegistry())
-        shell = Shell("predictor", "p-1", controller, *given, metrics, reads=READS, tick_s=3600.0, resync_s=3600.0)
+        shell = Shell(
+            "predictor", "p-1", controller, bus, MemoryStore(), metrics, reads=READS, tick_s=3600.0, resync_s=3600.0
+        )
         loads = {"m": ModelLoad(num_in_flight=1, num_arrived=1, in_flight_by_instance={"i-1": 1})}
         report = RouterLoadReported(router_id="router-1", loads=loads)
         event = Event(event_id="e", type=report.TYPE, occurred_at=now_s(), issuer="router-1", data=report)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -86,10 +87,10 @@ class Machines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _, process in reversed(self._processes):
+        for _name, process in reversed(self._processes):
             process.terminate()
         deadline = time.monotonic() + STOP_S
-        for _, process in self._processes:
+        for _name, process in self._processes:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -156,7 +157,7 @@ class Machines:
             self._service(node, "prefetcher", common | own | {"GLOWPLUG_PORT": str(PREFETCHER)})
             self._service(node, "agent", common | own | {"GLOWPLUG_PORT": str(AGENT)})
         for url in (*(f"http://{address}:{port}/ready" for name, port in PORTS.items() if name != "data"),):
-            self._until(lambda url=url: self.ask("GET", url).status_code == 200, url)
+            self._until(partial(self._is_ready, url), url)
         self._until(lambda: len(self.rows("placer", "/v1/nodes")) == len(self.nodes), "every node")
 
     def _service(self, pod: str, service: str, env: Mapping[str, str]) -> None:
@@ -169,6 +170,9 @@ class Machines:
             command = self.network.command(pod, self.folder / "hosts", argv)
             process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         self._processes.append((name, process))
+
+    def _is_ready(self, url: str) -> bool:
+        return self.ask("GET", url).status_code == 200
 
     def _until(self, is_so: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + READY_S

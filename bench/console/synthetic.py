@@ -9,6 +9,7 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from glowplug.domain.decision import DecisionRecord
 from glowplug.domain.hardware import CachedWeights, Gpu, GpuRole, Grant, GrantOwner, Link, Node
@@ -191,8 +192,9 @@ class SyntheticFleet:
 
     def _turn(self, instance_id: str, state: InstanceState, now_s: float) -> Iterator[Event]:
         old = self.instances[instance_id]
-        ready = {"ready_at": now_s, "phases": phases(old.created_at)} if state is InstanceState.READY else {}
-        new = replace(old, state=state, changed_at=now_s, revision=old.revision + 1, **ready)
+        new = replace(old, state=state, changed_at=now_s, revision=old.revision + 1)
+        if state is InstanceState.READY:
+            new = replace(new, ready_at=now_s, phases=phases(old.created_at))
         self._set(new)
         if state is InstanceState.STOPPED:
             del self.instances[instance_id]
@@ -208,7 +210,7 @@ class SyntheticFleet:
             self.fetching[instance_id] = (node_id, done)
             link = replace(node.links[0], bytes_in_flight=total - done, num_transfers=int(done < total))
             self.nodes[node_id] = replace(node, links=(link,), revision=node.revision + 1)
-            told = {"node_id": node_id, "model_key": model.key, "digest": digest(model)}
+            told: dict[str, Any] = {"node_id": node_id, "model_key": model.key, "digest": digest(model)}
             if done < total:
                 yield fact(WeightsProgressed(**told, num_bytes_done=done, num_bytes=total), now_s)
                 continue

@@ -90,7 +90,7 @@ class Answers:
 
     def __init__(self, path: Path, tokenizer: Path | None) -> None:
         texts, later, seconds, numbers = [], [], [], []
-        words, around = [], []
+        words, around = list[Any](), list[Any]()
         self._conversations: list[str] = []
         for one in asked(path):
             began = time.thread_time()
@@ -287,14 +287,15 @@ def judge(model: LengthModel, answers: Answers) -> Judged:
     rows = np.flatnonzero(answers.held_out)
     seconds, found = [], []
     for row in rows:
-        described = answers.described(row)
+        described = answers.described(int(row))
         began = time.thread_time()
         found.append(model.expect(described))
         seconds.append(time.thread_time() - began)
     said = np.array([(one.tokens, one.low, one.high) for one in found]).T
     constant = float(np.median(answers.tokens[~answers.held_out]))
     ms = (np.array(seconds) + answers.seconds[rows]) * 1e3
-    return Judged(*said, answers.tokens[rows], answers.later[rows], constant, ms)
+    tokens, low, high = said
+    return Judged(tokens, low, high, answers.tokens[rows], answers.later[rows], constant, ms)
 
 
 def compared(tokens: Any, actual: Any, constant: float) -> str:

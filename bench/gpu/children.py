@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,4 +128,5 @@ def _imported(client: OwnerClient, name: str) -> Slot:
 
 
 if __name__ == "__main__":
-    {"attach": attach, "fault": fault, "hold": hold}[sys.argv[1]](**json.loads(sys.argv[2]))
+    parts: dict[str, Callable[..., None]] = {"attach": attach, "fault": fault, "hold": hold}
+    parts[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -5,8 +5,11 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +48,7 @@ def facts(place: Place) -> Row:
     return Row("T0", "device, link, rights", "Gen5 x16, 2 MiB", "recorded", shown, figures=found)
 
 
-def mapping(place: Place) -> Iterator[Row]:
+def mapping(place: Place) -> Generator[Row, None, float]:
     """T1, by chunk size; returns the seconds per GiB of mapping with the best."""
     best, size = float("inf"), place.size(16 * GIB)
     shares: dict[int, float] = {}  # chunk bytes -> of the copy
@@ -87,11 +90,13 @@ def _calls(memory: GpuMemory, num: int) -> dict[str, float]:
     addresses = range(address, address + num * size, size)
     work: dict[str, Callable[[], Any]] = {
         "create": lambda: chunks.extend(memory.create() for _ in range(num)),
-        "map": lambda: [memory.map(at, chunk) for at, chunk in zip(addresses, chunks, strict=True)],
+        "map": lambda: deque(map(memory.map, addresses, chunks), maxlen=0),
         "access by run": lambda: memory.set_access(address, num * size, Access.READ_WRITE),
-        "access by chunk": lambda: [memory.set_access(at, size, Access.READ_WRITE) for at in addresses],
+        "access by chunk": lambda: deque(
+            map(memory.set_access, addresses, repeat(size), repeat(Access.READ_WRITE)), maxlen=0
+        ),
         "unmap": lambda: memory.unmap(address, num * size),
-        "release": lambda: [memory.release(chunk) for chunk in chunks],
+        "release": lambda: deque(map(memory.release, chunks), maxlen=0),
     }
     for name, call in work.items():
         began = time.perf_counter()
@@ -167,7 +172,7 @@ def switch(place: Place) -> Iterator[Row]:
             pool = ChunkPool(memory, total // chunk_bytes)
             slots = [Slot(memory, f"m{number}", total) for number in range(4)]
             for slot in slots:
-                prewarm(slot, Source(source, weights, lambda size=weights: size), pool, Copier(memory))
+                prewarm(slot, Source(source, weights, partial(int, weights)), pool, Copier(memory))
             began = time.perf_counter()
             steps = activate(slots[0], slots[1:], pool)
             next(steps)

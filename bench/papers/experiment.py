@@ -8,17 +8,12 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from bench.papers.plots import Lines
+from bench.papers.plots import Bars, Lines
 
+Plot = Bars | Lines
 Outcome = dict[str, Any]  # name -> number, or list of numbers or pairs
-
-
-class Plot(Protocol):
-    """A picture that renders itself."""
-
-    def svg(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Any
 
 from bench.papers import plots as pictures
 from bench.papers.cache import HERE, Kept
-from bench.papers.experiment import Experiment, Finding, Runs, Verdict
+from bench.papers.experiment import Experiment, Finding, Plot, Runs, Verdict
 
 FOLDER = HERE / "results"
 CALIBRATED, INSIDE, OUTSIDE = "calibrated", "inside", "outside"
@@ -55,7 +55,7 @@ class Result:
     deviation: str = ""
     rows: Sequence[Finding] = ()
     tables: Sequence[str] = ()
-    plots: Mapping[str, pictures.Lines | pictures.Bars] = field(default_factory=dict)
+    plots: Mapping[str, Plot] = field(default_factory=dict)
 
 
 def state(experiment: Experiment, verdict: Verdict) -> str:

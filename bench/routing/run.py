@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from bench.measured.data import data_option, markdown, write_data
 from glowplug.controllers.router.controller import RouterController
@@ -149,7 +150,7 @@ SIDES: tuple[type[PolicySide] | type[RouterSide], ...] = (PolicySide, RouterSide
 
 
 def _instances(num: int, load: Load) -> list[Instance]:
-    given = {"url": "http://x:1", "max_concurrency": ROOM, "kv_tokens": load.kv_tokens}
+    given: dict[str, Any] = {"url": "http://x:1", "max_concurrency": ROOM, "kv_tokens": load.kv_tokens}
     return [an_instance(f"i-{n:04}", gpu_id=f"n-{n}/0", **given) for n in range(num)]
 
 

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -48,7 +48,10 @@ MODEL, SLOTS, CONTEXT_TOKENS, NUM_TOKENS = "smol", 6, 2048, 48
 KV_BYTES: Final = 288 << 20  # six slots of SmolLM2's 22.5 KiB a token
 WAIT_S: Final = 300.0
 KINDS = {"whole": False, "stream": True}
-WEIGHTS: Final = {"llamacpp": sample_weights_path, "vllm": vllm_sample.prepare}  # by engine
+WEIGHTS: Final[dict[str, Callable[[], Path]]] = {
+    "llamacpp": sample_weights_path,
+    "vllm": vllm_sample.prepare,
+}  # by engine
 STARTS_WITHIN_S: Final = 180.0
 MODEL_FILE: Final = """
 name: {name}

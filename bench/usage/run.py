@@ -244,7 +244,9 @@ async def measure(args: argparse.Namespace, folder: Path, nats: NatsProcess, val
             address = engine.url
         else:
             case = await stack.enter_async_context(engine_case(args.engine))
-            fast = {"engine_args": {"time_scale": 10.0, "launch_s": 0.0}} if args.engine == "emulated" else {}
+            fast: dict[str, Any] = (
+                {"engine_args": {"time_scale": 10.0, "launch_s": 0.0}} if args.engine == "emulated" else {}
+            )
             address = (await case.start(name="m", key="m", **fast)).handle.url
         await write_rows(valkey.url, a_model(engine=args.engine), an_instance("i-1", address))
         stack.push_async_callback(router.kill)
