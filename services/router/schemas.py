@@ -12,7 +12,10 @@ SCHEMA_BYTES: Final = 16 * 1024  # of one schema or grammar: llama.cpp compiles 
 # that may still come: 400 texts of up to 2,000 characters kept one engine from its other requests for a minute.
 NUM_REPETITIONS: Final = 20_000
 NUM_ALTERNATIVES: Final = 128
-_LENGTHS: Final = frozenset(("minLength", "maxLength", "minItems", "maxItems"))
+# A longer upper bound costs an engine nothing: llama.cpp drops it, and xgrammar counts. Coding agents give 524,288.
+_DROPPED: Final = range(2001, 2**31)
+_UPPER: Final = frozenset(("maxLength", "maxItems"))
+_LENGTHS: Final = _UPPER | {"minLength", "minItems"}
 _TEXTS: Final = frozenset(("pattern", "regex", "grammar"))
 _REPEATED: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
@@ -66,6 +69,8 @@ def _repetitions(value: Any) -> int:
 def _repeated(key: str, value: Any) -> int:
     if isinstance(value, str):
         return repetitions_of_text(value) if key in _TEXTS else _repetitions(_decoded(value)) if key == "json" else 0
+    if key in _UPPER and isinstance(value, int) and value in _DROPPED:
+        return 0
     if key in _LENGTHS and isinstance(value, int | float):
         return int(min(max(value, 0), NUM_REPETITIONS + 1))
     return _repetitions(value)

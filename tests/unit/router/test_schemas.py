@@ -32,7 +32,9 @@ def check(schema: Any) -> int:
         (json.dumps({"maxItems": 6}), 6),
         ("{", 0),
         (["a", "b"], 0),
-        ({"maxLength": 20_000}, 20_000),
+        ({"minLength": 20_000}, 20_000),
+        ({"maxLength": 2000, "maxItems": 2000}, 4000),
+        ({"maxLength": 2001, "maxItems": 524_288}, 0),
     ],
 )
 def test_repetitions_are_added_up(schema: Any, expected: int) -> None:
@@ -47,7 +49,7 @@ LOOP = {"anyOf": [{"$ref": "#/$defs/a~1b"}] * 16, "$defs": {"a/b": {**EIGHT, "it
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
-        ({"maxLength": 20_001}, "add up to 20001"),
+        ({"minItems": 20_001}, "add up to 20001"),
         ({"maxLength": 10**40}, "add up to 20001"),
         ({"anyOf": [EIGHT] * 17}, "136 alternatives"),
         ({**LOOP, "anyOf": [*LOOP["anyOf"], TEXT]}, "129 alternatives"),
