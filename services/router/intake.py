@@ -27,6 +27,7 @@ from glowplug.policies.routing.prefix_index import Prefix
 from glowplug.services.router import (
     api_errors,
     batch_paths,
+    custom_tools,
     forced_tools,
     logprobs,
     messages_as_chat,
@@ -296,7 +297,7 @@ def _said(turns: Iterable[Any]) -> Iterator[str]:
         yield turn.role or ""
         yield from _texts(turn.content)
         for call in getattr(turn, "tool_calls", None) or ():
-            yield call.function.arguments
+            yield call.said
 
 
 def _texts(content: Any) -> Iterator[str]:
@@ -379,15 +380,15 @@ class Intake:
             if ENCODING in request.headers or request.body[:1] == BOM[:1]:
                 self._context.buffered_bytes += undo_coding(request, self._context.limits)
             if (reader := self._readers.get(path)) is None:
-                asked = read_form(request.body, request.headers.get(b"content-type", b""))
+                asked: Any = read_form(request.body, request.headers.get(b"content-type", b""))
             else:
                 asked = read_body(path, request.body, self._readers)
                 if b"json" not in request.headers.get(b"content-type", b"json"):  # an engine would read a form
                     request.headers[b"content-type"] = b"application/json"
-                if type(asked) is not reader.shape:
+                if type(asked) is not reader.shape and not request.notes:  # else a translated request's, named already
                     request.notes = unknown_fields(reader, request.body)
-                if isinstance(asked, CountAsked) and asked.tools:
-                    self._drop_tools(request, asked)
+                if isinstance(asked, CountAsked):
+                    asked = self._without_servers_tools(request, asked)
             model = self._table.find(asked.model, request.caller)
             if asked.model != model.name:
                 self._name_it(request, model)
@@ -395,10 +396,12 @@ class Intake:
             if path == RESPONSES:
                 chat = self._as_chat(client, request, asked, model, api)
                 return self._ask_behind(request, *chat, is_translated=True)
+            if path == CHAT and b'"custom"' in request.body and custom_tools.can(asked):
+                return self._ask_behind(request, *self._with_functions(client, request), is_translated=False)
             if isinstance(asked, CountAsked) and api.thinks_by_template:
                 self._write_thinking(request, asked)
             may_need = path in api.translated and not is_translated and (path != CHAT or _is_special(asked))
-            if may_need and (translated := self._translated(client, request, asked)) is not None:
+            if may_need and (translated := self._translated(client, request, asked, model, api)) is not None:
                 return self._ask_behind(request, *translated, is_translated=True)
             needs = check_model(asked, model, api, path, len(request.body))
             if api.ignores_formats and isinstance(asked, CompletionAsked):
@@ -466,13 +469,15 @@ class Intake:
         if texts is not None and not said:
             texts.later(exchange, asked, model.key)
 
-    def _drop_tools(self, request: HttpRequest, asked: CountAsked) -> None:
+    def _without_servers_tools(self, request: HttpRequest, asked: CountAsked) -> CountAsked:
         before = len(request.body)
         request.body, dropped = without_servers_tools(request.body, asked)
-        if dropped:
-            asked.tools = [tool for tool in asked.tools or () if tool.type not in dropped]
-            drop_tools(request, dropped)
-            self._context.buffered_bytes += len(request.body) - before
+        if not dropped:
+            return asked
+        drop_tools(request, dropped)
+        self._context.buffered_bytes += len(request.body) - before
+        left: CountAsked = read_body(request.path, request.body, self._readers)
+        return left
 
     def _as_chat(
         self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
@@ -486,13 +491,21 @@ class Intake:
             drop_tools(request, dropped)
         return self._behind(client, request, CHAT, body, answer)
 
+    def _with_functions(self, client: ClientSink, request: HttpRequest) -> tuple[ClientSink, HttpRequest]:
+        body, answer, dropped = custom_tools.translate(request.body)
+        if dropped:
+            drop_tools(request, dropped)
+        return self._behind(client, request, CHAT, body, answer)
+
     def _translated(
-        self, client: ClientSink, request: HttpRequest, asked: Any
+        self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
     ) -> tuple[ClientSink, HttpRequest] | None:
         """Translate a request for a feature that the engine lacks, else return None. Raises BadRequest."""
         made: tuple[bytes, Translation]
         if isinstance(asked, MessagesAsked):
-            if not messages_as_chat.can(asked):
+            if not api.has_messages:
+                check_model(asked, model, api, request.path, len(request.body))
+            elif not messages_as_chat.can(asked):
                 return None
             made = messages_as_chat.translate(request.body, asked, request.request_id, sizes(asked)[0])
             return self._behind(client, request, CHAT, *made)

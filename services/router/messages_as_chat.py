@@ -1,7 +1,7 @@
 """Anthropic's messages as OpenAI's chats, and the answers back. Pure: bytes in, bytes out.
 
 llama.cpp ignores a message's schema, so structures (`output_config.format`), forced calls (`tool_choice` any or tool)
-and a call that may have no other beside it go to it as chats.
+and a call that may have no other beside it go to it as chats. The emulated engine has chats alone.
 """
 
 from typing import Any
@@ -140,7 +140,7 @@ class MessageAnswer:
         self.headers = wire.EVENT_STREAM_HEADERS if streams else wire.JSON_HEADERS
         self.call: ForcedCall | None = None
         self._id, self._model, self._prompt_tokens = request_id, model, prompt_tokens
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
         self._open = ""  # the open block's type, and a call's number
         self._index = -1
         self._reason = ""
@@ -152,7 +152,7 @@ class MessageAnswer:
     def events(self, data: bytes) -> bytes:
         if self.call is not None:
             data = self.call.events(data)
-        return b"".join(self._pieces(decode(event)) for _, event in events(data) if event != DONE)
+        return b"".join(self.end() if event == DONE else self._pieces(decode(event)) for _, event in events(data))
 
     def _pieces(self, chunk: Any) -> bytes:
         if not isinstance(chunk, dict):
@@ -198,6 +198,10 @@ class MessageAnswer:
         return _event("content_block_stop", index=self._index) if self._open else b""
 
     def end(self) -> bytes:
+        """Return the last events, once: at the engine's, for a client must not wait until the engine closes."""
+        if self._has_ended:
+            return b""
+        self._has_ended = True
         delta = {"stop_reason": _STOP_REASONS.get(self._reason, "end_turn"), "stop_sequence": None}
         ended = _event("message_delta", delta=delta, usage=self._told()) + _event("message_stop")
         return self._begin() + self._close() + ended
@@ -235,7 +239,7 @@ class MessageAnswer:
         return anthropic_error(error)
 
     def error_event(self, error: bytes) -> bytes:
-        return api_errors.event(wire.MESSAGES, self.error(error))
+        return b"" if self._has_ended else api_errors.event(wire.MESSAGES, self.error(error))
 
 
 def anthropic_error(error: bytes) -> bytes:

@@ -246,8 +246,15 @@ class Describable:
                 (one.name, self._type(one.type), *(() if one.required else (None,)))
                 for one in msgspec.structs.fields(shape)
             ]
-            is_strict = strict and shape.__struct_config__.forbid_unknown_fields
-            self._made[shape] = msgspec.defstruct(shape.__name__, fields, kw_only=True, forbid_unknown_fields=is_strict)
+            config = shape.__struct_config__
+            self._made[shape] = msgspec.defstruct(
+                shape.__name__,
+                fields,
+                kw_only=True,
+                forbid_unknown_fields=strict and config.forbid_unknown_fields,
+                tag_field=config.tag_field,
+                tag=config.tag,
+            )
         return self._made[shape]
 
     def _type(self, kind: Any) -> Any:

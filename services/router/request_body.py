@@ -152,6 +152,8 @@ CHARS_PER_TOKEN = 4
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"})
 _TEXT_PARTS |= {"thinking", "redacted_thinking", "tool_use", "tool_result"}
 _OWN_TOOLS = (None, "custom")  # of messages
+_SERVERS_CALLS = ("server_tool_use", "mcp_tool_use")
+_SERVERS_BLOCK = re.compile(rb'"(?:server_tool_use|mcp_tool_use|\w+_tool_result)"')
 _SCHEMAS = ("json_schema", "guided_json", "guided_choice", "structured_outputs")
 _GRAMMARS = ("grammar", "guided_grammar", "guided_regex")
 _WITH_TEXT = frozenset({"text", "input_text", "output_text"})
@@ -245,17 +247,29 @@ def drop_tools(request: HttpRequest, kinds: Sequence[str]) -> None:
 
 
 def without_servers_tools(body: bytes, asked: shapes.CountAsked) -> tuple[bytes, list[str]]:
-    """Leave out the tools that Anthropic defines, most of which its servers run; returns the rest of the body, and the
-    types of those left out."""
-    dropped = sorted({tool.type for tool in asked.tools or () if tool.type not in _OWN_TOOLS and tool.type})
+    """Leave out the tools that Anthropic defines, most of which its servers run, and their earlier calls; returns the
+    rest of the body, and the types of those left out. A turn of nothing else is left out too."""
+    dropped = {tool.type for tool in asked.tools or () if tool.type not in _OWN_TOOLS and tool.type}
+    if _SERVERS_BLOCK.search(body) is not None:
+        blocks = (block for turn in asked.messages if isinstance(turn.content, list) for block in turn.content)
+        dropped |= {block.type for block in blocks if _is_servers(block.type)}
     if not dropped:
-        return body, dropped
+        return body, []
     fields = msgspec.json.decode(body)
-    fields["tools"] = [tool for tool in fields["tools"] if tool.get("type") in _OWN_TOOLS]
-    if not fields["tools"]:
-        del fields["tools"]
-        fields.pop("tool_choice", None)
-    return msgspec.json.encode(fields), dropped
+    if fields.get("tools"):
+        fields["tools"] = [tool for tool in fields["tools"] if tool.get("type") in _OWN_TOOLS]
+        if not fields["tools"]:
+            del fields["tools"]
+            fields.pop("tool_choice", None)
+    for turn in fields["messages"]:
+        if isinstance(turn["content"], list):
+            turn["content"] = [block for block in turn["content"] if not _is_servers(block["type"])] or None
+    fields["messages"] = [turn for turn in fields["messages"] if turn["content"] is not None]
+    return msgspec.json.encode(fields), sorted(dropped)
+
+
+def _is_servers(block: str) -> bool:
+    return block in _SERVERS_CALLS or block.endswith("_tool_result")
 
 
 def _named(header: str, names: Sequence[str]) -> bytes:
@@ -323,6 +337,8 @@ def check_model(
 def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None:
     for field, nothing in ignores.items():
         value = getattr(asked, field, None)
+        if field == "output_config" and value:  # its effort is a hint
+            field, value = "output_config.format", value.get("format")
         if value not in (None, nothing, NULL):
             if field == "best_of" and value == (asked.n or 1):
                 continue
@@ -331,7 +347,7 @@ def _check_ignored(asked: Any, model: Model, ignores: Mapping[str, Any]) -> None
             text = f"{field}: `{model.name}` runs on {model.engine}, which ignores it; leave it out."
             if field == "echo" and asked.logprobs is not None:
                 text += " Log-likelihoods of a prompt (`echo` with `logprobs`) need another engine, such as vLLM."
-            if field == "output_format":
+            if field == "output_format" and "output_config" not in ignores:
                 text += " Use `output_config.format`."
             raise BadRequest(text, param=field)
 
@@ -408,7 +424,7 @@ def _longest_text(asked: Any) -> tuple[str, int]:
 
 def _chars_of_message(message: shapes.Message) -> int:
     num_chars = _chars(message.content) + len(message.reasoning_content or "")
-    return num_chars + sum(len(call.function.arguments) for call in message.tool_calls or ())
+    return num_chars + sum(len(call.said) for call in message.tool_calls or ())
 
 
 def _chars(content: str | Sequence[Piece] | None) -> int:
@@ -457,7 +473,7 @@ def _check(asked: Any) -> None:
         if not asked.messages or not all(map(_CONTENT, asked.messages)):
             check_chat(asked)
         if asked.tools is not None or asked.tool_choice is not None:
-            tools = [tool.function for tool in asked.tools or ()]
+            tools = [tool.shown for tool in asked.tools or ()]
             _check_tools("tools[{}].function", tools)
             _check_choice(asked.tool_choice, [tool.name for tool in tools])
         if asked.store:
@@ -542,9 +558,9 @@ def _check_forced(tools: Sequence[str | None], name: str | None) -> None:
 
 
 def _named_tool(choice: Mapping[str, Any]) -> str:
-    """A chat has the name inside `function`, a response beside `type`."""
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    """A chat has the name inside `function` or `custom`, a response beside `type`."""
+    tool = choice.get("function") or choice.get("custom")
+    name = tool.get("name") if isinstance(tool, dict) else choice.get("name")
     return name if isinstance(name, str) else ""
 
 
@@ -568,11 +584,13 @@ def _check_response(asked: shapes.ResponseAsked) -> None:
         _check_part(param, part)
 
 
-def _check_tools(where: str, tools: Sequence[shapes.Function | shapes.ResponseTool]) -> None:
+def _check_tools(where: str, tools: Sequence[shapes.Function | shapes.Custom | shapes.ResponseTool]) -> None:
     num_bytes = num_repetitions = 0
     for i, tool in enumerate(tools):
-        num_repetitions += _check_schema(f"{where.format(i)}.parameters", tool.parameters)
-        num_bytes += memoryview(tool.parameters).nbytes + len(tool.description or "")
+        num_bytes += len(tool.description or "")
+        if not isinstance(tool, shapes.Custom):
+            num_repetitions += _check_schema(f"{where.format(i)}.parameters", tool.parameters)
+            num_bytes += memoryview(tool.parameters).nbytes
     _check_tools_size(num_bytes, num_repetitions)
 
 

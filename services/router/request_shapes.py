@@ -46,10 +46,27 @@ class FunctionCall(Struct):
     arguments: str
 
 
-class ToolCall(Struct):
-    type: Literal["function"]
+class CustomCall(Struct):
+    name: str
+    input: str
+
+
+class FunctionCalled(Struct, tag_field="type", tag="function"):
     function: FunctionCall
     id: str | None = None
+
+    @property
+    def said(self) -> str:
+        return self.function.arguments
+
+
+class CustomCalled(Struct, tag_field="type", tag="custom"):
+    custom: CustomCall
+    id: str | None = None
+
+    @property
+    def said(self) -> str:
+        return self.custom.input
 
 
 class Message(Struct):
@@ -61,7 +78,7 @@ class Message(Struct):
     refusal: str | None = None
     reasoning_content: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[FunctionCalled | CustomCalled] | None = None
 
 
 class Function(Struct):
@@ -70,9 +87,26 @@ class Function(Struct):
     parameters: Raw = NULL
 
 
-class Tool(Struct):
-    type: Literal["function"]
+class Custom(Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class FunctionTool(Struct, tag_field="type", tag="function"):
     function: Function
+
+    @property
+    def shown(self) -> Function:
+        return self.function
+
+
+class CustomTool(Struct, tag_field="type", tag="custom"):
+    custom: Custom
+
+    @property
+    def shown(self) -> Custom:
+        return self.custom
 
 
 class ResponseFormat(Struct):
@@ -136,7 +170,7 @@ class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Meta(max_length=NUM_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool | CustomTool], Meta(max_length=NUM_TOOLS)] | None = None
     tool_choice: Short | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None

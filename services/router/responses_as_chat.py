@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glowplug.domain.errors import BadRequest
-from glowplug.services.router import forced_tools, wire
+from glowplug.services.router import custom_tools, forced_tools, wire
 from glowplug.services.router.continuation import DONE, decode, events
 from glowplug.services.router.forced_tools import ForcedCall
 from glowplug.services.router.request_shapes import ResponseAsked
@@ -31,7 +31,6 @@ _PARAMS = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
-_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _WITH_LOGPROBS = "message.output_text.logprobs"
 
 
@@ -85,9 +84,9 @@ class _Tool:
 
 def _is_ours(tool: Mapping[str, Any], dropped: list[str]) -> bool:
     """Return whether the client runs the tool. Nothing here would hold a custom call to a grammar."""
-    kind, form = tool["type"], tool.get("format")
-    is_free = not isinstance(form, dict) or form.get("type", "text") == "text"
-    if kind in ("function", "namespace") or (kind == "custom" and tool.get("name") and is_free):
+    kind = tool["type"]
+    is_custom = kind == "custom" and tool.get("name") and custom_tools.is_free(tool.get("format"))
+    if is_custom or kind in ("function", "namespace"):
         return True
     dropped.append(kind)
     return False
@@ -103,7 +102,7 @@ def _by_chat_name(given: list[dict[str, Any]]) -> dict[str, _Tool]:
                 name = _chat_name(space, one["name"])
                 function = {key: one[key] for key in ("description", "parameters", "strict") if one.get(key)}
                 if one.get("type") == "custom":
-                    function["parameters"] = _INPUT
+                    function["parameters"] = custom_tools.PARAMETERS
                 found[name] = _Tool(one.get("type") or "function", one["name"], space, {"name": name} | function)
     return found
 
@@ -234,7 +233,7 @@ def _call(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
         if not item.get(name):
             raise BadRequest(f"{where}.{name} is missing.", param=f"{where}.{name}")
     said = item.get(_CALLS[kind]) or ""
-    arguments = encode_json({"input": said}).decode() if kind == "custom_tool_call" else said or "{}"
+    arguments = custom_tools.said(said) if kind == "custom_tool_call" else said or "{}"
     function = {"name": _chat_name(item.get("namespace"), item["name"]), "arguments": arguments}
     return {"id": item["call_id"], "type": "function", "function": function}
 
@@ -319,16 +318,8 @@ class _Item:
         if self.part:
             return self.head | {"status": status, "content": [self.content(text)]}
         if self.head["type"] == "custom_tool_call":
-            return self.head | {"status": status, "input": _input(text)}
+            return self.head | {"status": status, "input": custom_tools.heard(text)}
         return self.head | {"status": status, "arguments": text}
-
-
-def _input(arguments: str) -> str:
-    try:
-        found = decode(arguments)["input"]
-    except (ValueError, LookupError, TypeError):
-        return arguments
-    return found if isinstance(found, str) else arguments
 
 
 class ResponseAnswer:

@@ -110,7 +110,15 @@ class TranslatedClient:
     def exchange(self, exchange: Any) -> None:
         self._exchange, self._client.exchange = exchange, self
 
-    # The exchange of the client's connection.
+    # The exchange of the client's connection, or of another translation.
+
+    @property
+    def queue_s(self) -> float:
+        return float(self._exchange.queue_s)
+
+    @property
+    def ending(self) -> Any:
+        return self._exchange.ending
 
     def client_left(self) -> None:
         self._exchange.client_left()

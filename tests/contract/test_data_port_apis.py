@@ -251,7 +251,7 @@ async def test_a_held_message_is_kept_alive_and_ends_with_an_error_event() -> No
 @pytest.mark.parametrize(
     ("engine", "args", "cannot"),
     [
-        ("emulated", {}, {MESSAGE, COUNT, RERANK}),
+        ("emulated", {}, {COUNT, RERANK}),
         ("llamacpp", {}, {EMBEDDING, RERANK}),
         ("llamacpp", {"embeddings": True}, {RERANK}),
         ("llamacpp", {"embeddings": True, "pooling": "rank"}, {EMBEDDING}),
@@ -280,6 +280,7 @@ async def test_what_an_engine_does_not_answer_is_501_with_the_reason_and_wakes_n
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 OTHER = TOOL | {"name": "g"}
+CUSTOM = {"type": "custom", "custom": {"name": "f"}}
 FLAT = {"type": "function", "name": "f"}
 
 
@@ -306,7 +307,10 @@ FLAT = {"type": "function", "name": "f"}
         (RESPONSE, {"tools": [FLAT], "tool_choice": {"type": "function", "name": "g"}}, ""),
         (RESPONSE, {"tools": [{"type": "web_search"}]}, "emulated llamacpp vllm"),
         (RESPONSE, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, ""),
-        (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "auto"}}, "llamacpp vllm"),
+        (CHAT, {"tools": [CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "llamacpp vllm"),
+        (CHAT, {"tools": [CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "g"}}}, ""),
+        (CHAT, {"tools": [FUNCTION, {"type": "web_search"}]}, ""),
+        (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "auto"}}, "emulated llamacpp vllm"),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "any"}}, "llamacpp vllm"),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "llamacpp vllm"),
         (
@@ -316,7 +320,11 @@ FLAT = {"type": "function", "name": "f"}
         ),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, ""),
         (MESSAGE, {"tools": [TOOL], "tool_choice": {"type": "tool"}}, ""),
-        (MESSAGE, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "llamacpp vllm"),
+        (
+            MESSAGE,
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "emulated llamacpp vllm",
+        ),
         (MESSAGE, {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}}, ""),
         (MESSAGE, {"tool_choice": {"type": "any"}}, ""),
     ],
@@ -333,10 +341,8 @@ async def test_a_tool_choice_that_cannot_be_honoured_is_refused(
             answer = await rig.ask(asking(path, **fields))
         if answer.status == 200:
             honoured.add(engine)
-        elif answer.status == 400:
-            assert "tool" in error_of(answer, path)["message"]
         else:
-            assert (answer.status, engine) == (501, "emulated")
+            assert answer.status == 400 and "tool" in error_of(answer, path)["message"]
     assert honoured == set(engines.split())
 
 
@@ -353,6 +359,30 @@ async def test_tools_that_anthropic_runs_are_dropped_and_named(path: str) -> Non
     sent = [json.loads(served.body) for served in engine.served]
     assert sent[0]["tools"] == [TOOL] and not {"tools", "tool_choice"} & set(sent[1])
     assert "x-glowplug-dropped-tools" not in own.headers and sent[2]["tools"] == [TOOL]
+
+
+SEARCH = [
+    {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {"query": "a"}},
+    {"type": "web_search_tool_result", "tool_use_id": "1", "content": [{"type": "web_search_result", "url": "u"}]},
+]
+
+
+@pytest.mark.parametrize("path", [MESSAGE, COUNT])
+async def test_calls_that_anthropics_servers_made_are_left_out_of_a_conversation_and_named(path: str) -> None:
+    said, user = {"type": "text", "text": "a web_search_tool_result"}, {"role": "user", "content": "hi"}
+    result = {"type": "tool_result", "tool_use_id": "2", "content": "b"}
+    turns = [user, {"role": "assistant", "content": [*SEARCH, said]}, {"role": "assistant", "content": SEARCH}]
+    turns.append({"role": "user", "content": [result]})
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        engine = await rig.engine(answering({"usage": {"input_tokens": 3}}))
+        answer = await rig.ask(asking(path, messages=turns, tools=[TOOL]))
+        refused = await rig.ask(asking(path, messages=turns[2:3]))
+        again = await rig.ask(asking(path, messages=[user, {"role": "user", "content": [said, result]}]))
+    assert answer.headers["x-glowplug-dropped-tools"] == "server_tool_use, web_search_tool_result"
+    sent = json.loads(engine.served[0].body)
+    assert sent["messages"] == [user, {"role": "assistant", "content": [said]}, turns[3]] and sent["tools"] == [TOOL]
+    assert refused.status == 400 and "messages" in error_of(refused, path)["message"]
+    assert again.status == 200 and "x-glowplug-dropped-tools" not in again.headers
 
 
 async def test_a_call_that_llamacpp_cannot_be_made_to_make_is_refused_with_those_that_it_can() -> None:

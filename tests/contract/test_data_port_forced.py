@@ -150,3 +150,52 @@ async def test_errors_of_a_forced_call_have_the_shape_of_its_api(path: str) -> N
         assert answer.get("type") == ("error" if path == MESSAGE else None)
     assert cut["type"] == "error" and cut["error"]["message"]
     assert {"type", "message"} <= set(cut["error"])
+
+
+# messages of engines without them
+
+
+def a_coding_agents_message(**fields: Any) -> bytes:
+    """In the shape of Claude Code's, shortened."""
+    script = {"script": {"type": "string", "maxLength": 524_288}, "id": {"type": "string", "pattern": "^wf_[a-z]{6,}$"}}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": script}
+    texts = [{"type": "text", "text": "A reminder."}, {"type": "text", "text": "Hi"}]
+    texts[1]["cache_control"] = {"type": "ephemeral"}  # type: ignore[assignment]
+    body = {
+        "messages": [{"role": "user", "content": texts}, {"role": "system", "content": "Agents: none."}],
+        "system": [{"type": "text", "text": "You are an agent."}, {"type": "text", "text": "Be brief."}],
+        "tools": [TOOL, {"name": "Workflow", "description": "It.", "input_schema": schema}],
+        "metadata": {"user_id": '{"session_id":"1"}'},
+        "max_tokens": 40,
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "stream": True,
+    }
+    return post(f"{MESSAGE}?beta=true", json.dumps({"model": "m"} | body | fields).encode())
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "vllm", "emulated"])
+async def test_a_coding_agents_message_is_understood(engine: str) -> None:
+    async with a_rig(models=(a_model(engine=engine, context_tokens=8192),)) as rig:
+        fake = await rig.engine(streaming(*a_chats_stream("a", " sea")))
+        answer = await rig.ask(a_coding_agents_message())
+    assert answer.status == 200 and "x-glowplug-unknown-fields" not in answer.headers
+    sent = json.loads(fake.served[0].body)
+    assert len(sent["tools"]) == 2 and len(sent["messages"]) == (3 if engine == "emulated" else 2)
+    if engine == "emulated":
+        text = [event["delta"]["text"] for event in events_of(answer) if event["type"] == "content_block_delta"]
+        assert text == ["a", " sea"]
+
+
+async def test_a_translated_message_ends_with_its_last_event_not_with_the_engines_connection() -> None:
+    async with a_rig(models=(a_model(engine="emulated"),)) as rig:
+        await rig.engine(streaming(*a_chats_stream("a"), then="hang"))
+        client = await rig.sent(a_coding_agents_message())
+        await client.head()
+        body = b""
+        while b"message_stop" not in body:
+            body += await client.chunk()
+        client.close()
+        await rig.until(lambda: bool(rig.finished))
+    assert rig.endings[0].status == 200

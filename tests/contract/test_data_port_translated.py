@@ -9,6 +9,7 @@ import pytest
 from glowplug.events.facts import ModelKeepAliveAsked
 from glowplug.services.router import intake, ollama
 from glowplug.services.router.settings import Limits
+from tests.contract.continuation_rig import sse
 from tests.contract.data_port_rig import (
     DONE,
     Answer,
@@ -539,3 +540,44 @@ async def test_what_an_engine_answers_that_is_no_answer_is_an_error() -> None:
         client.close()
         await asyncio.wait_for(engine.served[1].left.wait(), WAIT_S)
     assert odd.status >= 500 and "not match its API" in odd.json()["error"]["message"]
+
+
+# custom tools of chats
+
+
+CUSTOM = {"type": "custom", "custom": {"name": "run", "description": "Runs it."}}
+GRAMMAR = {"type": "custom", "custom": {"name": "patch", "format": {"type": "grammar", "grammar": {}}}}
+RUNS = {"id": "1", "type": "custom", "custom": {"name": "run", "input": 'say "a"'}}
+AS_FUNCTION = {"id": "1", "type": "function", "function": {"name": "run", "arguments": '{"input":"say \\"a\\""}'}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+EARLIER = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": None, "tool_calls": [RUNS]},
+    {"role": "tool", "tool_call_id": "1", "content": "a"},
+]
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "vllm", "emulated"])
+async def test_a_custom_tool_of_a_chat_is_a_function_with_one_text(engine: str) -> None:
+    asked = {"messages": EARLIER, "tools": [CLOCK, CUSTOM, GRAMMAR], "max_tokens": 5, "x": 1}
+    told = {"index": 0, "finish_reason": "tool_calls", "message": {"content": None, "tool_calls": [AS_FUNCTION]}}
+    pieces = [AS_FUNCTION["function"]["arguments"][i : i + 5] for i in range(0, 23, 5)]  # type: ignore[index]
+    head = {"index": 0, "id": "1", "type": "function", "function": {"name": "run", "arguments": ""}}
+    deltas = [{"tool_calls": [head]}, *({"tool_calls": [{"index": 0, "function": {"arguments": p}}]} for p in pieces)]
+    other = {"index": 1, "id": "2", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    chunks = [sse({"choices": [{"index": 0, "delta": one}]}) for one in [*deltas, {"tool_calls": [other]}]]
+    chunks += [sse({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}), DONE]
+    async with a_rig(models=(a_model(engine=engine),)) as rig:
+        fake = await rig.engine(answering({"choices": [told]}))
+        whole = await rig.ask(asking(CHAT, **asked))
+        fake.reply = streaming(*chunks)
+        stream = await rig.ask(asking(CHAT, **asked, stream=True))
+        none = await rig.ask(asking(CHAT, messages=EARLIER[:1], tools=[GRAMMAR], tool_choice="auto"))
+    assert whole.json()["choices"][0]["message"]["tool_calls"] == [RUNS]
+    assert whole.headers["x-glowplug-dropped-tools"] == "custom" and whole.headers["x-glowplug-unknown-fields"] == "x"
+    found = [json.loads(line[6:]) for line in stream.body.splitlines() if line.startswith(b"data: {")]
+    calls = [call for one in found for call in one["choices"][0]["delta"].get("tool_calls", ())]
+    assert calls == [other, RUNS | {"index": 0}] and stream.body.endswith(DONE) and none.status == 200
+    first, _, last = (json.loads(served.body) for served in fake.served)
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["clock", "run"]
+    assert first["messages"][1]["tool_calls"] == [AS_FUNCTION] and not {"tools", "tool_choice"} & set(last)

@@ -49,6 +49,7 @@ class EngineApi:
     # structure: the router translates (services/router/sequences.py, forced_tools.py, messages_as_chat.py). It
     # translates all responses (responses_as_chat.py).
     translated: frozenset[bytes] = frozenset()
+    has_messages: bool = True  # else each becomes a chat, and is translated
     # It ignores the structure requested on COMPLETIONS: the router moves it to a field that the engine reads
     # (services/router/intake.py).
     ignores_formats: bool = False

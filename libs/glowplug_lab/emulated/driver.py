@@ -88,6 +88,8 @@ IGNORES: dict[str, Any] = {
     "top_logprobs": 0,
     "logprobs": False,
     "response_format": "text",
+    "output_config": None,
+    "output_format": None,
     "json_schema": None,
     "structured_outputs": None,
     "grammar": "",
@@ -119,12 +121,14 @@ class EmulatedDriver(HostedDriver, Stager):
     @staticmethod
     def api(model: Model) -> EngineApi:
         why = "runs on the emulated engine, which has no such API"
-        lacks = dict.fromkeys((apis.MESSAGES, apis.COUNT_TOKENS, apis.RERANK), why)
+        lacks = dict.fromkeys((apis.COUNT_TOKENS, apis.RERANK), why)
         return EngineApi(
             lacks=lacks,
             ignores=IGNORES,
             tool_choices=frozenset(),
             continues=frozenset((apis.CHAT, apis.COMPLETIONS)),
+            has_messages=False,
+            translated=frozenset((apis.MESSAGES.encode(),)),
         )
 
     def spec(self, command: StartInstance, place: Place) -> dict[str, Any]:
