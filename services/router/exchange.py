@@ -205,6 +205,9 @@ class Exchange(Struct, eq=False):
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
         if self.state is ASKED:
+            if engine.is_sse and engine.status == 200 and not complete:
+                pings, body = wire.after_pings(body)
+                self._ping(engine, pings)
             if body or complete:
                 self._begin(engine, body, complete)
         elif self.state is CONTINUING:
@@ -216,6 +219,12 @@ class Exchange(Struct, eq=False):
             self._splice(body, complete)
         else:
             self._pass(body, complete)
+
+    def _ping(self, engine: EngineSource, pings: bytes) -> None:
+        """Pass on comments of an engine that still reads the prompt: another may have the request yet."""
+        if pings:
+            head = self._begin_client(engine, 0) if self.framing is None else b""
+            self.client.write(head + self._frame(pings))
 
     def _begin(self, engine: EngineSource, body: bytes, complete: bool) -> None:
         context, num_bytes, head = self.context, len(body), b""

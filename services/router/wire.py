@@ -83,6 +83,7 @@ MESSAGES = b"/v1/messages"  # and below: Anthropic's API
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")  # of a stream; within a text a quote follows
 first_error = re.compile(rb'(?:event: error\r?\ndata: |data: (?=\{"error")|error: )(\{[^\r\n]*\})').match
+_PINGS = re.compile(rb"(?::[^\r\n]*(?:\r?\n){2})+")
 _DONE = b"data: [DONE]"
 _DONE_WITHIN = len(_DONE) + 4
 _MESSAGE_OVER = re.compile(rb"^event: message_stop\r?$", re.MULTILINE)
@@ -98,6 +99,12 @@ def whole_events(body: bytes, most: int) -> int:
 
 def is_anthropic(path: bytes) -> bool:
     return path.startswith(MESSAGES) and path[len(MESSAGES) : len(MESSAGES) + 1] in (b"", b"/")
+
+
+def after_pings(first: bytes) -> tuple[bytes, bytes]:
+    """Divide the beginning of a stream: whole comments, and what follows them."""
+    end = found.end() if (found := _PINGS.match(first)) is not None else 0
+    return first[:end], first[end:]
 
 
 def starts_stream(first: bytes) -> bytes:

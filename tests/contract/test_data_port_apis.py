@@ -245,6 +245,23 @@ async def test_a_held_message_is_kept_alive_and_ends_with_an_error_event() -> No
     assert b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"' in body
 
 
+async def test_a_message_begins_after_the_comments_of_an_engine_that_reads_a_long_prompt() -> None:
+    """llama.cpp writes one every half minute."""
+    begun = {"type": "message_start", "message": {"id": "chatcmpl-1", "usage": {"input_tokens": 7}}}
+    ended = {"type": "message_delta", "usage": {"output_tokens": 2}}
+    events = tuple(map(wire.named_event, (begun, ended, {"type": "message_stop"})))
+    async with a_rig(models=(a_model(engine="llamacpp"),)) as rig:
+        engine = await rig.engine(streaming(b":\n\n", b":\n\n" + events[0], *events[1:]))
+        answer = await rig.ask(asking(MESSAGE, stream=True))
+        replies = iter((streaming(b":\n\n", then="die"), streaming(*events)))
+        engine.reply = lambda served: next(replies)(served)
+        other = await rig.engine(engine.reply, instance_id="i-2")
+        again = await rig.ask(asking(MESSAGE, stream=True))
+    assert answer.body == b":\n\n:\n\n" + b"".join(events).replace(b"chatcmpl-", b"msg_")
+    assert [row.token_counts()[:3] for row in rig.finished] == [(7, 2, True)] * 2
+    assert again.body.endswith(events[-1]) and len(engine.served + other.served) == 3
+
+
 # -- what an engine cannot do -----------------------------------------------------------------------------------------
 
 
