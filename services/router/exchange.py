@@ -205,7 +205,7 @@ class Exchange(Struct, eq=False):
 
     def engine_data(self, engine: EngineSource, body: bytes, complete: bool) -> None:
         if self.state is ASKED:
-            if engine.is_sse and engine.status == 200 and not complete:
+            if body[:1] == b":" and engine.is_sse and engine.status == 200 and not complete:
                 pings, body = wire.after_pings(body)
                 self._ping(engine, pings)
             if body or complete:
