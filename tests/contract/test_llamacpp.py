@@ -183,6 +183,13 @@ async def test_weights_cut_short_are_never_served(case: EngineCase) -> None:
     assert not case.driver.adopt(handle)
 
 
+async def test_a_template_that_does_not_render_is_the_models_fault(case: EngineCase) -> None:
+    args = {"chat_template": "{{ messages | nofilter }}"}
+    assert (await refused(case, case.weights, "chat template: .*'nofilter'", engine_args=args))[1] == (
+        "engine_misconfigured"
+    )
+
+
 async def test_prompts_stay_out_of_the_log(case: EngineCase) -> None:
     report = await case.start(system_prompt="Zanzibar is my secret.")
     body = {"messages": [{"role": "user", "content": "Quokkas too."}], "max_tokens": 4}

@@ -1,5 +1,5 @@
 """A model file changed under a stream, on a live fleet of the emulated engine: beside the old instance where there is
-memory, in its place where there is none."""
+memory, in its place where there is none. And one whose engine never starts, until its file is mended."""
 
 import json
 import threading
@@ -24,6 +24,14 @@ context_tokens: {context}
 min_instances: 1
 max_wait_s: 6
 engine_args: {{profile: "llama-2-7b/h800", launch_s: 0.2, warmup_s: 0.1}}
+"""
+BROKEN = """
+name: broken
+engine: emulated
+weights_bytes: 512MiB
+kv_bytes: 64MiB
+max_wait_s: 120
+engine_args: {launch_s: 0.2, warmup_s: 0.1, faults: {startup_failure: "no kernel in /opt/site/secret/kernels.so"}}
 """
 
 
@@ -92,3 +100,18 @@ def test_a_changed_file_reaches_what_serves_and_no_stream_ends(fleet: Fleet, tmp
     rows = httpx.get(fleet.process("router")["url"] + "/v1/requests", headers=fleet.admin).json()["data"]
     assert [row["num_continued"] for row in rows[:2]] == [1, 0]
     assert "outdated" not in fleet.cli("ps").stdout
+
+
+def test_a_model_whose_starts_fail_says_why_until_it_is_declared_anew(fleet: Fleet) -> None:
+    file = fleet.models_dir / "broken.yaml"
+    file.write_text(BROKEN)
+    wait_until("it is deployed", lambda: any(one["id"] == "broken" for one in fleet.models()))
+    for _ in range(3):  # the first waits for two starts
+        answer = fleet.chat("broken")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (503, "engine_failed"), error
+        assert "no kernel in kernels.so" in error["message"] and "secret" not in answer.text
+    assert not fleet.instances("broken"), "nothing starts for those who are refused"
+    file.write_text(BROKEN.partition("engine_args")[0])
+    wait_until("it is mended", lambda: not fleet.model("broken")["engine_args"])
+    assert fleet.chat("broken").status_code == 200

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from glowplug.domain.errors import EngineFailed, WeightsUnavailable
+from glowplug.domain.errors import EngineFailed, EngineMisconfigured, WeightsUnavailable
 from glowplug.domain.model import Model
 from glowplug.engines import apis, llamacpp_args, openmp, probe, process
 from glowplug.engines.apis import EngineApi
@@ -20,6 +20,7 @@ from glowplug.engines.port import Ability, EngineCapabilities, EngineHandle, Eng
 
 _QUICK_S = 2.0  # an engine busy for less may be asked at any rate
 _NOT_LOADED = re.compile(r"error loading model: (.+)")
+_TEMPLATE = re.compile(r"chat template parsing error: (?:.*\nError: )?([^\n]+)", re.DOTALL)
 _MAY_PASS = re.compile(r"alloc|memory|mmap|open|read error", re.IGNORECASE)  # the machine's fault, not the weights'
 _QUIET_S = 1.3  # after that, the least time between questions: see LlamacppDriver.num_in_flight
 
@@ -182,6 +183,10 @@ class LlamacppDriver(HostedDriver):
     def _failure(self, handle: EngineHandle, reason: str) -> EngineFailed:
         """Read the reason from the log: llama.cpp gives it nowhere else."""
         tail = process.log_tail(Path(handle.log_path), num_lines=200, num_bytes=65_536)
+        if broken := _TEMPLATE.search(tail):
+            error = EngineFailed(f"llama.cpp does not render this model's chat template: {broken[1].strip()}")
+            error.code = EngineMisconfigured.code
+            return error
         found = _NOT_LOADED.search(tail)
         if found is None or _MAY_PASS.search(found[1]):
             return super()._failure(handle, reason)

@@ -223,6 +223,14 @@ async def test_weights_that_llamacpp_does_not_know_are_hopeless_with_its_reason(
     assert error.code in HOPELESS_CODES
 
 
+@pytest.mark.parametrize("cut", ["------------\nWhile executing\n...{{ m | f }}...\nError: ", ""])
+async def test_a_template_that_llamacpp_does_not_render_is_the_models_fault(tmp_path: Path, cut: str) -> None:
+    log = f"I loading\nE srv init: chat template parsing error: {cut}Unknown filter 'f'\nE srv init: exiting"
+    error = await load_that_fails(tmp_path, log)
+    assert error.message == "llama.cpp does not render this model's chat template: Unknown filter 'f'"
+    assert error.code == "engine_misconfigured"
+
+
 @pytest.mark.parametrize("log", ["", "E llama_model_load: error loading model: unable to allocate CPU buffer"])
 async def test_what_may_pass_is_tried_again(tmp_path: Path, log: str) -> None:
     error = await load_that_fails(tmp_path, log)
