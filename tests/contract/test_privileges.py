@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from glowplug.bus import nats_bus
 from glowplug.bus.memory_bus import matches
 from glowplug.bus.nats_bus import NatsBus, arrive
-from glowplug.bus.streams import consumer_config
+from glowplug.bus.streams import consumer_config, stream_configs
 from glowplug.events import encode
 from glowplug.events.envelope import COMMANDS, PAYLOADS
 from glowplug.events.subjects import (
@@ -27,12 +27,14 @@ from glowplug.events.subjects import (
     commands_to,
     facts_of,
     is_telemetry,
+    of_event,
     stream_of,
 )
 from glowplug.runtime.privileges import (
     LOGS,
     READER,
     RIGHTS,
+    STREAMS,
     STREAMS_OWNER,
     USERS,
     inbox_of,
@@ -41,6 +43,7 @@ from glowplug.runtime.privileges import (
     valkey_document,
     variable,
 )
+from glowplug.services.console.usage_api import FILTERS
 from glowplug.state.keys import PREFIX
 from glowplug.state.port import Fenced, StoreUnavailable
 from glowplug.state.redis_store import RedisStore
@@ -172,39 +175,102 @@ async def test_a_user_subscribes_to_what_is_declared_and_nothing_else(bus_server
     assert received == declared
 
 
+# Every call of nats-server's JetStream API, by what follows the verb.
+OF_SERVER = (
+    "INFO", "STREAM.LIST", "STREAM.NAMES", "STREAM.TEMPLATE.LIST", "ACCOUNT.PURGE.x", "ACCOUNT.STREAM.MOVE.x.y",
+    "META.LEADER.STEPDOWN", "SERVER.REMOVE",
+)  # fmt: skip
+OF_STREAM = (
+    "STREAM.CREATE", "STREAM.UPDATE", "STREAM.INFO", "STREAM.DELETE", "STREAM.PURGE", "STREAM.SNAPSHOT",
+    "STREAM.RESTORE", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "STREAM.LEADER.STEPDOWN", "STREAM.PEER.REMOVE",
+    "DIRECT.GET", "CONSUMER.LIST", "CONSUMER.NAMES", "CONSUMER.CREATE",
+)  # fmt: skip
+OF_READER = (
+    "CONSUMER.CREATE", "CONSUMER.DURABLE.CREATE", "CONSUMER.INFO", "CONSUMER.DELETE", "CONSUMER.PAUSE",
+    "CONSUMER.RESET", "CONSUMER.UNPIN", "CONSUMER.LEADER.STEPDOWN", "CONSUMER.MSG.NEXT",
+)  # fmt: skip
+KEPT = [str(config.name) for config in stream_configs(1)]
+READERS = [*(f"{user}{end}" for user in USERS for end in ("-commands", "-1-facts", "-1-commands")), *FILTERS, "mine"]
+NARROW = sorted({f"{ROOT}.cmd.{user}.*.any" for user in USERS} | {of_event(kind) for kind in PAYLOADS} | {"glowplug.>"})
+
+
+def calls() -> Iterator[tuple[str, str, str, str]]:
+    """(verb, stream, reader, filter), "" where there is none."""
+    yield from ((verb, "", "", "") for verb in OF_SERVER)
+    for stream in (*KEPT, "OTHER"):
+        yield from ((verb, stream, "", "") for verb in OF_STREAM)
+        for reader in READERS:
+            yield from ((verb, stream, reader, "") for verb in (*OF_READER, "ACK"))
+            yield from (("CONSUMER.CREATE", stream, reader, only) for only in NARROW)
+
+
+def subject_of(verb: str, stream: str, reader: str, only: str) -> str:
+    if verb == "ACK":
+        return f"$JS.ACK.{stream}.{reader}.1.1.1.1.0"
+    return "$JS.API." + ".".join(part for part in (verb, stream, reader, only) if part)
+
+
+def is_granted(user: str, verb: str, stream: str, reader: str, only: str) -> bool:
+    """As the table says it."""
+    rights = RIGHTS[user]
+    if stream not in KEPT or not reader:
+        wants = {"STREAM.CREATE": user == STREAMS_OWNER, "STREAM.INFO": True, "CONSUMER.LIST": rights.inspects}
+        wants["STREAM.UPDATE"] = wants["STREAM.CREATE"]
+        return stream in KEPT and wants.get(verb, False)
+    alone = {f"{other}-commands": other for other, its in RIGHTS.items() if its.obeys and its.leads}
+    if stream == COMMANDS_STREAM:
+        may_use = rights.obeys and (reader == f"{user}-commands" if rights.leads else reader not in alone)
+        may_make = may_use and matches(f"{ROOT}.cmd.{user}.>", only)
+    else:
+        followed = [filter_ for filter_ in rights.follows if stream_of(filter_) == stream]
+        may_use = bool(followed)
+        may_make = may_use and (only in followed if len(followed) == 1 else not only)
+    return {"CONSUMER.CREATE": may_make, "CONSUMER.MSG.NEXT": may_use, "ACK": may_use}.get(verb, False)
+
+
 @users
 async def test_a_user_asks_of_jetstream_what_it_needs_and_no_more(bus_server: NatsProcess, user: str) -> None:
-    rights, streams = RIGHTS[user], (FACTS_STREAM, COMMANDS_STREAM, USAGE_STREAM)
-    create = f"CONSUMER.CREATE.{COMMANDS_STREAM}"
-    readers = [other for other in ("agent", "placer", "prefetcher") if other != user]
-    stream_verbs = ("DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE")
-    is_allowed = {f"STREAM.{verb}.{stream}": False for verb in stream_verbs for stream in streams}
-    consumer_verbs = ("DELETE", "PAUSE", "RESET", "DURABLE.CREATE")
-    is_allowed |= {f"CONSUMER.{verb}.{stream}.mine": False for verb in consumer_verbs for stream in streams}
-    is_allowed |= dict.fromkeys(("STREAM.CREATE.OTHER", "STREAM.LIST", "STREAM.NAMES"), False)
-    is_allowed |= dict.fromkeys(("ACCOUNT.PURGE.x", "META.LEADER.STEPDOWN", f"DIRECT.GET.{FACTS_STREAM}"), False)
-    is_allowed |= {
-        f"STREAM.{verb}.{stream}": user == STREAMS_OWNER for verb in ("CREATE", "UPDATE") for stream in streams
-    }
-    is_allowed |= {f"STREAM.INFO.{stream}": True for stream in streams}
-    is_allowed |= {
-        f"CONSUMER.CREATE.{FACTS_STREAM}.mine.{ROOT}.evt.decision.made.*.*": False,
-        f"CONSUMER.MSG.NEXT.{FACTS_STREAM}.mine": bool(rights.follows),
-        f"CONSUMER.MSG.NEXT.{USAGE_STREAM}.mine": user == "console",
-        f"CONSUMER.CREATE.{USAGE_STREAM}.mine.{ROOT}.use.>": False,
-        f"{create}.placer-commands.{ROOT}.cmd.{user}.*.any": user == "placer",
-        f"CONSUMER.MSG.NEXT.{COMMANDS_STREAM}.placer-commands": user == "placer",
-        f"CONSUMER.MSG.NEXT.{COMMANDS_STREAM}.another": user in ("agent", "prefetcher"),
-        f"{create}.mine": False,
-        **{f"{create}.mine.{ROOT}.cmd.{other}.*.any": False for other in readers},
-    }
-    ack = f"$JS.ACK.{COMMANDS_STREAM}.{{}}.1.1.1.1.0"
-    calls = {f"$JS.API.{call}" for call in is_allowed}
+    """Each call of the API, on each stream, reader and filter."""
+    assert set(KEPT) == set(STREAMS), "a new stream needs a row"
+    granted = {subject_of(*call): is_granted(user, *call) for call in calls()}
     async with bus_of(bus_server, STREAMS_OWNER):
-        through = await let_through(bus_server, user, {*calls, ack.format("placer-commands"), ack.format("another")})
-    assert through & calls == {f"$JS.API.{call}" for call, may in is_allowed.items() if may}
-    assert (ack.format("placer-commands") in through) == (user == "placer")
-    assert (ack.format("another") in through) == (user in ("agent", "prefetcher"))
+        assert await let_through(bus_server, user, granted) == {call for call, may in granted.items() if may}
+
+
+@users
+async def test_where_an_answer_goes_nothing_is_done(bus_server: NatsProcess, user: str) -> None:
+    """The server does not check the subject that a user names for an answer: an acknowledgement of another's reader, a
+    call that this user may not make, another's inbox and a command all get it, and none takes effect."""
+    node, obeying, listener = name(), name(), Listener()
+    async with (
+        bus_of(bus_server, STREAMS_OWNER) as placer,
+        watching(bus_server) as (witness, seen),
+        guest(bus_server, user) as client,
+    ):
+        js, reader = witness.jetstream(timeout=30), f"agent-{node}"
+        await js.add_consumer(COMMANDS_STREAM, consumer_config(reader, [commands_to("agent", node)]))
+        sent = stop(node)
+        await placer.publish(sent)
+        [taken] = await (await js.pull_subscribe_bind(durable=reader, stream=COMMANDS_STREAM)).fetch(1, timeout=30)
+        streams = {str(one.config.name) for one in await js.streams_info()}
+        aims = [taken.reply, f"{ROOT}.cmd.agent.stop.{obeying}", *(f"{inbox_of(f'nats://{one}@h')}.x" for one in USERS)]
+        aims += [subject_of(verb, stream, "", "") for verb in ("STREAM.DELETE", "STREAM.PURGE") for stream in KEPT]
+        aims += [subject_of("CONSUMER.DELETE", COMMANDS_STREAM, reader, ""), "$JS.API.STREAM.CREATE.OTHER"]
+        asked = [subject_of("STREAM.INFO", FACTS_STREAM, "", ""), *sorted(wanted(user))]
+        for aim in aims:
+            for subject in asked:
+                await client.publish(subject, b"{}", reply=aim)
+        await arrive(client)
+        await until(lambda: f"{inbox_of('nats://reader@h')}.x" in seen, "the answers are sent")
+        assert {str(one.config.name) for one in await js.streams_info()} == streams
+        left = await js.consumer_info(COMMANDS_STREAM, reader)
+        assert (left.num_ack_pending, left.num_pending) == (1, 0)
+        assert (await js.get_msg(COMMANDS_STREAM, taken.metadata.sequence.stream)).data == taken.data
+        async with bus_of(bus_server, "agent") as agent:
+            last = stop(obeying)
+            await agent.subscribe([commands_to("agent", obeying)], listener, durable=name())
+            await placer.publish(last)
+            assert await listener.listen(1) == [last]
 
 
 @pytest.mark.parametrize("user", [user for user in USERS if user != READER])
