@@ -1,6 +1,6 @@
 """Watch the files of tenants and their keys."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,13 @@ from pydantic import Field, ValidationError, field_validator
 
 from glowplug.controllers.autoscaler.access import PutKey, PutTenant, RemoveTenant, RevokeKey
 from glowplug.controllers.autoscaler.controller import AutoscalerController
-from glowplug.domain.access import ApiKey, Surface, Tenant
+from glowplug.domain.access import KEYS, TENANTS, ApiKey, Surface, Tenant
 from glowplug.domain.errors import InvalidModelFile
 from glowplug.runtime.model_files import first_fault, read_yaml
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tenant_body import TenantBody
 from glowplug.services.autoscaler.access_api import DeclaredKey, Names, Surfaces
-from glowplug.services.autoscaler.file_watch import FileWatch
+from glowplug.services.autoscaler.file_watch import POLL_S, READ_S, FileWatch
 
 MAX_FILE_BYTES = 8 << 20
 
@@ -64,42 +64,55 @@ def load(path: Path) -> tuple[Tenant, list[ApiKey]]:
 
 
 class AccessWatch(FileWatch):
-    """A key missing in its file is revoked; a tenant without its file is removed, and its keys are revoked."""
+    """A key that no file declares any more is revoked; such a tenant is removed, and its keys are revoked. Both may
+    change their files, and keys their tenants, in one look."""
 
     kind = "tenant file"
+
+    def __init__(self, directory: Path | None, poll_s: float = POLL_S, timeout_s: float = READ_S) -> None:
+        super().__init__(directory, poll_s, timeout_s)
+        self._declared: dict[str, frozenset[tuple[str, str]]] = {}  # file -> its rows, as last read
 
     def load(self, path: Path) -> tuple[Tenant, list[ApiKey]]:
         return load(path)
 
-    async def apply(
-        self, shell: Shell, controller: AutoscalerController, path: Path, declared: Any, present: Collection[str]
-    ) -> bool:
-        source = str(path)
-        tenant: Tenant
-        keys: list[ApiKey]
-        tenant, keys = declared
-        rows = controller.access
-        known = rows.tenants.get(tenant.name)
-        if known is not None and known.source != source and known.source in present:
-            self.keep_out(path, f"tenant: {tenant.name!r} comes from {Path(known.source).name} already")
-            return False
-        done = await self.tell(shell, source, PutTenant(tenant))
-        for name in [t.name for t in rows.tenants.values() if t.source == source and t.name != tenant.name]:
-            done &= await self._remove(shell, source, name)
-        for key in keys:
-            done &= await self.tell(shell, source, PutKey(key))
-        ids = {key.key_id for key in keys}
-        for key_id in [k.key_id for k in rows.keys.values() if k.source == source and k.key_id not in ids]:
-            done &= await self.tell(shell, source, RevokeKey(key_id, source))
-        if done:
+    async def apply_all(
+        self, shell: Shell, controller: AutoscalerController, read: Mapping[str, Any], present: Collection[str]
+    ) -> set[str]:
+        """Put tenants before keys, and both before what no file declares ends: a key that has moved is not revoked."""
+        for source, (tenant, keys) in read.items():
+            self._declared[source] = frozenset({(TENANTS, tenant.name), *((KEYS, key.key_id) for key in keys)})
+        access, left = controller.access, set[str]()
+        for source, (tenant, _) in read.items():
+            was_of = self._left_by(TENANTS, access.tenants.get(tenant.name), tenant.name, present)
+            if not await self.tell(shell, source, PutTenant(tenant, was_of)):
+                left.add(source)
+        for source in sorted(read.keys() - left):
+            for key in read[source][1]:
+                was_of = self._left_by(KEYS, access.keys.get(key.key_id), key.key_id, present)
+                if not await self.tell(shell, source, PutKey(key, was_of)):
+                    left.add(source)
+        for key in list(access.keys.values()) if read else ():
+            source = "" if key.revoked_at else self._left_by(KEYS, key, key.key_id, present)
+            if source and not await self.tell(shell, source, RevokeKey(key.key_id, source)):
+                left.add(source)
+        for tenant in list(access.tenants.values()):
+            source = self._left_by(TENANTS, tenant, tenant.name, present)
+            if source and not await self.tell(shell, source, RemoveTenant(tenant.name, source, with_keys=True)):
+                left.add(source)
+        for source in read.keys() - left:
             self.errors.pop(source, None)
-        return done
+        return left
 
-    async def gone(self, shell: Shell, controller: AutoscalerController, present: Collection[str]) -> set[str]:
-        for tenant in list(controller.access.tenants.values()):
-            if self.is_ours(tenant.source) and tenant.source not in present:
-                await self._remove(shell, tenant.source, tenant.name)
-        return set()
+    def _left_by(self, table: str, row: Tenant | ApiKey | None, name: str, present: Collection[str]) -> str:
+        """Return a row's file if it is gone, or declares the row no more as far as is known; else ""."""
+        if row is None:
+            return ""
+        if row.source in present:
+            declared = self._declared.get(row.source)
+            return "" if declared is None or (table, name) in declared else row.source
+        return row.source if self.is_ours(row.source) else ""
 
-    async def _remove(self, shell: Shell, source: str, name: str) -> bool:
-        return await self.tell(shell, source, RemoveTenant(name, source, with_keys=True))
+    def forget(self, name: str) -> None:
+        super().forget(name)
+        self._declared.pop(name, None)

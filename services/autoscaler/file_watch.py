@@ -41,23 +41,12 @@ class FileWatch:
         """Read a declaration, in a thread. Raises GlowplugError for a bad file, NoAnswer if a retry may work."""
         raise NotImplementedError
 
-    async def apply(
-        self, shell: Shell, controller: AutoscalerController, path: Path, declared: Any, present: Collection[str]
-    ) -> bool:
-        """Apply the result of `load`. Return False for a retry at the next poll: a name belongs to another file, or the
-        controller refuses."""
-        raise NotImplementedError
-
-    async def gone(self, shell: Shell, controller: AutoscalerController, present: Collection[str]) -> set[str]:
-        """Remove what no file declares any more. Return the files to retry at the next poll."""
-        raise NotImplementedError
-
     async def apply_all(
         self, shell: Shell, controller: AutoscalerController, read: Mapping[str, Any], present: Collection[str]
     ) -> set[str]:
-        """Apply the changed files. Return those to retry at the next poll."""
-        left = {name for name in read if not await self.apply(shell, controller, Path(name), read[name], present)}
-        return left | await self.gone(shell, controller, present)
+        """Apply the results of `load` of changed files, and remove what no file declares any more. Return the files to
+        retry at the next poll: a name belongs to another file, or the controller refuses."""
+        raise NotImplementedError
 
     def answered(self, name: str) -> None:
         """Note that a file was read, well or not."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glowplug.domain.access import KEYS, TENANTS, digest_of
-from glowplug.services.autoscaler.access_watch import AccessWatch
+from glowplug.services.autoscaler.access_watch import AccessWatch, load
 from tests.integration.test_control_rest import MODEL, TOKEN, Fleet, fleet  # noqa: F401 - the fixture
 
 LIMITS = {"requests_per_minute": 60, "tokens_per_day": 10_000}
@@ -161,3 +161,67 @@ async def test_an_error_nobody_thought_of_keeps_one_file_of_a_tenant_out(
     await watch.poll(shell)
     assert set(shell.controller.access.tenants) == {"good"}
     assert watch.errors == {str(tmp_path / "bad.yaml"): "cannot be read: ZeroDivisionError: division by zero"}
+
+
+def a_file(tenant: str, *key_ids: str) -> str:
+    digest = digest_of(f"gp-abcd1234-{'x' * 43}")
+    keys = "".join(f'  - {{id: {key_id}, name: bot, sha256: "{digest}"}}\n' for key_id in key_ids)
+    return f"tenant: {tenant}\nkeys:\n{keys}" if keys else f"tenant: {tenant}\n"
+
+
+MOVED = {"a": a_file("acme", "aaaa1111"), "b": a_file("brick", "aaaa2222", "bbbb1111")}
+BEGIN = {"a": a_file("acme", "aaaa1111", "aaaa2222"), "b": a_file("brick", "bbbb1111")}
+
+
+@pytest.mark.parametrize(
+    ("files", "revoked"),
+    [
+        pytest.param({"c": BEGIN["a"], "b": BEGIN["b"]}, set(), id="a file is renamed"),
+        pytest.param({"a": BEGIN["b"], "b": BEGIN["a"]}, set(), id="two exchange all"),
+        pytest.param(
+            {"a": a_file("brick", "aaaa1111", "aaaa2222"), "b": a_file("acme", "bbbb1111")}, set(), id="and their names"
+        ),
+        pytest.param({"a": a_file("apex", "aaaa1111", "aaaa2222"), "b": BEGIN["b"]}, set(), id="a tenant is renamed"),
+        pytest.param(MOVED, set(), id="a key moves"),
+        pytest.param({"b": a_file("acme", "aaaa2222", "bbbb1111")}, {"aaaa1111"}, id="one takes over"),
+    ],
+)  # fmt: skip
+async def test_tenants_and_keys_change_their_files_in_one_look(
+    fleet: Fleet,  # noqa: F811
+    tmp_path: Path,
+    files: dict[str, str],
+    revoked: set[str],
+) -> None:
+    shell, watch = fleet.shells[0], AccessWatch(tmp_path)
+    rows = shell.controller.access
+
+    async def look(declared: dict[str, str]) -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        for name, text in declared.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+        watch._seen.clear()
+        await watch.poll(shell)
+
+    await look(BEGIN)
+    await look(files)
+    assert not watch.errors
+    declared = {name: load(tmp_path / f"{name}.yaml") for name in files}
+    assert {t.name: t.source for t in rows.tenants.values()} == {t.name: t.source for t, _ in declared.values()}
+    living = {key.key_id: (key.tenant, key.source) for key in rows.keys.values() if not key.revoked_at}
+    assert living == {key.key_id: (key.tenant, key.source) for _, keys in declared.values() for key in keys}
+    assert rows.keys.keys() - living.keys() == revoked
+
+
+async def test_a_tenant_and_a_key_of_another_file_stay_its_own(fleet: Fleet, tmp_path: Path) -> None:  # noqa: F811
+    shell, watch = fleet.shells[0], AccessWatch(tmp_path)
+    for name, text in {**BEGIN, "c": a_file("acme"), "d": a_file("dune", "bbbb1111")}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    await watch.poll(shell)
+    (tmp_path / "b.yaml").write_text("tenant: [")  # what it declared before stays in force, and its own
+    for _ in range(2):
+        await watch.poll(shell)
+        assert watch.errors.keys() - {str(tmp_path / "b.yaml")} == {str(tmp_path / f"{name}.yaml") for name in "cd"}
+    rows = shell.controller.access
+    assert rows.tenants["acme"].source == str(tmp_path / "a.yaml")
+    assert (rows.keys["bbbb1111"].tenant, rows.keys["bbbb1111"].revoked_at) == ("brick", 0.0)

@@ -21,9 +21,10 @@ LOOK_EVERY_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class PutTenant:
-    """Create or change a tenant; `revision` is set here. Raises Conflict if declared elsewhere."""
+    """Create or change a tenant; `revision` is set here. Raises Conflict if declared elsewhere than `was_of`."""
 
     tenant: Tenant
+    was_of: str = ""  # a source that declares it no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,10 @@ class RemoveTenant:
 
 @dataclass(frozen=True, slots=True)
 class PutKey:
-    """Create or change a key. Raises NotFound for its tenant, Conflict if declared elsewhere."""
+    """Create or change a key. Raises NotFound for its tenant, Conflict if declared elsewhere than `was_of`."""
 
     api_key: ApiKey
+    was_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class AccessRows:
     def _put_tenant(self, request: PutTenant, now_s: float) -> list[Effect]:
         given = request.tenant
         known = self.tenants.get(given.name)
-        _check_source(f"tenant {given.name!r}", known, given.source)
+        _check_source(f"tenant {given.name!r}", known, given.source, request.was_of)
         if known is not None and replace(given, revision=known.revision) == known:
             return []
         row = replace(given, revision=self._revision(TENANTS, given.name, now_s))
@@ -122,7 +124,7 @@ class AccessRows:
         given = request.api_key
         self.tenant(given.tenant)
         known = self.keys.get(given.key_id)
-        _check_source(f"key {given.key_id!r}", known, given.source)
+        _check_source(f"key {given.key_id!r}", known, given.source, request.was_of)
         if known is not None:
             given = replace(given, created_at=known.created_at, revoked_at=given.revoked_at or known.revoked_at)
             if replace(given, revision=known.revision) == known:
@@ -218,7 +220,7 @@ def _removal(table: str, name: str) -> Remove:
     return Remove(KEYS, name) if table == KEYS else Remove(TENANTS, name)
 
 
-def _check_source(what: str, known: Tenant | ApiKey | None, source: str) -> None:
-    """Raise Conflict unless declared by the same source."""
-    if known is not None and known.source != source:
+def _check_source(what: str, known: Tenant | ApiKey | None, source: str, was_of: str = "") -> None:
+    """Raise Conflict unless declared by the same source, or by `was_of`."""
+    if known is not None and known.source != source and not (was_of and known.source == was_of):
         raise Conflict(f"{what} is declared by {declared_by(known.source)}; it can only be changed there")
