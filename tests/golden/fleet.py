@@ -12,7 +12,7 @@ Commands of the blocks after it (times in seconds):
     after SECONDS                          time passes
     operator load MODEL [RUNG] [NODE], unload MODEL [RUNG], pin MODEL [RUNG], sleep|drain|unpin|remove MODEL
     operator fetch|drop MODEL [NODE]       to or from host memory
-    change MODEL FIELD=VALUE ...           it is declared anew
+    change MODEL FIELD=VALUE ...           it is declared anew; weights=URI of as many bytes
     cordon NODE, uncordon NODE
     kill NODE [MODEL]                      a node dies, or the oldest engine of a model there
     fail NODE MODEL                        the next stage there that is to become whole does not
@@ -179,7 +179,10 @@ class Fleet:
 
     def do_change(self, key: str, *given: str) -> None:
         model = self.control.services["autoscaler"].models[key]
-        self.control.give("autoscaler", operator.Deploy(model=replace(model, **_fields(given))))
+        fields = _fields(given)
+        if uri := fields.pop("weights", ""):
+            fields["weights"] = replace(model.weights, uri=uri)
+        self.control.give("autoscaler", operator.Deploy(model=replace(model, **fields)))
 
     def do_cordon(self, node_id: str) -> None:
         self.control.give("placer", Cordon(node_id, True))

@@ -568,10 +568,10 @@ class PlacerController:
         self.policies, self._params, self._fence = policies, params, Fence()
         self.fleet = Fleet(policies, epoch, params, priors)
         self.reads_ends = wants_seconds(place) or reads_profile(prewarm)
-        self._placing, self._stages = Placing(self.fleet, place, evict), Stages(self.fleet)
+        self.host_memory = HostMemory(self.fleet)
+        self._placing, self._stages = Placing(self.fleet, place, evict, self.host_memory), Stages(self.fleet)
         self._adapters = AdapterPlacing(self.fleet)
         self._prewarming, self._nodes = Prewarming(self.fleet, prewarm), Nodes(self.fleet)
-        self.host_memory = HostMemory(self.fleet)
         self.costs = Costs(self.fleet, self._placing, self.host_memory)
         self.price_list = PriceList(self.fleet, self._placing)
         self.handlers: Handlers = {

@@ -1,4 +1,5 @@
-"""An operator's weights in host memory: brought to a node, dropped from nodes, or pinned.
+"""Weights in host memory that no start asks for: an operator's, brought to a node, dropped from nodes, or pinned; and
+those of a replacement, brought ahead of the start for which the old instance leaves.
 
 A fetch is repeated until the node shows the weights or reports a failure; a drop too, because a prefetcher refuses it
 while an instance reads the weights. Pinned weights are fetched where no node has them, with a longer pause after each
@@ -82,6 +83,16 @@ class HostMemory:
             return []
         return self._bring(model, node, f"an operator wants the weights of {model.name} there", operator.POLICY, now_s)
 
+    def bring_ahead(self, model: Model, node_id: str, now_s: float) -> list[Effect]:
+        node = self.fleet.nodes.by_id.get(node_id)
+        if node is None or not model.weights.uri or _has_current(node, model):
+            return []
+        why = f"{model.name} has been declared anew, and its weights come before the instance leaves that it replaces"
+        return self._bring(model, node, why, "declared", now_s)
+
+    def is_coming(self, model_key: str, node_id: str) -> bool:
+        return (model_key, node_id) in self._fetches
+
     def drop(self, asked: DropFromHost, now_s: float) -> list[Effect]:
         """Drop a model's weights from host memory for an operator. Raises Conflict where they are kept."""
         model = self.model(asked.model_key)
@@ -132,7 +143,7 @@ class HostMemory:
         effects: list[Effect] = []
         for (model_key, node_id), sent_at in list(self._fetches.items()):
             model, node = self.fleet.models.get(model_key), self.fleet.nodes.by_id.get(node_id)
-            is_over = model is None or node is None or has_weights(node, model)
+            is_over = model is None or node is None or _has_current(node, model)
             if is_over or not self.fleet.nodes.is_alive(node_id, now_s):
                 del self._fetches[model_key, node_id]
                 self._failed.pop(model_key, None)
@@ -177,6 +188,11 @@ class HostMemory:
         chosen, inputs = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
         decided = self.fleet.decided("prefetch", rule, why, now_s, node_id=node.node_id, chosen=chosen, inputs=inputs)
         return [decided, Publish(self.fleet.with_peers(_fetch_command(model, node.node_id)))]
+
+
+def _has_current(node: Node, model: Model) -> bool:
+    """Return whether host memory has these very weights, not those of an earlier declaration."""
+    return any(one.digest == model.weights.digest for one in node.cached)
 
 
 def _fetch_command(model: Model, node_id: str) -> FetchWeights:

@@ -23,6 +23,13 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetching:
+    """State without a place, while its weights come to the node of the instance that it replaces."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class MakingSpace:
     """State with bytes claimed on GPUs that instances were asked to leave; no `victims` where drains under way
     suffice."""
@@ -66,7 +73,7 @@ class Placement:
     event: Event
     received_at: float
     asked_at: float  # for the last time
-    state: Waiting | MakingSpace | Sent = Waiting()
+    state: Waiting | Fetching | MakingSpace | Sent = Waiting()
     refusal: Refusal | None = None
     lacked_at: float = 0.0  # when bytes were first found lacking; 0: never
     is_patient: bool = False  # waits for space where an engine of its model sleeps
@@ -110,7 +117,7 @@ class Placement:
 
     @property
     def victims(self) -> tuple[str, ...]:
-        return () if isinstance(self.state, Waiting) else self.state.victims
+        return () if isinstance(self.state, Waiting | Fetching) else self.state.victims
 
     @property
     def node_id(self) -> str:

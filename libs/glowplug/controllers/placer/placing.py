@@ -15,7 +15,9 @@ from glowplug.controllers.effects import Effect, Publish
 from glowplug.controllers.placer.failed_nodes import others
 from glowplug.controllers.placer.fleet import Fleet
 from glowplug.controllers.placer.holdings import Holdings
+from glowplug.controllers.placer.host_memory import HostMemory
 from glowplug.controllers.placer.placement import (
+    Fetching,
     MakingSpace,
     Placement,
     Refusal,
@@ -93,8 +95,8 @@ class Preview:
 class Placing:
     """Placements by instance_id: waiting, or sent and not yet reported by an agent."""
 
-    def __init__(self, fleet: Fleet, place: PlacePolicy, evict: EvictPolicy) -> None:
-        self.fleet, self._place, self._evict = fleet, place, evict
+    def __init__(self, fleet: Fleet, place: PlacePolicy, evict: EvictPolicy, host_memory: HostMemory) -> None:
+        self.fleet, self._place, self._evict, self._host = fleet, place, evict, host_memory
         self.placements: dict[str, Placement] = {}
         self._waiting: list[tuple[tuple[int, float], Placement]] = []
         self._shares = Shares()
@@ -424,7 +426,8 @@ class Placing:
         return [decided, *self._stops(placement, [rows[victim] for victim in eviction.victims], now)]
 
     def _exchange(self, placement: Placement, now: Pass) -> list[Effect]:
-        """Let the instance that it replaces leave, if that frees the memory."""
+        """Let the instance that it replaces leave, if that frees the memory, once the weights are on its node or cannot
+        be brought there."""
         if self._is_making_space(placement, now):
             return self._ask_again(placement, now)
         if not self.fleet.is_settled(now.now_s):
@@ -432,10 +435,19 @@ class Placing:
         old = self.fleet.instances.by_id.get(placement.command.replaces)
         if old is None or old.state is not InstanceState.READY or not old.is_whole:
             return []
+        effects: list[Effect] = []
         wanted = replace(self._wanted(placement, now, 0), instead_of=old.instance_id)
         with self.fleet.capacity.without(placement.instance_id) if placement.stages else nullcontext():
             chosen = now.victims.make(wanted, self._evict, frozenset(worker.gpu_id for worker in old.workers))
-        return self._evict_for(placement, chosen, now) if chosen else []
+        if chosen is None:
+            return []
+        model, here = placement.command.model, chosen.stage.node_id
+        if placement.state != Fetching(here):
+            placement.state = Fetching(here)
+            effects = self._host.bring_ahead(model, here, now.now_s)
+        if self._host.is_coming(model.key, here):
+            return effects
+        return self._evict_for(placement, chosen, now)
 
     def _ask_again(self, placement: Placement, now: Pass) -> list[Effect]:
         making, rows = placement.state, self.fleet.instances.by_id
