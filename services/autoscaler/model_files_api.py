@@ -15,7 +15,7 @@ from pydantic import Field
 from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.controllers.autoscaler.keeping import check_able
 from glowplug.controllers.autoscaler.models import check_names, declared
-from glowplug.controllers.autoscaler.replacing import ends_at_once, outdated_of
+from glowplug.controllers.autoscaler.replacing import ends_at_once, has_room, outdated_of
 from glowplug.domain.errors import GlowplugError, InvalidModelFile
 from glowplug.domain.hardware import Node
 from glowplug.domain.instance import InstanceState
@@ -23,7 +23,7 @@ from glowplug.domain.model import Model, Rung
 from glowplug.domain.phrasing import counted
 from glowplug.domain.units import show_bytes
 from glowplug.engines.drivers import declaration, installed
-from glowplug.fleet.start_times import START_TIMES, StartRow
+from glowplug.fleet.start_times import START_TIMES, StartKind, StartRow
 from glowplug.fleet.status import StartEstimates
 from glowplug.fleet.tables import find_model
 from glowplug.runtime import model_forms
@@ -77,7 +77,7 @@ def routes(service: ControlService, watch: ModelWatch, allowed: Any) -> APIRoute
     async def check(body: DraftBody) -> dict[str, Any]:
         """Check a model file and deploy nothing: `errors` by field, the YAML and its fields, the
         `model` that a deployment would make, null while there are errors, and the `change` in words: instances
-        `replaced`, each after a start of `start_s`, and `ended`, which do not serve."""
+        `replaced`, each after a start of `start_s`, or before it (`in_place`), and `ended`, which do not serve."""
         controller = service.controller(AutoscalerController)
         given, faults = read_draft(body)
         file, wrong = (None, []) if faults else model_forms.check_fields(given)
@@ -168,9 +168,11 @@ def model_row(model: Model) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """Instances that a deployment would replace or end. `start_s`: predicted, of each new one."""
+    """Instances that a deployment would replace or end. `start_s`: predicted, of each new one. `in_place`: no memory is
+    free beside them, so that each leaves before its start, from weights that have come ahead."""
 
     replaced: tuple[str, ...] = ()
+    in_place: bool = False
     ended: tuple[str, ...] = ()
     start_s: float = 0.0
     of_running: bool = False
@@ -183,9 +185,11 @@ class Replaced:
             return "No instance is replaced"
         parts = []
         if num := len(self.replaced):
-            each = "after a start" if num == 1 else "one after the other, each after a start"
-            verb = "is" if num == 1 else "are"
-            parts.append(f"{counted(num, 'instance')} {verb} replaced, {each} of about {self.start_s:.1f} s")
+            verb, each = ("is", "") if num == 1 else ("are", "one after the other, each ")
+            how = f"{each}after a start of about {self.start_s:.1f} s"
+            if self.in_place:
+                how = f"{each}in place, since no memory is free: gone for about {self.start_s:.1f} s"
+            parts.append(f"{counted(num, 'instance')} {verb} replaced, {how}")
         if num := len(self.ended):
             does, ends = ("does", "ends") if num == 1 else ("do", "end")
             parts.append(f"{counted(num, 'instance')} that {does} not serve {ends} at once")
@@ -200,8 +204,13 @@ def replaced_by(model: Model, controller: AutoscalerController, estimates: Start
     outdated = outdated_of(after, rows)
     ended = tuple(sorted(i for i, row in outdated.items() if ends_at_once(row, rows)))
     replaced = tuple(sorted(i for i, row in outdated.items() if row.state is InstanceState.READY))
-    start_s = round(estimates.whole_s(model, ()), 3) if replaced else 0.0
-    return Replaced(replaced=replaced, ended=ended, start_s=start_s, of_running=bool(rows))
+    in_place = bool(replaced) and bool(controller.nodes) and not has_room(model, controller.nodes.values())
+    start_s = 0.0
+    if in_place and estimates.times.knows(model):
+        start_s = estimates.times.predict(model, StartKind.CACHED).whole_s
+    elif replaced:
+        start_s = estimates.whole_s(model, ())
+    return Replaced(replaced=replaced, ended=ended, in_place=in_place, start_s=round(start_s, 3), of_running=bool(rows))
 
 
 async def start_estimates(service: ControlService) -> StartEstimates:

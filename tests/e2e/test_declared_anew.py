@@ -93,7 +93,9 @@ def test_a_changed_file_reaches_what_serves_and_no_stream_ends(fleet: Fleet, tmp
 
     stream = Stream(fleet)
     wait_until("the stream runs", lambda: len(stream.events) > 2)
-    file.write_text(FILE.format(kv="1GiB", context=8192))
+    draft.write_text(FILE.format(kv="1GiB", context=8192))
+    assert "1 instance is replaced, in place" in fleet.cli("deploy", "--dry-run", str(draft)).stdout
+    file.write_text(draft.read_text())
     wait_until("it is outdated", lambda: fleet.model("kept")["kv_bytes"] == 1 << 30)
     third = wait_until("they have changed places", lambda: is_replaced(fleet, second))
     assert stream.ends_whole() and third

@@ -1,6 +1,7 @@
 """Checking a draft deploys nothing and returns a deployment's messages."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from glowplug.controllers.autoscaler.controller import AutoscalerController
 from glowplug.domain.hardware import Gpu, Node
 from glowplug.domain.instance import InstanceState
 from glowplug.events.facts import InstanceReady
-from tests.fleet_builder import an_event, an_instance
+from tests.fleet_builder import a_node, an_event, an_instance
 from tests.integration.test_control_rest import MODEL, TOKEN, Fleet, fleet  # noqa: F401 - the fixture
 
 CHECK = "/v1/model_files"
@@ -105,6 +106,11 @@ async def test_a_draft_says_which_instances_a_deployment_would_replace(fleet: Fl
         found = await checked(fleet, fields=draft, edits=row["key"])
         assert (found["replaced"], found["ended"]) == (["i-0", "i-1"], ["i-2"]) and found["start_s"] > 0
         assert found["change"].startswith("2 instances are replaced, one after the other, each after a start of about ")
+        (node,) = autoscaler.nodes.values() or (a_node(engines=("emulated",)),)
+        full = replace(node, gpus=tuple(replace(gpu, total_bytes=1) for gpu in node.gpus))
+        autoscaler.restore("nodes", {node.node_id: replace(full, engines=(*full.engines, MODEL["engine"]))}, 0.0)
+        found = await checked(fleet, fields=draft, edits=row["key"])
+        assert found["in_place"] and "each in place, since no memory is free: gone for about " in found["change"]
         after = (await client.put(f"/v1/models/{row['key']}", json=draft)).json()
         assert {one["instance_id"]: one["outdated"] for one in after["instances"]} == dict.fromkeys(
             ("i-0", "i-1", "i-2"), True

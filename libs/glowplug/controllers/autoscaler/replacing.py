@@ -1,20 +1,22 @@
 """Replacement of outdated instances: of a model whose engines are declared otherwise now than at their start.
 
 - One that serves is replaced, `AT_ONCE` of a model at a time. The start of the new one waits for free memory
-  (`PlaceInstance.waits`), and where there is none the placer lets the old one leave first (`replaces`). The old one
-  drains once the new one is READY. Until then the scaling policy sees the old one alone, so that a replacement may
-  exceed `max_instances`.
+  (`PlaceInstance.waits`), and where there is none the placer brings its weights to the old one's node and lets that
+  leave first (`replaces`). The old one drains once the new one is READY. Until then the scaling policy sees the old one
+  alone, so that a replacement may exceed `max_instances`.
 - One that starts, sleeps or is prewarmed ends at once.
 - After a failed start the old one serves on, the next try waits as any start does, and none lets it leave first.
 - An adapter drains at once, and is loaded anew into its host.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from glowplug.domain.hardware import Node
 from glowplug.domain.instance import Instance, InstanceState
 from glowplug.domain.model import Model
+from glowplug.policies.placement.shape import bytes_per_gpu
 from glowplug.policies.scaling.port import ScalingView, needed_by_pipeline
 
 AT_ONCE: Final = 1
@@ -67,3 +69,10 @@ def outdated_of(model: Model, rows: Mapping[str, Instance]) -> dict[str, Instanc
 def ends_at_once(row: Instance, rows: Mapping[str, Instance]) -> bool:
     """Return whether an outdated instance does not serve, and so needs no replacement."""
     return (row.state.is_dormant or row.state.is_coming) and not needed_by_pipeline(row.instance_id, rows)
+
+
+def has_room(model: Model, nodes: Iterable[Node]) -> bool:
+    """Return whether a node has the free memory for one more instance, by what the agents have granted."""
+    need = bytes_per_gpu(model)
+    able = (node for node in nodes if not node.draining and model.engine in node.engines)
+    return any(sum(gpu.total_bytes - gpu.used_bytes >= need for gpu in node.gpus) >= model.num_gpus for node in able)
