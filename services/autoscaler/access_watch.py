@@ -79,7 +79,7 @@ class AccessWatch(FileWatch):
     async def apply_all(
         self, shell: Shell, controller: AutoscalerController, read: Mapping[str, Any], present: Collection[str]
     ) -> set[str]:
-        """Put tenants before keys, and both before what no file declares ends: a key that has moved is not revoked."""
+        """Put tenants before keys, and end the undeclared last: a key that has moved is not revoked."""
         for source, (tenant, keys) in read.items():
             self._declared[source] = frozenset({(TENANTS, tenant.name), *((KEYS, key.key_id) for key in keys)})
         access, left = controller.access, set[str]()

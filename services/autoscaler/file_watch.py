@@ -44,8 +44,8 @@ class FileWatch:
     async def apply_all(
         self, shell: Shell, controller: AutoscalerController, read: Mapping[str, Any], present: Collection[str]
     ) -> set[str]:
-        """Apply the results of `load` of changed files, and remove what no file declares any more. Return the files to
-        retry at the next poll: a name belongs to another file, or the controller refuses."""
+        """Apply the results of `load` of changed files, and end declarations that have left. Return the files to retry
+        at the next poll: a name belongs to another file, or the controller refuses."""
         raise NotImplementedError
 
     def answered(self, name: str) -> None:
