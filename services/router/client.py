@@ -212,6 +212,7 @@ class ClientConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.client_left()
         self._others.discard(self)
+        del self._parser  # it refers to this connection, which is thus freed at once
 
     def pause_writing(self) -> None:
         self.write_paused, self.write_paused_at = True, _monotonic()

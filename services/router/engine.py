@@ -133,6 +133,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pool.forget(self)
+        del self._parser, self._feed, self.on_chunk_header, self.on_chunk_complete  # all refer to this connection
         exchange = self.exchange
         if exchange is None:
             return
