@@ -168,6 +168,12 @@ class LoadAware(Tracker):
             load.other_kv_tokens = here.other_kv_tokens
         self._order.put(load)
 
+    def _forget_if_over(self, here: Tracked) -> None:
+        super()._forget_if_over(here)
+        if here.instance_id not in self.instances:
+            self._busy.pop(here.instance_id, None)
+            self._order.drop(here.instance_id)
+
 
 def preserve_load_aware(params: BalancerParams) -> Balancer:
     return LoadAware(params)

@@ -283,3 +283,4 @@ class Tracker:
     def _forget_if_over(self, here: Tracked) -> None:
         if not here.look.ramps and self.instances.get(here.instance_id) is here:
             del self.instances[here.instance_id]
+            del self._changed[here.instance_id]  # a policy with one instance at a time never looks

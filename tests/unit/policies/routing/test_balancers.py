@@ -1,14 +1,16 @@
 """Balancers: counts, expectations by the clock, choices and holds."""
 
 import dataclasses
+import gc
 from random import Random
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
 from glowplug.domain.snapshot import Outlook, Target
 from glowplug.policies.prediction.preserve_anticipator import LookAhead
-from glowplug.policies.registry import choose
+from glowplug.policies.registry import choose, installed
 from glowplug.policies.routing.counted import least_loaded
 from glowplug.policies.routing.port import Balancer, BalancerParams
 from glowplug.policies.routing.preserve_load_aware import (
@@ -710,3 +712,34 @@ def test_what_is_counted_is_what_was_told_of_instances_that_are_here() -> None:
         balancer.put(Target(name, 4, 5, 10), 0.0)
     assert chosen(balancer) == "i-0"
     assert not balancer.reads_prefixes and balancer.num_blocks == 0
+
+
+def num_kept(root: object) -> int:
+    """Containers reachable from an object, without classes and functions."""
+    kept, left = {}, [root]
+    while left:
+        one = left.pop()
+        if id(one) not in kept and gc.is_tracked(one) and not isinstance(one, type | FunctionType | ModuleType):
+            kept[id(one)] = one
+            left += gc.get_referents(one)
+    return len(kept)
+
+
+@pytest.mark.parametrize("name", installed("routing"))
+def test_instances_that_come_and_go_one_at_a_time_leave_nothing(name: str) -> None:
+    balancer: Balancer = choose("routing", name)(BalancerParams(most_blocks=1000))
+    prompt, sizes = tuple(range(1000, 1010)), []
+
+    def lives(number: int) -> None:
+        instance_id, now_s = f"i-{number}", 10.0 * number
+        balancer.put(Target(instance_id, 0, 4, LARGE, ready_at=now_s), now_s)
+        balancer.choose(100, 10, now_s, prompt)
+        balancer.sent(number, instance_id, 100, 10, now_s, prompt)
+        balancer.first_token(number, now_s + 1.0)
+        balancer.gone(instance_id)
+        balancer.ended(number, 10, now_s + 2.0)
+
+    for number in range(300):
+        lives(number)
+        sizes += [num_kept(balancer)] if number in (99, 299) else []
+    assert sizes[1] <= sizes[0]
