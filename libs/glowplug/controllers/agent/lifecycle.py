@@ -253,8 +253,9 @@ def on_end_tick(transaction: Transaction, holding: Holding, tick: Tick) -> None:
     instance_id = holding.instance.instance_id
     del transaction.holdings[instance_id]
     transaction.is_dirty = True
-    if not any(instance_id in h.past_ids for h in transaction.holdings.values()):  # else another one has its engine
-        transaction.ask(*(msg.ForgetEngine(past_id) for past_id in (instance_id, *holding.past_ids)))
+    in_use = {past_id for other in transaction.holdings.values() for past_id in other.past_ids}
+    names = [name for name in (instance_id, *holding.past_ids) if name not in in_use]
+    transaction.ask(*(msg.ForgetEngine(name) for name in names))
     if holding.state is not State.LOST:
         transaction.effects.append(Remove(INSTANCES, instance_id))
 

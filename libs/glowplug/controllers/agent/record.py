@@ -124,7 +124,7 @@ class Holding:
     shares: Shares = field(default_factory=dict)  # granted bytes; empty: none
     snapshot_bytes: int = 0  # host memory of its sleeping engine
     engine_id: str = ""  # if not its own id (see starts.py)
-    past_ids: tuple[str, ...] = ()  # former owners of its engine, oldest first
+    past_ids: tuple[str, ...] = ()  # the first owner of its engine, if another, whose name the engine's files have
     found: StartKind = StartKind.COLD  # tier of its weights at its start
     health_asked_at: Moment = 0.0
     num_misses: int = 0

@@ -181,7 +181,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
     holding = replace(
         holding,
         instance=replace(holding.instance, source=from_id),
-        past_ids=(*source.past_ids, from_id),
+        past_ids=source.past_ids or (from_id,),
         found=source.found,
         start=replace(start, grew_from=was),
     )
