@@ -404,7 +404,8 @@ class Soak:
     # -- tables --------------------------------------------------------------------------------------------------------
 
     def tables(self) -> str:
-        requests = markdown(("requests", "number"), sorted(self.ends.items(), key=lambda item: -item[1]))
+        ends = Counter(self.ends).most_common()
+        requests = markdown(("requests", "number"), ends)
         kills = ", ".join(f"{name} ({seconds:.1f} s)" for name, seconds in self.killed)
         return f"{self.of_processes()}\n\n{self.of_the_rest()}\n\n{requests}\n\n{len(self.killed)} kills: {kills}"
 
