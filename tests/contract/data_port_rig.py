@@ -16,6 +16,7 @@ from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.instance import Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import Model
 from glowplug.events.envelope import PAYLOADS
+from glowplug.runtime.clock import now_s
 from glowplug.runtime.service import listen
 from glowplug.services.router.client import ClientConnection
 from glowplug.services.router.exchange import Exchange
@@ -384,14 +385,19 @@ class SoundTable(RequestTable[Exchange]):
 
 @contextlib.asynccontextmanager
 async def a_rig(
-    limits: Limits | None = None, *, api_key: str = "", models: tuple[Model, ...] | None = None, **over: Any
+    limits: Limits | None = None,
+    *,
+    api_key: str = "",
+    models: tuple[Model, ...] | None = None,
+    clock: Callable[[], float] = now_s,
+    **over: Any,
 ) -> AsyncIterator[Rig]:
     """It knows model `m` (cold until `engine`); at the end all counts must be zero."""
     controller = RouterController(RouterParams(**over.pop("params", {})))
     published: list[Publish] = []
     reported: list[Any] = []
     finished: list[Exchange] = []
-    table = SoundTable(controller, published.append)
+    table = SoundTable(controller, published.append, clock=clock)
     table.restore("models", {m.key: m for m in (models or (a_model(),))})
     metrics = RouterMetrics(CollectorRegistry())
     reports = Reports("router-1", table, metrics, lambda payload, *_: reported.append(payload), 10)

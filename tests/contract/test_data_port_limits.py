@@ -33,8 +33,12 @@ async def ask(rig: Rig, **over: Any) -> Answer:
     return await rig.ask(chat(extra=bearer(), **over))
 
 
+def stopped() -> float:
+    return 1_800_000_000.0
+
+
 async def test_an_answer_says_what_is_left_and_the_next_one_too_many_is_refused() -> None:
-    async with a_rig() as rig:
+    async with a_rig(clock=stopped) as rig:
         await rig.engine()
         tell(rig.table.keys, tenant(limits=AccessLimits(requests_per_minute=2)), a_key())
         first = await ask(rig)
@@ -142,7 +146,7 @@ async def test_a_message_that_goes_to_its_engine_as_a_chat_is_limited_in_anthrop
 
 
 async def test_ollamas_clients_get_their_own_error() -> None:
-    async with a_rig() as rig:
+    async with a_rig(clock=stopped) as rig:
         tell(rig.table.keys, tenant(limits=AccessLimits(requests_per_minute=1)), a_key())
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
         held = await rig.held(post("/api/chat", body, bearer()))
