@@ -50,7 +50,7 @@ class Failures:
     def remember(self, instance: Instance, code: str, message: str, now_s: float) -> Failure:
         """Remember a model's newest failure; another kind without tries left does not replace a hopeless one while
         that answers new requests. Starts under way at the failure before it, and engines that served, do not count
-        as further failed starts."""
+        as further failed starts. A dormant one that fails as it wakes had started well: the count begins anew."""
         model_key, tries_left = instance.model_key, instance.tries_left
         known = self._by_model.get(model_key)
         tried_on = frozenset({instance.node_id})
@@ -60,6 +60,8 @@ class Failures:
             message = f"{message} (it was tried on {len(tried_on)} nodes)"
         is_further = known is None or not known.num or instance.created_at > known.failed_at
         num = (known.num if known else 0) + (is_further and not (instance.ready_at or tries_left))
+        if instance.source:
+            num = 0
         failure = Failure(code or code_in(message), message, now_s, tries_left, tried_on, num)
         stays = known is not None and known.is_hopeless and now_s - known.failed_at <= self._kept_s(known)
         if not stays or failure.is_hopeless or tries_left:
