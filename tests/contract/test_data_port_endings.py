@@ -152,7 +152,7 @@ async def test_a_silent_engine_is_given_up_unless_it_is_paused_or_the_router_was
     engine, attempt, silence_s = rig.exchange.engine, rig.exchange.attempt, LIMITS.engine_silence_s
     assert engine is not None and attempt is not None
     rig.port._sweep_due = 1e9
-    heard_at = engine.heard_at
+    heard_at = engine.heard_at = 100.0  # sums of whole numbers are exact
     rig.port.sweep(heard_at + silence_s)
     engine.paused = True
     rig.port.sweep(heard_at + silence_s + 1.0)
@@ -173,13 +173,14 @@ async def test_a_sweep_postpones_clients_only_after_a_stop_and_drops_what_is_gon
     engine = await rig.engine()
     assert (await client.answer()).status == 200
     connection, (pool,) = await rig.connection(), rig.port.engines.pools.values()
-    rig.port._sweep_due = connection.since
+    rig.port._sweep_due = connection.since = 100.0  # sums of whole numbers and halves are exact
     for slept_s, postponed_s in ((SLEPT_S, 0.0), (SLEPT_S + 0.5, SLEPT_S + 0.5)):
         before = connection.since
         rig.port.sweep(rig.port._sweep_due + slept_s)
         assert connection.since == before + postponed_s
     rig.port._sweep_due = 1e9
-    rig.port.sweep(pool._idle[0].idle_since + LIMITS.engine_idle_s)
+    pool._idle[0].idle_since = 100.0
+    rig.port.sweep(100.0 + LIMITS.engine_idle_s)
     assert len(pool._idle) == 1 and rig.port.engines.pools
     rig.port.sweep(pool._idle[0].idle_since + LIMITS.engine_idle_s + 0.01)
     assert not pool._idle and not pool.closed and rig.port.engines.pools
