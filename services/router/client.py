@@ -18,33 +18,36 @@ from typing import cast
 import httptools
 
 from glowplug.domain.errors import GlowplugError
+from glowplug.engines import apis
 from glowplug.runtime.clock import CLOCK
 from glowplug.services.router import api_errors, http_request, tracing, wire
 from glowplug.services.router.api_errors import refused
 from glowplug.services.router.batch_paths import FILES
-from glowplug.services.router.ends import Answerer
+from glowplug.services.router.ends import Answerer, ClientSink, Connection
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.port_context import PortContext
 from glowplug.services.router.request_table import PortStage
+from glowplug.services.router.responses_socket import ResponsesSocket
 from glowplug.services.router.upload import Upload
 
 log = logging.getLogger(__name__)
 # LINGER: no more requests are read; the client has sent all, or the last answer is decided.
 IDLE, HEAD, BODY, LINGER = range(4)
 PARSE_BYTES = 16 * 1024  # per step, so that small requests do not fill the memory
+RESPONSES = apis.RESPONSES.encode()
 UPLOAD_SLICE = 1 << 20  # least bytes of a file within `body_s`
 TCP_CLOSED = 7  # TCP_CLOSE of Linux's tcp_info
 _monotonic = time.monotonic
 _NONE = HttpRequest()  # between two requests
 # Takes one complete request. Returns True when an exchange now has it and its buffered bytes.
-Take = Callable[["ClientConnection", HttpRequest], bool]
+Take = Callable[[ClientSink, HttpRequest], bool]
 
 
 class ClientConnection(asyncio.Protocol):
     counts_all = False
 
-    def __init__(self, context: PortContext[Exchange], take: Take, others: "set[ClientConnection]") -> None:
+    def __init__(self, context: PortContext[Exchange], take: Take, others: set[Connection]) -> None:
         self._context, self._take, self._others = context, take, others
         self.exchange: Answerer | None = None
         self.write_paused = False
@@ -106,6 +109,9 @@ class ClientConnection(asyncio.Protocol):
                 log.exception("failed to parse a request; it gets a 500")
                 reason = refused(500, "The router failed to read the request.", "internal_error")
             self.refuse(reason)
+        except httptools.HttpParserUpgrade as rest:
+            if rest.args[0] < len(data):
+                self.refuse(refused(400, "Data follow the handshake, before its answer."))
         except httptools.HttpParserError as error:
             self.refuse(refused(400, f"The request is not HTTP/1.1: {error}"))
         else:
@@ -250,7 +256,9 @@ class ClientConnection(asyncio.Protocol):
         limits, now = self._context.limits, self._now
         now.check_head(self._parser.get_http_version(), limits)
         if self._parser.should_upgrade():
-            raise refused(400, "Protocol upgrades are not supported here; send plain HTTP/1.1.")
+            if now.path != RESPONSES or self._parser.get_method() != b"GET":
+                raise refused(400, "Protocol upgrades are not supported here; send plain HTTP/1.1.")
+            now.open_socket = self._open_socket
         self.state, self.since = BODY, _monotonic()
         self._framed_bytes = self._framed_at_body = self._num_trailers = 0
         length = now.headers.get(b"content-length")
@@ -298,6 +306,13 @@ class ClientConnection(asyncio.Protocol):
         self.state, self.since, self._head_bytes, self._owes_continue = IDLE, now.complete, 0, False
         self._waiting.append(now)
         self._now = _NONE
+
+    def _open_socket(self, request: HttpRequest) -> None:
+        """Leave the connection to a WebSocket. Raises ApiError for a wrong handshake."""
+        opened = ResponsesSocket(self._context, self._take, self._others, request)
+        self._closing, self.state = True, LINGER
+        self._others.discard(self)
+        opened.open(self.transport)
 
     def _begin_upload(self, now: HttpRequest, length: int | None) -> None:
         self._upload = upload = self._context.begin_upload(now, length)

@@ -1,5 +1,6 @@
 """Protocols between an exchange and its connections to client and engine."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -24,9 +25,11 @@ class ClientSink(Protocol):
     """A client's connection, as seen by its exchange."""
 
     exchange: Any
-    write: Callable[[bytes], None]
     write_paused: bool
     counts_all: bool  # it sums the tokens of several sequences
+
+    @property
+    def write(self) -> Callable[[bytes], None]: ...
 
     def respond(
         self, request: HttpRequest, status: int, body: bytes, headers: bytes = wire.JSON_HEADERS, more: bytes = b""
@@ -37,6 +40,31 @@ class ClientSink(Protocol):
     def exchange_over(self, keep_alive: bool) -> None:
         """Take the connection back after the whole answer."""
         ...
+
+
+class Connection(Protocol):
+    """A client's connection, as seen by its port."""
+
+    transport: asyncio.Transport
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is answered or received."""
+        ...
+
+    def bound_buffer(self) -> None:
+        """Take the port's present bound of unsent bytes."""
+        ...
+
+    def sweep(self, now: float) -> None:
+        """Time out a slow client; called about once a second."""
+        ...
+
+    def postpone(self, by_s: float) -> None:
+        """Let nothing be late by a pause of the process."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class EngineSource(Protocol):

@@ -6,6 +6,7 @@ coding). This module checks the rest: fields that may come only once, Host, abso
 
 import hmac
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -66,6 +67,7 @@ class HttpRequest(Struct, eq=False):
     first_path: bytes = b""  # a translated request's original path
     dropped_tools: tuple[str, ...] = ()  # kinds of tools that were left out
     upload: "Upload | None" = None  # receives the body in place of `body`
+    open_socket: Callable[["HttpRequest"], None] | None = None  # answers the WebSocket's handshake
 
     def repeat(self, name: bytes, value: bytes, limits: Limits) -> None:
         """Append a repeated line to the header's list (RFC 9110, 5.3). Raises ApiError for one allowed once."""

@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from glowplug import __version__
 from glowplug.controllers.router.messages import RequestArrived
@@ -80,7 +81,7 @@ PATHS = {
     "/v1/models": "the models, and how warm each one is",
     "/v1/chat/completions": "OpenAI's chats",
     "/v1/completions": "OpenAI's completions",
-    "/v1/responses": "OpenAI's responses",
+    "/v1/responses": "OpenAI's responses, also over a WebSocket (and /v1/responses/compact)",
     "/v1/embeddings": "OpenAI's embeddings",
     "/v1/files": "OpenAI's files of batches, where the fleet keeps files",
     "/v1/batches": "OpenAI's batches: many requests, answered later",
@@ -256,6 +257,7 @@ def _completion_format(asked: CompletionAsked, form: ResponseFormat) -> dict[str
 # wrong; engines correct it.
 
 MOST_BLOCKS = 4096  # of one prompt
+MOST_SUMMARY_TOKENS = 1024  # of a compaction
 
 
 def prefix_of(asked: Any, block_tokens: int) -> Prefix:
@@ -316,7 +318,7 @@ def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
 
 log = logging.getLogger(__name__)
 _LOCAL_PATHS = (b"/", b"/metrics", b"/v1/models", b"/health", b"/live", b"/ready", b"/livez", b"/readyz", openapi.PATH)
-CHAT, RESPONSES = apis.CHAT.encode(), apis.RESPONSES.encode()
+CHAT, RESPONSES, COMPACT = (path.encode() for path in (apis.CHAT, apis.RESPONSES, apis.COMPACT))
 AnswerCall = Callable[[ClientSink, HttpRequest, PortContext[Any]], None]
 
 
@@ -352,6 +354,8 @@ class Intake:
         try:
             if (refusal := self._access.refusal(request)) is not None:
                 return self._refuse(client, request, refusal)
+            if request.open_socket is not None:
+                return self._open_socket(client, request, request.open_socket)
             if request.path not in OPERATIONS or request.method != b"POST":
                 if request.path in ollama.PATHS:
                     return self._take_ollama(client, request)
@@ -369,6 +373,17 @@ class Intake:
                 raise
             log.exception("failed to take a request; it gets a 500")
             return self._refuse(client, request, api_errors.FAILED)
+
+    def _open_socket(self, client: ClientSink, request: HttpRequest, opens: Callable[[HttpRequest], None]) -> bool:
+        """Check a handshake as the POSTs that it stands for: a page of another site may not open a WebSocket. Raises
+        ApiError."""
+        if (refusal := self._access.refusal(replace(request, method=b"POST"))) is not None:
+            return self._refuse(client, request, refusal)
+        self._access.caller(request)
+        if self._table.stage is PortStage.REFUSING:
+            return self._refuse(client, request, STOPPING)
+        opens(request)
+        return False
 
     def ask(self, client: ClientSink, request: HttpRequest) -> bool:
         """Send on a POST of a known caller. Returns as `take`."""
@@ -393,7 +408,7 @@ class Intake:
             if asked.model != model.name:
                 self._name_it(request, model)
             api = self._api(model)
-            if path == RESPONSES:
+            if path in (RESPONSES, COMPACT):
                 chat = self._as_chat(client, request, asked, model, api)
                 return self._ask_behind(request, *chat, is_translated=True)
             if path == CHAT and b'"custom"' in request.body and custom_tools.can(asked):
@@ -482,11 +497,15 @@ class Intake:
     def _as_chat(
         self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
     ) -> tuple[ClientSink, HttpRequest]:
-        """Translate a response. Raises BadRequest with its own fields, and NotSupported."""
-        check_model(asked, model, api, request.path, len(request.body), may_choose=True)
-        body, answer, dropped = responses_as_chat.translate(
-            request.body, request.request_id, int(request.complete_at), time.time, forces=CHAT in api.translated
-        )
+        """Translate a response or compaction. Raises BadRequest with its own fields, and NotSupported."""
+        check_model(asked, model, api, RESPONSES, len(request.body), may_choose=True)
+        answer: Translation
+        named = request.body, request.request_id, int(request.complete_at)
+        if request.path == COMPACT:
+            body, answer, dropped = responses_as_chat.compact(*named, summary_tokens(model))
+        else:
+            forces = CHAT in api.translated
+            body, answer, dropped = responses_as_chat.translate(*named, time.time, forces=forces)
         if dropped:
             drop_tools(request, dropped)
         return self._behind(client, request, CHAT, body, answer)
@@ -754,6 +773,11 @@ class Intake:
 
 
 # -- models and readiness ---------------------------------------------------------------------------------------
+
+
+def summary_tokens(model: Model) -> int:
+    """Leave most of the context to the conversation."""
+    return min(MOST_SUMMARY_TOKENS, max(1, model.context_tokens // 4))
 
 
 def _is_special(chat: Any) -> bool:

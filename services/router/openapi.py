@@ -111,6 +111,13 @@ class Response(Struct):
     output: list[dict[str, Any]]
 
 
+class Compaction(Struct):
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+
+
 class AnthropicMessage(Struct):
     id: str
     type: Literal["message"]
@@ -179,6 +186,7 @@ _ANSWERS: dict[str, Any] = {
     apis.COMPLETIONS: Completion,
     apis.EMBEDDINGS: Embeddings,
     apis.RESPONSES: Response,
+    apis.COMPACT: Compaction,
     apis.MESSAGES: AnthropicMessage,
     apis.COUNT_TOKENS: Count,
     apis.RERANK: Ranking,
@@ -189,6 +197,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     apis.COMPLETIONS: {"prompt": "Once upon a time", "max_tokens": 8},
     apis.EMBEDDINGS: {"input": "Why is the sky blue?"},
     apis.RESPONSES: {"input": "Why is the sky blue?", "max_output_tokens": 16},
+    apis.COMPACT: {"input": "Why is the sky blue?"},
     apis.MESSAGES: _SAID | {"max_tokens": 8},
     apis.COUNT_TOKENS: _SAID,
     apis.RERANK: {"query": "sky", "documents": ["The sky is blue.", "Snow is white."]},

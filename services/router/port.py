@@ -16,6 +16,7 @@ from glowplug.domain.errors import GlowplugError
 from glowplug.runtime.web import WebRules
 from glowplug.services.router.client import ClientConnection
 from glowplug.services.router.conversation import TextReader
+from glowplug.services.router.ends import Connection
 from glowplug.services.router.engine import Engines
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.http_request import Access, HttpRequest
@@ -54,7 +55,7 @@ class DataPort:
         journal: Journal | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.connections: set[ClientConnection] = set()
+        self.connections: set[Connection] = set()
         self.engines = Engines(self.limits, engine_secret)
         self._table = table
         access = Access(rules, api_key, table.keys)

@@ -85,9 +85,9 @@ def check_turns(asked: shapes.CountAsked) -> None:
             raise BadRequest(text, param=f"messages[{i}].content")
 
 
-def check_response(asked: shapes.ResponseAsked) -> None:
-    """Check that a response has an input or a conversation. Raises BadRequest."""
-    if not asked.input and not (asked.previous_response_id or asked.conversation):
+def check_response(asked: shapes.ConversationAsked) -> None:
+    """Check that there is an input or a kept conversation. Raises BadRequest."""
+    if not asked.input and not (asked.previous_response_id or getattr(asked, "conversation", None)):
         text = "One of 'input', 'previous_response_id' or 'conversation' must be provided."
         raise MissingParameter(text, param="input")
 
@@ -127,6 +127,7 @@ SHAPES: dict[bytes, type[shapes.Asked]] = {
     b"/v1/completions": shapes.CompletionAsked,
     b"/v1/embeddings": shapes.EmbeddingAsked,
     b"/v1/responses": shapes.ResponseAsked,
+    b"/v1/responses/compact": shapes.CompactAsked,
     b"/v1/messages": shapes.MessagesAsked,
     b"/v1/messages/count_tokens": shapes.CountAsked,
     b"/v1/rerank": shapes.RerankAsked,
@@ -139,6 +140,7 @@ OPERATIONS = {
     b"/v1/completions": "text_completion",
     b"/v1/embeddings": "embeddings",
     b"/v1/responses": "chat",
+    b"/v1/responses/compact": "chat",
     b"/v1/messages": "chat",
     b"/v1/messages/count_tokens": "count_tokens",
     b"/v1/rerank": "rerank",
@@ -163,7 +165,7 @@ _MOST_SHOWN, _SHOWN_CHARS = 16, 64
 _EVERYONES = frozenset(path for path in OPERATIONS if path.decode() not in apis.OPTIONAL)
 _CONTENT = attrgetter("content")
 _UNKNOWN = "Object contains unknown field `"
-_WHOLE = (shapes.EmbeddingAsked, shapes.RerankAsked, shapes.CountAsked)
+_WHOLE = (shapes.EmbeddingAsked, shapes.RerankAsked, shapes.CountAsked, shapes.CompactAsked)
 _NOT_KEPT = "no engine keeps answers for later requests"
 
 
@@ -410,7 +412,7 @@ def sizes(asked: Any) -> tuple[int, int]:
 def _longest_text(asked: Any) -> tuple[str, int]:
     if isinstance(asked, shapes.ChatAsked):
         return "messages", sum(map(_chars_of_message, asked.messages))
-    if isinstance(asked, shapes.ResponseAsked):
+    if isinstance(asked, shapes.ConversationAsked):
         return "input", _chars(asked.input) + len(asked.instructions or "")
     if isinstance(asked, shapes.CountAsked):
         return "messages", _chars(asked.system) + _chars(asked.messages)
@@ -505,8 +507,10 @@ def _check(asked: Any) -> None:
             raise BadRequest(f"input: {num_inputs} texts; 1 to {NUM_INPUTS} are allowed.", param="input")
     elif isinstance(asked, shapes.CountAsked):
         _check_anthropic(asked)
-    elif isinstance(asked, shapes.ResponseAsked):
-        _check_response(asked)
+    elif isinstance(asked, shapes.ConversationAsked):
+        _check_conversation(asked)
+        if isinstance(asked, shapes.ResponseAsked):
+            _check_response(asked)
 
 
 def _check_one_bound(asked: shapes.Generating) -> None:
@@ -564,24 +568,27 @@ def _named_tool(choice: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _check_response(asked: shapes.ResponseAsked) -> None:
+def _check_conversation(asked: shapes.ConversationAsked) -> None:
     check_response(asked)
-    for i, tool in enumerate(asked.tools or ()):
-        if tool.type == "function" and not tool.name:
-            raise BadRequest(f"tools[{i}].name is missing.", param=f"tools[{i}].name")
     for i, item in enumerate(asked.input if isinstance(asked.input, list) else ()):
         if item.type in (None, "message") and item.content is None:
             raise BadRequest(f"input[{i}].content is missing.", param=f"input[{i}].content")
-    _check_tools("tools[{}]", asked.tools or ())
-    _check_choice(asked.tool_choice, [tool.name for tool in asked.tools or ()])
     for field in ("previous_response_id", "conversation", "background"):
-        if getattr(asked, field):
+        if getattr(asked, field, None):
             text = f"{field}: {_NOT_KEPT}; send the whole conversation as `input`."
             raise BadRequest(text, param=field)
-    if asked.text is not None and asked.text.format is not None:
-        _check_schema("text.format.schema", asked.text.format.schema)
     for param, part in _parts(asked):
         _check_part(param, part)
+
+
+def _check_response(asked: shapes.ResponseAsked) -> None:
+    for i, tool in enumerate(asked.tools or ()):
+        if tool.type == "function" and not tool.name:
+            raise BadRequest(f"tools[{i}].name is missing.", param=f"tools[{i}].name")
+    _check_tools("tools[{}]", asked.tools or ())
+    _check_choice(asked.tool_choice, [tool.name for tool in asked.tools or ()])
+    if asked.text is not None and asked.text.format is not None:
+        _check_schema("text.format.schema", asked.text.format.schema)
 
 
 def _check_tools(where: str, tools: Sequence[shapes.Function | shapes.Custom | shapes.ResponseTool]) -> None:
@@ -639,7 +646,7 @@ def _parts(asked: Any) -> Iterator[tuple[str, shapes.ContentPart | shapes.Block]
         contents = [
             (f"messages[{i}].content", m.content) for i, m in enumerate(asked.messages) if type(m.content) is list
         ]
-    elif isinstance(asked, shapes.ResponseAsked) and isinstance(asked.input, list):
+    elif isinstance(asked, shapes.ConversationAsked) and isinstance(asked.input, list):
         contents = [(f"input[{i}].content", item.content) for i, item in enumerate(asked.input)]
         contents += [(f"input[{i}].output", item.output) for i, item in enumerate(asked.input)]
     else:

@@ -244,9 +244,22 @@ class Reasoning(Struct):
     summary: Short | None = None
 
 
-class ResponseAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
+class ConversationAsked(OpenAiAsked, kw_only=True):
+    """The common fields of a response and a conversation's compaction."""
+
     input: str | Annotated[list[Item], Meta(max_length=NUM_MESSAGES)] = ""
     instructions: str | None = None
+    previous_response_id: Short | None = None
+    service_tier: Short | None = None
+    prompt_cache_key: Short | None = None
+    prompt_cache_retention: Short | None = None
+
+
+class CompactAsked(ConversationAsked, kw_only=True, forbid_unknown_fields=True):
+    """`stream` stays null."""
+
+
+class ResponseAsked(ConversationAsked, kw_only=True, forbid_unknown_fields=True):
     max_output_tokens: Tokens | None = None
     max_tool_calls: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -264,11 +277,7 @@ class ResponseAsked(OpenAiAsked, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     background: bool | None = None
     truncation: Literal["disabled"] | None = None
-    previous_response_id: Short | None = None
     conversation: Short | dict[str, Any] | None = None
-    service_tier: Short | None = None
-    prompt_cache_key: Short | None = None
-    prompt_cache_retention: Short | None = None
     safety_identifier: Short | None = None
 
 

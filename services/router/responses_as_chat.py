@@ -1,9 +1,11 @@
-"""OpenAI's responses as chats, and the answers back. Pure: bytes in, bytes out.
+"""OpenAI's responses as chats, and the answers back, compactions too. Pure: bytes in, bytes out.
 
 Engines answer responses each in their own way, or not at all; all of them answer chats. So the router owns the envelope
 and the events: https://www.openresponses.org/specification, and the models of OpenAI's SDKs.
 """
 
+import base64
+import binascii
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from glowplug.services.router import custom_tools, forced_tools, wire
 from glowplug.services.router.continuation import DONE, decode, events
 from glowplug.services.router.forced_tools import ForcedCall
 from glowplug.services.router.request_shapes import ResponseAsked
+from glowplug.services.router.translated import SameApi
 from glowplug.services.router.wire import encode_json, named_event
 
 # A chat has these too; unknown fields go on to the engine like those of a chat.
@@ -31,6 +34,12 @@ _PARAMS = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
+_COMPACTIONS = ("compaction", "compaction_summary")
+_SUMMARIZE = (
+    "Summarize our conversation so far, so that you can go on from your summary alone: what I want, what was decided "
+    "and done, names, numbers and file paths, and what is left to do. Answer with the summary only."
+)
+_SUMMARY_HEAD = "A summary of the conversation before:\n\n"
 _WITH_LOGPROBS = "message.output_text.logprobs"
 
 
@@ -67,6 +76,20 @@ def translate(
     if forces and tools and choice not in ("auto", "none"):
         inner, answer.call = forced_tools.translate(inner, request_id)
     return inner, answer, sorted(set(dropped))
+
+
+def compact(
+    body: bytes, request_id: str, created_at: int, most_tokens: int
+) -> "tuple[bytes, CompactAnswer, list[str]]":
+    """Return the body of a chat that summarizes the conversation in at most `most_tokens`, its answer's translation,
+    and the kinds of items left out. Raises BadRequest."""
+    fields = decode(body)
+    dropped: list[str] = []
+    messages = _messages(fields, dropped)
+    chat = {name: fields[name] for name in ("model", "user", "service_tier") if name in fields}
+    chat |= {"messages": [*messages, {"role": "user", "content": _SUMMARIZE}], "max_tokens": most_tokens}
+    said = [one["content"] for one in messages if one["role"] == "user" and isinstance(one["content"], str)]
+    return encode_json(chat), CompactAnswer(said, request_id, created_at), sorted(set(dropped))
 
 
 # -- the request ------------------------------------------------------------------------------------------------------
@@ -150,6 +173,7 @@ def _messages(fields: Mapping[str, Any], dropped: list[str]) -> list[dict[str, A
     system, as chat templates expect."""
     given, instructions = fields.get("input") or "", fields.get("instructions")
     made = [{"role": "system", "content": instructions}] if instructions else list[dict[str, Any]]()
+    called = set[Any]()
     for i, item in enumerate([{"role": "user", "content": given}] if isinstance(given, str) else given):
         kind, where = item.get("type") or "message", f"input[{i}]"
         last = made[-1] if made and made[-1]["role"] == "assistant" else None
@@ -163,13 +187,29 @@ def _messages(fields: Mapping[str, Any], dropped: list[str]) -> list[dict[str, A
         elif kind in _CALLS:
             turn = last if last is not None else _added(made, {"role": "assistant", "content": None})
             turn.setdefault("tool_calls", []).append(_call(item, kind, where))
+            called.add(item["call_id"])
         elif kind in _RESULTS:
+            if item.get("call_id") not in called:
+                text = f"{where}.call_id: no call before it has the id `{str(item.get('call_id'))[:100]}`."
+                raise BadRequest(text, param=f"{where}.call_id")
             made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _plain(item.get("output"))})
+        elif kind in _COMPACTIONS:
+            made.append({"role": "user", "content": _SUMMARY_HEAD + _summary(item, where)})
         elif kind.endswith(_FOREIGN):
             dropped.append(kind)
         else:
             raise BadRequest(f"{where}.type: `{kind[:100]}` is not known here.", param=f"{where}.type")
     return made
+
+
+def _summary(item: Mapping[str, Any], where: str) -> str:
+    """Return the text of a compaction of ours."""
+    try:
+        return base64.b64decode(str(item.get("encrypted_content")), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError) as error:
+        param = f"{where}.encrypted_content"
+        text = f"{param}: this is no compaction of this API; send the conversation itself."
+        raise BadRequest(text, param=param) from error
 
 
 def _added(made: list[dict[str, Any]], message: dict[str, Any]) -> dict[str, Any]:
@@ -470,28 +510,13 @@ class ResponseAnswer:
         return "incomplete" if self._reason in ("length", "content_filter") else "completed"
 
     def _ended(self, status: str) -> dict[str, Any]:
-        self._response |= {"status": status, "usage": self._told()}
+        self._response |= {"status": status, "usage": _used(self._usage)}
         if status == "completed":
             self._response["completed_at"] = int(self._clock())
         elif status == "incomplete":
             reason = "max_output_tokens" if self._reason == "length" else self._reason
             self._response["incomplete_details"] = {"reason": reason}
         return self._response
-
-    def _told(self) -> dict[str, Any] | None:
-        usage = self._usage
-        if not usage:
-            return None
-        prompt, made = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
-        return {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": int(cached or 0), "cache_write_tokens": 0},
-            "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": int(thought or 0)},
-            "total_tokens": prompt + made,
-        }
 
     def whole(self, answer: bytes) -> bytes:
         found = decode(self.call.whole(answer) if self.call is not None else answer)
@@ -502,13 +527,7 @@ class ResponseAnswer:
         return encode_json(self._ended(self._status))
 
     def error(self, error: bytes) -> bytes:
-        """Name the response's fields, not the chat's."""
-        found = decode(error)
-        inner = found["error"]
-        if (param := _PARAMS.get(inner.get("param") or "")) is not None:
-            inner["message"] = inner["message"].replace(f"{inner['param']}:", f"{param}:", 1)
-            inner["param"] = param
-        return encode_json(found)
+        return _renamed(error)
 
     def error_event(self, error: bytes) -> bytes:
         """Return the failed response, and the event whose `error` OpenAI's clients raise."""
@@ -521,3 +540,70 @@ class ResponseAnswer:
         out.append(self._event("failed", response=self._ended("failed")))
         last = {"type": "error", "sequence_number": self._num_events} | fields | {"error": inner}
         return b"".join([*out, named_event(last)])
+
+
+class CompactAnswer(SameApi):
+    """`said`: the user's messages, which stay as they are before the summary."""
+
+    def __init__(self, said: list[str], request_id: str, created_at: int) -> None:
+        super().__init__(streams=False)
+        self._said, self._id, self._created_at = said, request_id, created_at
+
+    def events(self, events: bytes) -> bytes:
+        raise NotImplementedError("the chat was not asked for a stream")
+
+    def end(self) -> bytes:
+        raise NotImplementedError("the chat was not asked for a stream")
+
+    def whole(self, answer: bytes) -> bytes:
+        found = decode(answer)
+        summary = found["choices"][0]["message"].get("content") or ""
+        output: list[dict[str, Any]] = [
+            {
+                "type": "message",
+                "id": f"msg_{self._id}_{i}",
+                "status": "completed",
+                "role": "user",
+                "content": [{"type": "input_text", "text": text}],
+            }
+            for i, text in enumerate(self._said)
+        ]
+        content = base64.b64encode(summary.encode()).decode()
+        output.append({"type": "compaction", "id": f"cmp_{self._id}", "encrypted_content": content})
+        return encode_json(
+            {
+                "id": f"resp_{self._id}",
+                "object": "response.compaction",
+                "created_at": self._created_at,
+                "output": output,
+                "usage": _used(found.get("usage") or {}),
+            }
+        )
+
+    def error(self, error: bytes) -> bytes:
+        return _renamed(error)
+
+
+def _used(usage: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not usage:
+        return None
+    prompt, made = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": int(cached or 0), "cache_write_tokens": 0},
+        "output_tokens": made,
+        "output_tokens_details": {"reasoning_tokens": int(thought or 0)},
+        "total_tokens": prompt + made,
+    }
+
+
+def _renamed(error: bytes) -> bytes:
+    """Name the response's fields, not the chat's."""
+    found = decode(error)
+    inner = found["error"]
+    if (param := _PARAMS.get(inner.get("param") or "")) is not None:
+        inner["message"] = inner["message"].replace(f"{inner['param']}:", f"{param}:", 1)
+        inner["param"] = param
+    return encode_json(found)

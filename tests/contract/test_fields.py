@@ -21,6 +21,7 @@ from tests.contract.engine_rig import engine_case
 ALL = "llamacpp vllm emulated"
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSE, MESSAGE, COUNT, RERANK = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/rerank"
+COMPACT = "/v1/responses/compact"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ BODIES: dict[str, dict[str, Any]] = {
     MESSAGE: {"messages": [USER], "max_tokens": 8, "temperature": 0},
     COUNT: {"messages": [USER]},
     RESPONSE: {"input": USER["content"], "max_output_tokens": 8, "temperature": 0},
+    COMPACT: {"input": USER["content"]},
     EMBEDDING: {"input": "a cat"},
     RERANK: {"query": "cat", "documents": ["a cat", {"text": "the sea"}]},
 }
@@ -197,6 +199,16 @@ FIELDS: dict[str, dict[str, Row]] = {
         "background": Row(True, refused=ALL),
         "previous_response_id": Row("r", refused=ALL),
         "conversation": Row("c", refused=ALL),
+    },
+    COMPACT: {
+        "stream": Row(True, refused=ALL),
+        "user": Row("u", hint=WHOSE),
+        "input": Row("Count to ten.", {"input": USER["content"]}),
+        "instructions": Row("Speak French."),
+        "service_tier": Row("auto", hint=ORDER),
+        "prompt_cache_key": Row("k", hint=SPEED),
+        "prompt_cache_retention": Row("24h", hint=SPEED),
+        "previous_response_id": Row("r", refused=ALL),
     },
 }
 EACH = [(path, name, row) for path, rows in FIELDS.items() for name, row in rows.items()]
