@@ -37,6 +37,7 @@ _BEGIN: Final = (b"response.created", b"response.in_progress")
 _END: Final = (b"response.completed", b"response.incomplete", b"response.failed")
 _MESSAGES: Final = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 _PAUSE_PINGS: Final = 2  # unanswered, until the client counts as gone
+PARSE_BYTES: Final = 16 * 1024  # per step, so that small frames do not hold up other connections
 _monotonic = time.monotonic
 T = TypeVar("T")
 Take = Callable[[ClientSink, HttpRequest], bool]
@@ -191,14 +192,15 @@ class ResponsesSocket(asyncio.Protocol):
         self._conversation = Conversation()
         self._turn: Turn | None = None
         self._has_head = False
+        self._unread = b""  # while too many messages wait, or the client does not read
         self._unfinished = bytearray()  # a message's frames so far
-        self._num_unfinished = 0  # bytes of it that came, and when they began
+        self._num_unfinished = 0  # its bytes, with those of a frame's beginning
         self._unfinished_at = 0.0
         self._waiting: deque[bytes] = deque()
         self._num_held = 0  # bytes that count in the port's
         self._heard_at = _monotonic()
         self._num_pings = 0
-        self._reads_paused = self._advancing = self._closing = False
+        self._reads_paused = self._advancing = self._resume_due = self._closing = False
 
     def _shake_hands(self, handshake: HttpRequest) -> bytes:
         """Return the answer to the handshake. Raises ApiError."""
@@ -227,15 +229,21 @@ class ResponsesSocket(asyncio.Protocol):
         if self._closing:
             return
         self._heard_at, self._num_pings = _monotonic(), 0
+        self._unread += data
+        self._advance()
+
+    def _feed(self, data: bytes) -> int:
+        """Take a part of what came. Returns how many frames it completed."""
         if not self._num_unfinished:
             self._unfinished_at = self._heard_at
         self._num_unfinished += len(data)
         self._protocol.receive_data(data)
-        for event in self._protocol.events_received():
-            self._take_frame(cast(Frame, event))
+        frames = self._protocol.events_received()
+        for frame in frames:
+            self._take_frame(cast(Frame, frame))
         self._hold()
         self._flush()
-        self._advance()
+        return len(frames)
 
     def _take_frame(self, frame: Frame) -> None:
         if frame.opcode in _MESSAGES:
@@ -255,14 +263,17 @@ class ResponsesSocket(asyncio.Protocol):
             self._fail(CloseCode.TRY_AGAIN_LATER, "Too many request bodies are being held; try again.")
 
     def _count(self) -> None:
-        num_bytes = self._num_unfinished + sum(map(len, self._waiting)) + self._conversation.num_bytes
+        num_bytes = len(self._unread) + self._num_unfinished + self._conversation.num_bytes
+        num_bytes += sum(map(len, self._waiting))
         self._context.buffered_bytes += num_bytes - self._num_held
         self._num_held = num_bytes
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
-            if data:  # else websockets' sign to close, which `close_expected` tells too
+            if data:
                 self._write(data)
+            elif not self.transport.is_closing():  # nothing follows: the client closes now
+                self.transport.write_eof()
         if self._protocol.close_expected() and not self._closing:
             self._end()
 
@@ -279,43 +290,67 @@ class ResponsesSocket(asyncio.Protocol):
 
     def _forget(self) -> None:
         self._waiting.clear()
-        self._unfinished, self._num_unfinished = bytearray(), 0
+        self._unread, self._unfinished, self._num_unfinished = b"", bytearray(), 0
         self._conversation.forget()
         self._count()
 
     def pause_writing(self) -> None:
         self.write_paused, self._write_paused_at = True, _monotonic()
+        self._pause_reads()
         if self.exchange is not None:
             self.exchange.client_paused(True)
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        if self.exchange is None:
-            self._advance()
-        else:
+        if self.exchange is not None:
             self.exchange.client_paused(False)
+        self._advance()
 
     # -- messages -----------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Take the next messages. Reentrant calls return at once."""
+        """Take the next messages; after `num_pipelined` frames other connections get a turn. Reentrant calls return at
+        once."""
         if self._advancing:
             return
         self._advancing = True
+        left = self._context.limits.num_pipelined
         try:
-            while self._waiting and self.exchange is None and not (self.write_paused or self._closing):
-                self._begin(self._waiting.popleft())
+            while left > 0 and not (self.write_paused or self._closing):
+                if self._waiting and self.exchange is None:
+                    left -= 1
+                    self._begin(self._waiting.popleft())
+                elif self._unread and not self._is_full:
+                    part, self._unread = self._unread[:PARSE_BYTES], self._unread[PARSE_BYTES:]
+                    left -= self._feed(part)
+                else:
+                    break
         finally:
             self._advancing = False
         if self._closing:
             return
-        self._count()
-        is_full = len(self._waiting) >= self._context.limits.num_pipelined
-        if is_full != self._reads_paused:
-            self._reads_paused = is_full
-            (self.transport.pause_reading if is_full else self.transport.resume_reading)()
+        self._hold()
+        self._pause_reads()
+        if left <= 0 and not self._resume_due:
+            self._resume_due = True
+            self._context.loop.call_soon(self._resume)
         if self._context.table.stage and self.is_idle:
             self.close()
+
+    def _resume(self) -> None:
+        self._resume_due = False
+        self._advance()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= self._context.limits.num_pipelined
+
+    def _pause_reads(self) -> None:
+        """Read on unless too many messages wait, or the client itself does not read."""
+        pauses = self.write_paused or bool(self._unread)
+        if pauses != self._reads_paused and not self.transport.is_closing():
+            self._reads_paused = pauses
+            (self.transport.pause_reading if pauses else self.transport.resume_reading)()
 
     def _begin(self, message: bytes) -> None:
         request = HttpRequest(method=b"POST", target=_PATH, path=_PATH, headers=dict(self._headers), is_http11=False)
@@ -415,7 +450,7 @@ class ResponsesSocket(asyncio.Protocol):
         if self.write_paused and now - self._write_paused_at > limits.stall_s:
             self.transport.abort()
         elif self._closing or self._reads_paused:
-            return
+            return  # the rest of a message may have arrived unread
         elif self._num_unfinished and now - self._unfinished_at > limits.body_s:
             self._fail(CloseCode.POLICY_VIOLATION, f"The message took longer than {limits.body_s:g} s.")
         elif now - self._heard_at > limits.client_idle_s * (self._num_pings + 1):
@@ -433,4 +468,4 @@ class ResponsesSocket(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        return self.exchange is None and not self._waiting and not self._num_unfinished
+        return self.exchange is None and not (self._waiting or self._unread or self._num_unfinished)

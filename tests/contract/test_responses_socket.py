@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
 import openai
@@ -14,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from glowplug.runtime.web import WebRules
 from glowplug.services.router.request_table import PortStage
+from glowplug.services.router.responses_socket import ResponsesSocket
 from glowplug.services.router.settings import Limits
 from tests.contract.data_port_rig import Rig, Served, a_model, a_rig, answering, get, post, streaming
 from tests.contract.test_data_port_forced import USER, a_chat, a_chats_stream
@@ -234,6 +236,29 @@ async def test_sizes_times_and_silence_are_bounded() -> None:
                 assert not connection.transport.is_closing()
                 connection.sweep(1e9)
             assert connection.transport.is_closing()
+            socket.transport.abort()
+
+
+async def test_a_flood_of_frames_holds_up_nobody_and_no_memory() -> None:
+    """A client that sends and does not read."""
+    async with a_rig() as rig:
+        await rig.engine(A_STREAM)
+        async with a_socket(rig, ping_interval=None) as socket:
+            (connection,) = rig.port.connections
+            assert isinstance(connection, ResponsesSocket)
+            connection.transport.set_write_buffer_limits(high=20_000)
+            for transport, buffer in ((connection.transport, SO_SNDBUF), (socket.transport, SO_RCVBUF)):
+                transport.get_extra_info("socket").setsockopt(SOL_SOCKET, buffer, 4096)
+            socket.transport.pause_reading()
+            ping, empty = b"\x89\x80aaaa", b"\x81\x80aaaa"
+            for flood in (ping, empty):
+                socket.transport.write(flood * 20_000)
+            await rig.until(lambda: connection.write_paused)
+            assert connection.transport.get_write_buffer_size() < 200_000
+            assert (await rig.ask(post(PATH, create().replace("response.create", "").encode()))).status == 200
+            assert rig.port.context.buffered_bytes < 500_000
+            socket.transport.abort()
+            await rig.until(lambda: connection not in rig.port.connections)
 
 
 async def test_a_port_that_stops_lets_the_answer_finish_and_closes() -> None:

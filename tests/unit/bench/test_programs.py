@@ -27,6 +27,7 @@ SMALLEST = {
     "bench.engine_start": "llamacpp --starts 1 --json {json}",
     "bench.fairness.live": "--seconds 5 --policies vtc --json {json}",
     "bench.fairness.run": "--seconds 60 --seeds 1 --policies vtc fifo --cases batch --json {json}",
+    "bench.fidelity": "--loads zipf --busy 0 --rounds 1 --seconds 10 --out {here} --json {json}",
     "bench.figures": "--check",
     "bench.first_use": "--rounds 1 --warm 1 --json {json}",
     "bench.fit.lengths": "{here}/conversations.json --judge libs/glowplug/policies/prediction/length_model.npz",

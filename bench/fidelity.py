@@ -1,0 +1,179 @@
+"""Compare live fleets with the simulator's replays of their recordings: `python -m bench.fidelity --out DIR`.
+
+The fleet of bench/systems.py (three nodes of one "GPU" each, eight models of real llama.cpp) gets two loads that no
+parameter was fitted to, at rest and beside two busy processes:
+
+ zipf    single requests, model i in proportion to 1 / i
+ bursts  a quiet model is asked some four times within seconds
+
+A replay knows the recording alone. A request too many or too few before a decision changes all that follow, so each
+recording is replayed several times, with the bus 0.5 to 2 times as slow as recorded, and a figure is the replays'
+median; the table has the range beside it. `--again DIR` reads kept recordings.
+"""
+
+import argparse
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Final
+
+from bench import systems
+from bench.measured.data import data_option, markdown, markdown_row, write_data
+from bench.measured.fleet import Ask, at, drive, fleet, recorded, rows_of
+from bench.measured.load import load_now
+from glowplug_lab.simulator.jobs import run_cases
+from glowplug_lab.simulator.recording.read import Recording, read_recording
+from glowplug_lab.simulator.recording.scenario import ARRIVALS, scenario_of, write_arrivals
+from glowplug_lab.simulator.run_files import read_rows
+from glowplug_lab.simulator.scenario.tree import Tree, merge
+from glowplug_lab.simulator.sweep import cases, variants
+
+LOADS: Final = ("zipf", "bursts")
+RPS: Final = 1.0
+BUS: Final = (0.5, 0.8, 1.0, 1.4, 2.0)  # times the recorded delay
+AIM: Final = 0.2  # of a figure's distance from the recorded one
+SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+MEASURES: Final = {"TTFT": "ttft_s", "answer": "e2e_s"}
+Figures = dict[str, dict[str, float]]  # measure -> figure -> seconds
+
+
+def load_of(name: str, seed: int, seconds: float) -> list[Ask]:
+    if name == "bursts":
+        return systems.load_of(seed, seconds)
+    chance, words = random.Random(seed), systems.WORDS.split()
+    weights = [1 / (number + 1) for number in range(systems.NUM_MODELS)]
+    asks, at_s = list[Ask](), 0.0
+    while (at_s := at_s + chance.expovariate(RPS)) < seconds:
+        (number,) = chance.choices(range(systems.NUM_MODELS), weights)
+        prompt = " ".join(chance.choices(words, k=chance.randint(4, 60)))
+        asks.append(Ask(at_s, f"model-{number}", prompt, chance.randint(2, 24)))
+    return asks
+
+
+@contextmanager
+def busy(num: int) -> Iterator[None]:
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def record(name: str, num_busy: int, seed: int, seconds: float, folder: Path, out: Path, port_base: int) -> None:
+    settings = {
+        "GLOWPLUG_MODELS_DIR": str(folder / "models"),
+        "GLOWPLUG_GPU_BUDGETS": str(systems.GPU_BUDGET),
+        "GLOWPLUG_HOST_CACHE_BYTES": str(systems.HOST_CACHE),
+    }
+    up = ("--engine", "llamacpp", "--nodes", str(systems.NUM_NODES), "--port-base", str(port_base))
+    with fleet(*up, settings=settings) as live, busy(num_busy), recorded(live, out, seconds + systems.TAIL_S):
+        ends, _ = asyncio.run(drive(load_of(name, seed, seconds), live))
+    print(f"{out.stem}: recorded, {dict(ends)}, load {load_now():.1f}", file=sys.stderr, flush=True)
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> Figures:
+    answered = [row for row in rows if "ttft_s" in row and not row["error_code"]]
+    found: Figures = {}
+    for measure, field in MEASURES.items():
+        values = [row[field] for row in answered]
+        found[measure] = {name: at(values, share) for name, share in SHARES.items()} | {"mean": fmean(values)}
+    return found
+
+
+def replays(recording: Recording) -> list[Figures]:
+    base: Tree = scenario_of(recording)
+    found = list[Figures]()
+    for times in BUS:
+        with tempfile.TemporaryDirectory(prefix="glowplug-bench-fidelity-") as scratch:
+            folder = Path(scratch)
+            write_arrivals(recording, folder / ARRIVALS)
+            tree = merge(base, {"params": {"bus_s": base["params"].get("bus_s", 0.005) * times}})
+            run_cases(cases(tree, folder, variants(()), (0,)), [folder / "run"], 1)
+            found.append(figures(list(read_rows(folder / "run" / "requests.jsonl"))))
+    return found
+
+
+def starts(recording: Path) -> dict[str, list[float]]:
+    """Return taken over predicted seconds of each start, by its kind."""
+    found = dict[str, dict[str, float]]()
+    for kind, data in rows_of(recording):
+        if kind == "instance.ready" and (one := data["instance"])["predicted_s"]:
+            ratio = (one["ready_at"] - one["created_at"]) / one["predicted_s"]
+            found.setdefault(one["start_kind"] or "unknown", {})[one["instance_id"]] = ratio
+    return {kind: sorted(ratios.values()) for kind, ratios in sorted(found.items())}
+
+
+def share_within(ratios: Sequence[float]) -> float:
+    return fmean(abs(ratio - 1) <= AIM for ratio in ratios) if ratios else float("nan")
+
+
+def shown(name: str, measure: str, live: Figures, simulated: Sequence[Figures]) -> tuple[str, dict[str, Any]]:
+    """Return a row of the table, and its data."""
+    cells, data = list[str](), dict[str, Any]()
+    for figure, recorded_s in live[measure].items():
+        ratios = sorted(one[measure][figure] / recorded_s for one in simulated)
+        middle = median(ratios)
+        mark = "" if abs(middle - 1) <= AIM else " !"
+        cells.append(f"{recorded_s:.3f}: {middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}){mark}")
+        data[figure] = {"recorded_s": recorded_s, "ratio": middle, "low": ratios[0], "high": ratios[-1]}
+    return markdown_row(name, measure, *cells), data
+
+
+def main() -> None:
+    """Record, or read recordings, replay, and print replayed over recorded figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS)
+    parser.add_argument("--busy", nargs="+", type=int, default=[0, 2], help="busy processes beside the fleet")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of load in each recording")
+    parser.add_argument("--rounds", type=int, default=2, help="recordings of each kind")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--port-base", type=int, default=9300)
+    parser.add_argument("--out", type=Path, help="keep the recordings in this folder")
+    parser.add_argument("--again", type=Path, help="read the recordings of this folder; nothing is run")
+    data_option(parser)
+    args = parser.parse_args()
+    out = args.again or args.out or Path(tempfile.mkdtemp(prefix="glowplug-bench-fidelity-out-"))
+    out.mkdir(parents=True, exist_ok=True)
+    kinds = [
+        (load, num_busy, seed, out / f"{load}.busy-{num_busy}.{seed}.jsonl")
+        for seed in range(args.seed, args.seed + args.rounds)
+        for load in args.loads
+        for num_busy in args.busy
+    ]
+    if not args.again:
+        with tempfile.TemporaryDirectory(prefix="glowplug-bench-fidelity-models-") as folder:
+            systems.write_models(Path(folder))
+            for load, num_busy, seed, path in kinds:
+                record(load, num_busy, seed, args.seconds, Path(folder), path, args.port_base)
+    print(
+        markdown(["recording", "measure", *(f"{name}: seconds, replayed over recorded" for name in (*SHARES, "mean"))])
+    )
+    data = dict[str, Any]()
+    for *_, path in kinds:
+        recording = read_recording(path)
+        live, simulated = figures(recording.finished), replays(recording)
+        for measure in MEASURES:
+            row, data[f"{path.stem}, {measure}"] = shown(path.stem, measure, live, simulated)
+            print(row, flush=True)
+    print(markdown(["recording", "starts", f"within {AIM:.0%} of the prediction", "taken over predicted: median"]))
+    predicted = dict[str, Any]()
+    for *_, path in kinds:
+        by_kind = starts(path)
+        together = sorted(ratio for ratios in by_kind.values() for ratio in ratios)
+        for kind, ratios in {**by_kind, "all": together}.items():
+            share, middle = share_within(ratios), at(ratios, 0.5)
+            print(markdown_row(path.stem, f"{kind}: {len(ratios)}", f"{share:.0%}", f"{middle:.2f}"))
+            predicted[f"{path.stem}, {kind}"] = {"num": len(ratios), "within": share, "median": middle}
+    write_data(args.json, {"starts": predicted, "replayed_over_recorded": data})
+
+
+if __name__ == "__main__":
+    main()
