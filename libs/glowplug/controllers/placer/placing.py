@@ -194,7 +194,7 @@ class Placing:
         1. A model that has had more than its share lets the others go first.
         2. There is room: start, unless an engine of the model sleeps elsewhere (6, 7).
         3. No node could ever take it: refuse, once nodes have had time to join.
-        4. It waits for free memory: nothing leaves for it but the instance that it replaces.
+        4. It waits for free memory: nothing leaves for it but the instance that it replaces, and idle ones beside that.
         5. Instances were asked to leave (again where no agent answers), or nobody knows yet who is idle: wait.
         6. To wait for the sleeper's GPU saves nothing: start in the room there is.
         7. The sleeper's GPU is soon free: wait for it rather than start or evict elsewhere.

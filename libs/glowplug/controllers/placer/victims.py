@@ -59,7 +59,7 @@ class SpaceWanted:
     whole: bool  # all instances that serve there leave
     share_key: str = ""  # of its weights: bytes shared under this key need not be free
     batch: float = 0.0  # factor, where batch requests alone wait for it; 0: otherwise
-    instead_of: str = ""  # outdated instance, which alone may leave
+    instead_of: str = ""  # outdated instance, which leaves first; idle others only if it does not suffice
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -285,14 +285,12 @@ class Victims:
             return None
         here = self.capacity.on_gpu.get(gpu.gpu_id, {})
         residents = [r for r in everybody if here[r.name].model_key != wanted.runs_as]
+        going = self._going(seen)
         if wanted.instead_of:
-            residents = [replace(r, held="") for r in everybody if r.name == wanted.instead_of]
-        if seen.shared:
-            decision = evict_sharing(residents, need, seen, self._going(seen), evict)
-        elif sum(r.num_bytes for r in residents if not r.held) < need:
-            return None
+            old = [replace(r, held="") for r in everybody if r.name == wanted.instead_of]
+            decision = _chosen_with(old, residents, need, seen, going, evict)
         else:
-            decision = evict(residents, need)
+            decision = _chosen(residents, need, seen, going, evict)
         return replace(decision, need_bytes=need) if decision.victims else None
 
     def _going(self, gpu: Gpu) -> frozenset[str]:
@@ -445,6 +443,36 @@ class Victims:
 
 def _is_dropped(row: Instance) -> bool:
     return row.replica or row.state.is_dormant
+
+
+def _chosen(residents: Sequence[Resident], need: int, gpu: Gpu, going: frozenset[str], evict: Evict) -> EvictDecision:
+    """Choose victims; none where all that may leave would not free enough. Those in `going` leave anyway."""
+    if gpu.shared:
+        return evict_sharing(residents, need, gpu, going, evict)
+    is_enough = sum(r.num_bytes for r in residents if not r.held) >= need
+    return evict(list(residents), need) if is_enough else EvictDecision()
+
+
+def _chosen_with(
+    first: Sequence[Resident],
+    others: Sequence[Resident],
+    need: int,
+    gpu: Gpu,
+    going: frozenset[str],
+    evict: Evict,
+) -> EvictDecision:
+    """Choose all of `first`, and `others` only if those do not free enough."""
+    decision = _chosen(first, need, gpu, going, evict)
+    if decision.victims or not first:
+        return decision
+    names = tuple(resident.name for resident in first)
+    freed = sum(resident.num_bytes for resident in first)
+    if gpu.shared:
+        freed = gpu.freed_by({*going, *names}) - gpu.freed_by(going)
+    decision = _chosen(others, need - freed, gpu, going.union(names), evict)
+    if not decision.victims:
+        return decision
+    return replace(decision, victims=(*names, *decision.victims), freed_bytes=freed + decision.freed_bytes)
 
 
 def evict_sharing(
