@@ -609,7 +609,7 @@ class AutoscalerController:
         4. Too few: take draining instances back, then ask for starts.
         5. Too many, and no request waits: call starts off.
         6. Drain idle instances, make pipelines whole, and replace an outdated instance.
-        7. Ask again where the placer has not answered.
+        7. Ask again where the placer has not answered, and where an agent has not carried out an operator's order.
         8. Until something changes, rest or let the answer stand (_rest); only a tick's may hold for later ticks.
         """
         model = record.model
@@ -646,6 +646,7 @@ class AutoscalerController:
         if outdated:
             effects += self._replace(record, model, decision, view, outdated, now_s)
         effects += record.ask_again(model, now_s, self._params.repeat_s)  # 7
+        effects += self._unload_again(record, rows, now_s)
         is_idle = not (has_starts or effects or decision.num_wanted or load.num_waiting or load.num_in_flight)
         may_stand = is_tick and not (effects or outdated)
         self._rest(record, decision, rows, now_s, is_idle=is_idle, may_stand=may_stand)  # 8
@@ -697,7 +698,7 @@ class AutoscalerController:
 
         1. None is wanted, and none was started for it: nothing.
         2. None is wanted any more, or the model has requests: such a start counts as any other.
-        3. A copy is there, or an instance that becomes one: nothing more.
+        3. A copy is there, or an instance that becomes one: cancel starts for another.
         4. A start is under way, cannot be, or has just failed: wait.
         5. Start one.
 
@@ -724,10 +725,11 @@ class AutoscalerController:
                 effects += self._stop(record, row, why, now_s, BECOMES[to])
         if kept.is_there(rung, rows, record.is_leaving):  # 3
             kept.asked = None
-            return effects
+            return [*effects, *self._wait_no_more(record, model, load, now_s)]
         node_id = kept.node_id if kept.asked else ""
         is_able = not why_unable(model, rung, self.nodes, node_id)
-        if record.starts or kept.is_coming(rows) or not is_able or now_s < max(record.not_before, kept.not_before):
+        is_coming = bool(record.starts) or kept.is_coming(rows, record.is_leaving)
+        if is_coming or not is_able or now_s < max(record.not_before, kept.not_before):
             return effects  # 4
         why = f"an operator wants it {rung.value}" if kept.asked else f"it is kept {rung.value}, and no copy is"
         instance_id = self._ids.next(model.key)  # 5
@@ -798,7 +800,7 @@ class AutoscalerController:
             if not start.command.waits or instance_id in record.replacing.of:
                 continue
             if not load.num_waiting:
-                why = f"{model.name} serves, or is no longer kept asleep"
+                why = f"{model.name} has a copy as near, or is no longer kept asleep"
                 effects.append(self._without_policy(record, why, "cancel", now_s, KEPT, instance_id))
                 effects.append(self._cancel(record, instance_id, why))
                 continue
@@ -910,7 +912,7 @@ class AutoscalerController:
         self, record: ModelRecord, instance: Instance, reason: str, now_s: float, becomes: Becomes = "stopped"
     ) -> list[Effect]:
         if not record.is_leaving(instance.instance_id):
-            record.orders[instance.instance_id] = Order(OrderKind.STOP, now_s, becomes)
+            record.orders[instance.instance_id] = Order(OrderKind.STOP, now_s, becomes, reason)
         elif now_s - record.orders[instance.instance_id].sent_at < self._params.repeat_s:
             return []
         record.orders[instance.instance_id].sent_at = now_s
@@ -922,6 +924,14 @@ class AutoscalerController:
             becomes="stopped" if instance.host_id else becomes,
         )
         return [Publish(command)]
+
+    def _unload_again(self, record: ModelRecord, rows: Mapping[str, Instance], now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for instance_id, order in record.orders.items():
+            row = rows.get(instance_id)
+            if order.kind is OrderKind.UNLOAD and row is not None and row.state is not InstanceState.DRAINING:
+                effects += self._stop(record, row, order.reason, now_s, order.becomes)
+        return effects
 
     def _resume(
         self, record: ModelRecord, decision: ScaleDecision, instance_ids: list[str], now_s: float

@@ -70,9 +70,12 @@ class KeptCopy:
                 return True
         return False
 
-    def is_coming(self, rows: Mapping[str, Instance]) -> bool:
-        """Return whether an instance to put away starts or drains, or any engine falls asleep."""
-        return any(row.instance_id in self.put_away or row.state is InstanceState.DRAINING for row in rows.values())
+    def is_coming(self, rows: Mapping[str, Instance], is_leaving: Callable[[str], bool]) -> bool:
+        """Return whether an instance to put away starts or drains, or any engine falls asleep or is to."""
+        return any(
+            i in self.put_away or row.state is InstanceState.DRAINING or (is_leaving(i) and not row.state.is_dormant)
+            for i, row in rows.items()
+        )
 
     def saw(self, row: Instance, is_replaced: bool, now_s: float, backoff_s: float, max_backoff_s: float) -> bool:
         """Return whether the copy was lost, so that the next one waits. `is_replaced`: another instance serves or

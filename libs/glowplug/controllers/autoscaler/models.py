@@ -59,6 +59,7 @@ class Order:
     kind: OrderKind
     sent_at: float
     becomes: Becomes = "stopped"  # of a stop
+    reason: str = ""
 
 
 @dataclass(slots=True)
