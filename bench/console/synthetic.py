@@ -3,7 +3,6 @@
 Seeded, so that a run can be repeated. `second(now_s)` yields the events of one second.
 """
 
-import hashlib
 import heapq
 import itertools
 import random
@@ -103,7 +102,7 @@ class SyntheticFleet:
         )
 
     def _cached(self, model: Model) -> CachedWeights:
-        return CachedWeights(digest=digest(model), num_bytes=model.weights_bytes, model_keys=(model.key,))
+        return CachedWeights(digest=model.weights.digest, num_bytes=model.weights_bytes, model_keys=(model.key,))
 
     def _place(self, now_s: float) -> Instance | None:
         """Create an instance on a GPU with room, and grant its bytes."""
@@ -210,7 +209,7 @@ class SyntheticFleet:
             self.fetching[instance_id] = (node_id, done)
             link = replace(node.links[0], bytes_in_flight=total - done, num_transfers=int(done < total))
             self.nodes[node_id] = replace(node, links=(link,), revision=node.revision + 1)
-            told: dict[str, Any] = {"node_id": node_id, "model_key": model.key, "digest": digest(model)}
+            told: dict[str, Any] = {"node_id": node_id, "model_key": model.key, "digest": model.weights.digest}
             if done < total:
                 yield fact(WeightsProgressed(**told, num_bytes_done=done, num_bytes=total), now_s)
                 continue
@@ -285,10 +284,6 @@ def fact(data: object, now_s: float, traceparent: str = "") -> Event:
         data=data,
         traceparent=traceparent,
     )
-
-
-def digest(model: Model) -> str:
-    return hashlib.sha256(model.key.encode()).hexdigest()
 
 
 def phases(created_at: float) -> tuple[Phase, ...]:

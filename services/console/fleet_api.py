@@ -28,6 +28,7 @@ class ModelDetail(msgspec.Struct, frozen=True, kw_only=True):
 
     now: float
     model: rows.ModelRow
+    digest: str  # of its weights
     instances: list[rows.InstanceRow]
     starts: list[rows.TimedStart]
     coming: list[rows.TimedStart]
@@ -130,6 +131,7 @@ def routes(
         detail = ModelDetail(
             now=snapshot.now,
             model=view.model_rows.rows[key],
+            digest=view.digest_of(key),
             instances=[row for row in snapshot.instances if row.value.model_key == key],
             starts=starts(view.decisions.instances_of(key)),
             coming=coming(mine, view.fetches, now_s),

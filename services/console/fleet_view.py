@@ -297,6 +297,10 @@ class ShownFleet:
             decisions=list(map(self.decisions.row, self.decisions.latest(DECISIONS_SHOWN))),
         )
 
+    def digest_of(self, model_key: str) -> str:
+        """Return the name of a model's weights in host memory, which is of their whole address."""
+        return self._declared[model_key].weights.digest
+
     def _put_model(self, model: Model, now_s: float) -> None:
         if self.fleet.model_table.apply(discreet_model(model), now_s):
             self._declared[model.key] = model

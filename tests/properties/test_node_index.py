@@ -22,7 +22,7 @@ from glowplug.fleet.node_index import NodeIndex
 from glowplug.policies.decisions import PlaceDecision
 from glowplug.policies.eviction.turns import Shares
 from glowplug.policies.placement.hydraserve_allocation import StageSeconds
-from glowplug.policies.placement.links import Fetch, LinkLedger, has_copy_on_disk
+from glowplug.policies.placement.links import Fetch, LinkLedger, has_copy_on_disk, has_weights
 from glowplug.policies.placement.port import PlacementView, PlaceRequest
 from glowplug.policies.registry import choose, installed
 from glowplug.policies.worth import InMemory
@@ -56,10 +56,8 @@ class Scanning(NodeIndex):
         return [n for n in self.among(only, 0, num_gpus, engine) if n.node_id not in besides]
 
     def holders(self, model):
-        if not model.weights.uri:
-            return None
-        names = {model.weights.digest, model.key}
-        return {n.node_id for n in self for c in n.cached if names & {c.digest, *c.model_keys}}
+        there = {n.node_id for n in self for c in n.cached if c.digest == model.weights.digest}
+        return there if model.weights.uri else None
 
     def disk_holders(self, model):
         there = {n.node_id for n in self for c in n.on_disk if c.digest == model.weights.digest}
@@ -248,13 +246,16 @@ def assert_fits(capacity: FleetCapacity, node: Node, decision: PlaceDecision, ke
     assert left + capacity.reserved.get(gpu.gpu_id, 0) + need <= gpu.total_bytes
 
 
-def test_a_copy_on_disk_of_the_weights_that_a_model_had_before_is_none() -> None:
+def test_the_weights_that_a_model_had_before_are_none_of_its_weights() -> None:
     model: Model = MODELS[1]
     before = CachedWeights(digest="of before", num_bytes=1, model_keys=(model.key,))
-    node = Node(node_id="n", gpus=(), engines=("emulated",), agent_url="", on_disk=(before,))
+    node = Node(node_id="n", gpus=(), engines=("emulated",), agent_url="", cached=(before,), on_disk=(before,))
     assert not NodeIndex([node]).disk_holders(model) and not has_copy_on_disk(node, model)
-    now = replace(node, on_disk=(replace(before, digest=model.weights.digest),))
+    assert not NodeIndex([node]).holders(model) and not has_weights(node, model)
+    current = (replace(before, digest=model.weights.digest),)
+    now = replace(node, cached=current, on_disk=current)
     assert NodeIndex([now]).disk_holders(model) == {"n"} and has_copy_on_disk(now, model)
+    assert NodeIndex([now]).holders(model) == {"n"} and has_weights(now, model)
 
 
 def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() -> None:

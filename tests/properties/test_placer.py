@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Slo
+from glowplug.domain.model import Slo, WeightsRef
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import CancelPlacement, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.facts import (
@@ -37,7 +37,13 @@ PLACEMENTS = installed("placement")
 ABILITIES = ("emulated:prewarm", "emulated:stages", "emulated:swap")
 MODELS = [
     a_model(
-        f"m{n}", mib=mib, num_gpus=gpus, weights_bytes=mib * MIB // 2, kv_bytes=mib * MIB // 2, slo=Slo(ttft_s=ttft)
+        f"m{n}",
+        mib=mib,
+        num_gpus=gpus,
+        weights=WeightsRef(uri=f"file:/m{n}", num_bytes=mib * MIB),
+        weights_bytes=mib * MIB // 2,
+        kv_bytes=mib * MIB // 2,
+        slo=Slo(ttft_s=ttft),
     )
     for n, (mib, gpus, ttft) in enumerate(((60, 1, 0.05), (100, 1, 0.0), (150, 2, 0.0), (40, 1, 5.0), (200, 4, 0.0)))
 ]
@@ -65,9 +71,7 @@ def fleets(draw) -> PlacementView:
             free = 100 - sum(mib for _, mib in grants[gpu])
             if free and draw(st.booleans()):
                 reserved[f"{node_id}/{gpu}"] = draw(st.integers(1, free)) * MIB
-        cached = tuple(
-            CachedWeights(digest=m.key, num_bytes=1, model_keys=(m.key,)) for m in MODELS if draw(st.booleans())
-        )
+        cached = tuple(CachedWeights(digest=m.weights.digest, num_bytes=1) for m in MODELS if draw(st.booleans()))
         nodes.append(a_node(node_id, gpus_mib=(100,) * 4, grants=grants, abilities=ABILITIES, cached=cached))
         if rows:
             dormant[node_id] = rows

@@ -17,7 +17,7 @@ from glowplug.cli.client import FleetClient, Row, connect, segment
 from glowplug.cli.options import JsonOption, ModelArgument, StateDirOption
 from glowplug.cli.terminal import CliError, say, say_json
 from glowplug.cli.views import standing, state_word
-from glowplug.domain.model import Rung
+from glowplug.domain.model import Rung, WeightsRef
 from glowplug.domain.phrasing import doing, listed
 from glowplug.domain.units import show_bytes
 
@@ -265,12 +265,9 @@ def _stands(rung: Rung, node: str) -> Reached:
 
 def _in_host_memory(node: str) -> Reached:
     def reached(fleet: FleetClient, row: Row) -> bool:
-        return any(
-            row["key"] in cached["model_keys"]
-            for one in fleet.nodes()
-            if node in ("", one["node_id"])
-            for cached in one["cached"]
-        )
+        digest = WeightsRef(uri=row["weights"]["uri"], sha256=row["weights"]["sha256"]).digest
+        nodes = (one for one in fleet.nodes() if node in ("", one["node_id"]))
+        return any(cached["digest"] == digest for one in nodes for cached in one["cached"])
 
     return reached
 

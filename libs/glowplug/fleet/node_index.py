@@ -73,7 +73,7 @@ class IndexedNodes:
         self._with_rows: dict[str, tuple[Instance, ...]] = {}
         self._copies: dict[str, dict[str, Instance]] = {}  # model_key -> dormant rows by id
         self._worthless: set[str] = set()  # nodes with a copy of score 0
-        self._caching: dict[str, set[str]] = {}  # digest, or key of a model -> nodes with the weights in memory
+        self._caching: dict[str, set[str]] = {}  # digest -> nodes with the weights in memory
         self._on_disk: dict[str, set[str]] = {}  # ... and on disk
 
     # questions
@@ -114,8 +114,7 @@ class IndexedNodes:
         return _having(self._caching, model) if model.weights.uri else None
 
     def disk_holders(self, model: Model) -> Set[str]:
-        there = model.weights.uri and self._on_disk and self._on_disk.get(model.weights.digest)
-        return there or frozenset()
+        return _having(self._on_disk, model) if model.weights.uri else frozenset()
 
     def among(self, node_ids: Collection[str] | None, num_bytes: int, num_gpus: int, engine: str) -> list[Node]:
         """Return the nodes of `node_ids` (None: all) that have the bytes once copies are dropped, by id."""
@@ -299,13 +298,13 @@ class IndexedNodes:
     def _cache(
         known: dict[str, set[str]], node_id: str, before: Sequence[CachedWeights], now: Sequence[CachedWeights]
     ) -> None:
-        old, new = _names(before), _names(now)
-        for name in old - new:
-            known[name].discard(node_id)
-            if not known[name]:
-                del known[name]
-        for name in new - old:
-            known.setdefault(name, set()).add(node_id)
+        old, new = {one.digest for one in before}, {one.digest for one in now}
+        for digest in old - new:
+            known[digest].discard(node_id)
+            if not known[digest]:
+                del known[digest]
+        for digest in new - old:
+            known.setdefault(digest, set()).add(node_id)
 
     @staticmethod
     def _count(counter: Counter[Any], key: Any, by: int) -> None:
@@ -450,13 +449,4 @@ def _rates(node: Node) -> tuple[tuple[str, float], ...]:
 
 
 def _having(known: Mapping[str, set[str]], model: Model) -> Set[str]:
-    by_digest, by_key = known.get(model.weights.digest, set()), known.get(_key(model.key), set())
-    return by_digest | by_key if by_digest and by_key else by_digest or by_key
-
-
-def _names(cached: Sequence[CachedWeights]) -> set[str]:
-    return {one.digest for one in cached} | {_key(key) for one in cached for key in one.model_keys}
-
-
-def _key(model_key: str) -> str:
-    return f"model {model_key}"
+    return known.get(model.weights.digest, frozenset()) if known else frozenset()

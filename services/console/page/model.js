@@ -65,7 +65,7 @@ export function modelView(key) {
     const longest = Math.max(...detail.starts.map(secondsOf), 0);
     const lines = detail.starts.length ? detail.starts : [{ nothing: "No start of this model has been seen yet." }];
     keyed(starts, lines, (start) => start.instance?.instance_id ?? "", (start) => startLine(start, longest), () => String(longest));
-    keyed(facts, [...declared(model), ...residence(key)], ([name]) => name, term);
+    keyed(facts, [...declared(model), ...residence(detail.digest)], ([name]) => name, term);
   };
   const missing = (text) => {
     head.replaceChildren(crumbs(), h("h1", null, "No such model"), empty(text));
@@ -230,9 +230,9 @@ function declared(model) {
 }
 
 /** The nodes that have its weights, where a start need not fetch them. */
-function residence(key) {
+function residence(digest) {
   const where = (blobsOf) => {
-    const holding = live.nodes.flatMap((node) => blobsOf(node).filter((blob) => blob.model_keys.includes(key)).map((blob) => [node.node_id, blob.num_bytes]));
+    const holding = live.nodes.flatMap((node) => blobsOf(node).filter((blob) => blob.digest === digest).map((blob) => [node.node_id, blob.num_bytes]));
     const nodes = holding.map(([id]) => id);
     const some = nodes.length > 6 ? `${nodes.slice(0, 6).join(", ")} and ${nodes.length - 6} more` : nodes.join(", ");
     return holding.length ? `${bytes(holding[0][1])} on ${some}` : "of no node";

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from glowplug.cli import client, verbs
 from glowplug.cli.client import Answer
 from glowplug.cli.main import app_of
+from glowplug.domain.model import WeightsRef
 
 COST = {
     "model": "tiny", "verb": "load", "rung": "ready", "seconds": 2.5, "kind": "cold", "phases": {}, "scope": "prior",
@@ -134,3 +136,11 @@ def test_what_cannot_be_now_says_why_and_what_is_there_that_nothing_has_to_be_do
     assert verbs.described(COST | {"is_possible_now": False, "reason": "big stays"}) == "it has to wait: big stays"
     there = COST | {"seconds": 0.0, "reason": "i-1 is ready on node-1"}
     assert verbs.described(there) == "nothing to do: i-1 is ready on node-1"
+
+
+def test_weights_count_as_in_host_memory_by_their_digest_and_not_by_the_model_that_brought_them():
+    ref = WeightsRef(uri="file:/now")
+    shown = row("cold", weights={"uri": ref.uri, "sha256": ""})
+    for cached, is_there in (({"digest": "of before", "model_keys": ["tiny"]}, False), ({"digest": ref.digest}, True)):
+        fleet = SimpleNamespace(nodes=lambda cached=cached: [{"node_id": "node-1", "cached": [cached]}])
+        assert verbs._in_host_memory("")(fleet, shown) is is_there

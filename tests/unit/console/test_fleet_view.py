@@ -75,6 +75,12 @@ def test_an_instance_is_outdated_until_its_model_is_declared_as_before(view: Sho
     assert not outdated()
 
 
+def test_weights_are_found_by_their_whole_address_which_is_not_shown(view: ShownFleet) -> None:
+    weights = WeightsRef(uri="https://models.example/a.gguf?token=1")
+    take(view, ModelDeployed(model=a_model("anew", weights=weights)))
+    assert view.digest_of("anew") == weights.digest != view.models["anew"].weights.digest
+
+
 def test_models_say_what_they_are(view: ShownFleet) -> None:
     states = {row.value.key: (row.joined.temperature, row.joined.state) for row in view.snapshot(NOW).models}
     assert states == {

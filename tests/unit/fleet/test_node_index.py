@@ -150,11 +150,11 @@ def test_the_nodes_with_weights_are_known_as_they_come_and_go() -> None:
     index = NodeIndex([a_node(name, gpus_mib=()) for name in "abc"])
     states: list[tuple[str, tuple[CachedWeights, ...], Collection[str]]] = [
         ("a", weights("d" * 8), {"a"}),
-        ("b", weights("else", "m"), {"a", "b"}),
-        ("c", weights("else", "other"), {"a", "b"}),
+        ("b", weights("d" * 8, "other"), {"a", "b"}),
+        ("c", weights("of before", "m"), {"a", "b"}),
         ("a", (), {"b"}),
         ("c", weights("d" * 8, "m"), {"b", "c"}),
-        ("b", weights("else"), {"c"}),
+        ("b", weights("of before", "m"), {"c"}),
         ("c", (), set()),
     ]
     for node_id, cached, holders in states:

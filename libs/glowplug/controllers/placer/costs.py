@@ -217,7 +217,7 @@ class Costs:
                 cached.num_bytes
                 for node in self._host.holders(model, now_s, node_id)
                 for cached in node.cached
-                if cached.digest == digest or model.key in cached.model_keys
+                if cached.digest == digest
             )
             source = cost.source if cost.leaving or not freed else "at once where no instance reads them"
             cost = replace(cost, freed_host_bytes=freed, source=source)

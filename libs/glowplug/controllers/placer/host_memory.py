@@ -85,7 +85,7 @@ class HostMemory:
 
     def bring_ahead(self, model: Model, node_id: str, now_s: float) -> list[Effect]:
         node = self.fleet.nodes.by_id.get(node_id)
-        if node is None or not model.weights.uri or _has_current(node, model):
+        if node is None or has_weights(node, model):
             return []
         why = f"{model.name} has been declared anew, and its weights come before the instance leaves that it replaces"
         return self._bring(model, node, why, "declared", now_s)
@@ -104,16 +104,12 @@ class HostMemory:
             raise Conflict(f"{model.name} shares its weights with {', '.join(sorted(shared))}", param="from")
         effects = self._withdraw(model, asked.node_id)
         for node in self.holders(model, now_s, asked.node_id):
-            here = (model.key, node.node_id)
-            for cached in node.cached:
-                if cached.digest == digest or model.key in cached.model_keys:
-                    self._drops[here] = _Drop(cached.digest, now_s, now_s)
-                    why = f"an operator wants the weights of {model.name} out of host memory"
-                    chosen = f"{show_bytes(cached.num_bytes)} leave"
-                    decided = self.fleet.decided(
-                        "evict", operator.POLICY, why, now_s, node_id=node.node_id, chosen=chosen
-                    )
-                    effects += [decided, Publish(_drop_command(node.node_id, cached.digest))]
+            self._drops[model.key, node.node_id] = _Drop(digest, now_s, now_s)
+            why = f"an operator wants the weights of {model.name} out of host memory"
+            num_bytes = sum(cached.num_bytes for cached in node.cached if cached.digest == digest)
+            chosen = f"{show_bytes(num_bytes)} leave"
+            decided = self.fleet.decided("evict", operator.POLICY, why, now_s, node_id=node.node_id, chosen=chosen)
+            effects += [decided, Publish(_drop_command(node.node_id, digest))]
         return effects
 
     def _withdraw(self, model: Model, node_id: str) -> list[Effect]:
@@ -143,7 +139,7 @@ class HostMemory:
         effects: list[Effect] = []
         for (model_key, node_id), sent_at in list(self._fetches.items()):
             model, node = self.fleet.models.get(model_key), self.fleet.nodes.by_id.get(node_id)
-            is_over = model is None or node is None or _has_current(node, model)
+            is_over = model is None or node is None or has_weights(node, model)
             if is_over or not self.fleet.nodes.is_alive(node_id, now_s):
                 del self._fetches[model_key, node_id]
                 self._failed.pop(model_key, None)
@@ -188,11 +184,6 @@ class HostMemory:
         chosen, inputs = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
         decided = self.fleet.decided("prefetch", rule, why, now_s, node_id=node.node_id, chosen=chosen, inputs=inputs)
         return [decided, Publish(self.fleet.with_peers(_fetch_command(model, node.node_id)))]
-
-
-def _has_current(node: Node, model: Model) -> bool:
-    """Return whether host memory has these very weights, not those of an earlier declaration."""
-    return any(one.digest == model.weights.digest for one in node.cached)
 
 
 def _fetch_command(model: Model, node_id: str) -> FetchWeights:

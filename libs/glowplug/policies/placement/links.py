@@ -13,9 +13,10 @@ delays none: prefetchers let urgent bytes pass first. PCIe is not accounted for,
 (docs/adr/0019).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from glowplug.domain.hardware import Node
+from glowplug.domain.hardware import CachedWeights, Node
 from glowplug.domain.model import Model
 from glowplug.fleet.start_times import StartKind, StartTimes
 
@@ -129,15 +130,18 @@ def _declared(node: Node, kind: str) -> float:
 
 
 def has_weights(node: Node, model: Model) -> bool:
-    """Return whether host memory has the weights (shared by models), or none are to be fetched."""
-    digest = model.weights.digest
-    return not model.weights.uri or any(one.digest == digest or model.key in one.model_keys for one in node.cached)
+    """Return whether host memory has the current weights, whichever model brought them, or none are to be fetched."""
+    return not model.weights.uri or _are_among(node.cached, model)
 
 
 def has_copy_on_disk(node: Node, model: Model) -> bool:
     """Return whether the disk has a whole copy of the current weights."""
+    return bool(model.weights.uri) and _are_among(node.on_disk, model)
+
+
+def _are_among(there: Iterable[CachedWeights], model: Model) -> bool:
     digest = model.weights.digest
-    return bool(model.weights.uri) and any(one.digest == digest for one in node.on_disk)
+    return any(one.digest == digest for one in there)
 
 
 def found_at(node: Node, model: Model) -> StartKind:

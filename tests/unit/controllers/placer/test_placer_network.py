@@ -132,7 +132,7 @@ def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
 @pytest.mark.parametrize(
     ("node", "source", "uri"),
     [
-        (replace(NODE, cached=(CachedWeights(digest="d", num_bytes=1, model_keys=("m",)),)), "", "s3://w"),
+        (replace(NODE, cached=(CachedWeights(digest=MODEL.weights.digest, num_bytes=1),)), "", "s3://w"),
         (replace(NODE, on_disk=(CachedWeights(digest=MODEL.weights.digest, num_bytes=1),)), "", "s3://w"),
         (NODE, "r-1", "s3://w"),
         (NODE, "", ""),

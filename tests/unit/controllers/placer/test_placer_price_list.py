@@ -14,7 +14,7 @@ from tests.fleet_builder import a_model, a_node, an_event, an_instance, load_rep
 from tests.unit.controllers.placer.rig import a_placer
 
 NAMES = ("busy", "idle", "copied", "rare")
-CACHED = CachedWeights(digest="d", num_bytes=1, model_keys=NAMES)
+CACHED = CachedWeights(digest=a_model().weights.digest, num_bytes=1)
 GRANTS = [("i-busy", 100), ("i-idle", 100), ("i-copied", 60), ("i-rare", 60)]
 
 

@@ -27,6 +27,7 @@ SEVEN_B = a_model(
     kv_bytes=5 * GB,
     slo=Slo(ttft_s=7.5, tpot_s=0.2),
 )
+COPY = CachedWeights(digest=SEVEN_B.weights.digest, num_bytes=WEIGHTS)
 SEVENTY_B = replace(
     SEVEN_B,
     weights=WeightsRef(uri="s3://w", num_bytes=128 * GB),
@@ -162,7 +163,7 @@ def test_engines_that_serve_no_stages_get_none():
 
 def test_weights_in_host_memory_make_one_worker_of_it():
     """Section 8.3, the cache option."""
-    cached = server("node-9", cached=(CachedWeights(digest="d", num_bytes=WEIGHTS, model_keys=("llama",)),))
+    cached = server("node-9", cached=(COPY,))
     decision = place(hydraserve, [server("node-1"), server("node-2"), cached])
     assert [s.node_id for s in decision.stages] == ["node-9"]
     assert decision.rivals[0].score == pytest.approx(2.0 + 1.5, abs=0.01), "nothing is fetched"
@@ -170,9 +171,6 @@ def test_weights_in_host_memory_make_one_worker_of_it():
     request = PlaceRequest(instance_id="i", model=SEVEN_B, num_required=2)
     view = PlacementView(now_s=0.0, nodes=[cached, server("node-8", cached=cached.cached)], start_stages=STAGES)
     assert len(hydraserve.place(request, view).stages) == 1, "stages would save nothing"
-
-
-COPY = CachedWeights(digest=SEVEN_B.weights.digest, num_bytes=WEIGHTS, model_keys=("llama",))
 
 
 @pytest.mark.parametrize("policy", [hydraserve, union, serverlessllm])
@@ -368,7 +366,7 @@ def test_section_7_the_option_is_written_behind_the_name():
 
 
 def test_a_group_starts_whole_where_host_memory_has_its_weights():
-    cached = (CachedWeights(digest="d", num_bytes=128 * GB, model_keys=("llama",)),)
+    cached = (CachedWeights(digest=SEVENTY_B.weights.digest, num_bytes=128 * GB),)
     nodes = [*servers(2, gpus_gb=EIGHT_OF_80_GB), server("node-2", gpus_gb=EIGHT_OF_80_GB, cached=cached)]
     assert [s.node_id for s in place_large(nodes).stages] == ["node-2"]
 

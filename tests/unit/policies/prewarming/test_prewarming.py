@@ -7,6 +7,7 @@ import pytest
 from glowplug.domain.errors import BadRequest
 from glowplug.domain.hardware import CachedWeights
 from glowplug.domain.instance import InstanceState
+from glowplug.domain.model import WeightsRef
 from glowplug.domain.snapshot import Forecast
 from glowplug.policies.placement.warmserve_evict_aware import EvictAwareParams
 from glowplug.policies.prewarming import union, warmserve
@@ -291,7 +292,7 @@ def test_the_option_is_a_word_of_the_policy_and_asks_for_its_profile():
 
 
 PRICED, FREE = union.UnionParams(price=0.005), union.UnionParams(price=0.0)
-HERE = CachedWeights(digest="d", num_bytes=1, model_keys=("a", "b", "near", "wished", "recent", "old"))
+HERE = CachedWeights(digest=A.weights.digest, num_bytes=1)
 
 
 def weighed(*nodes, worths=None, **fields):
@@ -306,7 +307,9 @@ def weighed(*nodes, worths=None, **fields):
 
 def test_the_union_makes_replicas_only_where_host_memory_has_the_weights():
     """WarmServe section 7.1 has all weights in host memory."""
-    view = weighed(node(300, 300, cached=(HERE,)), models=[a_model("near"), a_model("far")])
+    view = weighed(
+        node(300, 300, cached=(HERE,)), models=[a_model("near"), a_model("far", weights=WeightsRef(uri="file:/far"))]
+    )
     assert {step.model_key for step in warmserve.plan(view).steps} == {"near", "far"}
     plan = union.plan(view, FREE)
     assert [step.model_key for step in plan.steps] == ["near"]
