@@ -130,7 +130,8 @@ class Holds:
         user = self._users.get(key) or _User()
         if user.instance and user.instance.revision > instance.revision:
             return ""
-        digest = user.digest or self.digest_of_model(instance.model_key)
+        known = self._declared(instance)
+        digest = user.digest or (known[1] if known else "")
         if instance.state.is_gone:
             self._forget(key)
             return digest
@@ -187,11 +188,16 @@ class Holds:
         """Return living instances that began before `before_s` and are not ready; no stages with their part of the
         weights."""
         return [
-            (instance, self._models[instance.model_key][0])
+            (instance, known[0])
             for key, instance in self._seen()
             if (instance.state.is_coming if instance.is_whole else self._lacks_its_part(key))
-            if instance.created_at < before_s and instance.model_key in self._models
+            if instance.created_at < before_s and (known := self._declared(instance)) is not None
         ]
+
+    def _declared(self, instance: Instance) -> tuple[Model, str] | None:
+        """Return its model as at its start, and the digest; None if unknown, or declared anew since."""
+        known = self._models.get(instance.model_key)
+        return None if known is None or instance.is_outdated(known[0]) else known
 
     def _lacks_its_part(self, instance_id: str) -> bool:
         user = self._users[instance_id]
