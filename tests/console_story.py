@@ -30,6 +30,7 @@ from glowplug.services.console.fleet_view import ShownFleet
 from tests.fleet_builder import a_model, a_node, an_instance
 
 MIB = 1 << 20
+CHAT = WeightsRef(uri="file:/models/smol-chat.gguf")
 MARKUP = "<img src=x onerror=document.title='owned'><b>bold</b>"  # every view must escape this
 PHASE_SECONDS = {
     PhaseName.DECIDE: (0.0, 0.018),
@@ -136,12 +137,8 @@ def told(data: Any, at: float, seed: int) -> Event:
 
 
 def model(key: str, name: str, mib: int, engine: str = "llamacpp", **changes: Any) -> Model:
-    given = {"key": key, "engine": engine, "weights": weights(key, mib), "kv_bytes": 64 * MIB, **changes}
-    return a_model(name, mib=mib, **given)
-
-
-def weights(key: str, mib: int) -> WeightsRef:
-    return WeightsRef(uri=f"file:/models/{key}.gguf", num_bytes=mib * MIB)
+    weights = WeightsRef(uri=f"file:/models/{key}.gguf", num_bytes=mib * MIB)
+    return a_model(name, mib=mib, **{"key": key, "engine": engine, "weights": weights, "kv_bytes": 64 * MIB, **changes})
 
 
 def instance(key: str, model_key: str, node: str, state: InstanceState, at: float, **changes: Any) -> Instance:
@@ -162,9 +159,7 @@ def node(node_id: str, at: float, grants: tuple[Grant, ...], **changes: Any) -> 
         "gpus": (Gpu(gpu_id=f"{node_id}/0", total_bytes=640 * MIB, grants=grants, role=role),),
         "engines": ("llamacpp", "emulated"),
         "host_cache_bytes": 1024 * MIB,
-        "cached": (
-            CachedWeights(digest=weights("smol-chat", 139).digest, num_bytes=139 * MIB, model_keys=("smol-chat",)),
-        ),
+        "cached": (CachedWeights(digest=CHAT.digest, num_bytes=139 * MIB, model_keys=("smol-chat",)),),
         "heartbeat_at": at,
     }
     return replace(a_node(node_id), **(fields | changes))

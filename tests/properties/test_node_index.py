@@ -87,7 +87,7 @@ class Scanning(NodeIndex):
 
 def some_weights(chance: random.Random, share: float) -> tuple[CachedWeights, ...]:
     return tuple(
-        CachedWeights(digest=m.weights.digest, num_bytes=1, model_keys=(m.key,) if chance.random() < 0.5 else ())
+        CachedWeights(digest=m.weights.digest if chance.random() < 0.8 else "old", num_bytes=1, model_keys=(m.key,))
         for m in MODELS
         if chance.random() < share
     )
@@ -118,16 +118,7 @@ def a_fleet(chance: random.Random) -> tuple[list[Node], dict[str, list[Instance]
             if left and chance.random() < 0.2:
                 reserved[gpu_id] = chance.randrange(1, left + 1) * MIB
             gpus.append(sharing(Gpu(gpu_id=gpu_id, total_bytes=size * MIB, grants=tuple(grants)), chance))
-        cached, on_disk = (
-            tuple(
-                CachedWeights(
-                    digest=m.weights.digest, num_bytes=1, model_keys=(m.key,) if chance.random() < 0.5 else ()
-                )
-                for m in MODELS
-                if chance.random() < share
-            )
-            for share in (0.3, 0.2)
-        )
+        cached, on_disk = (some_weights(chance, share) for share in (0.3, 0.2))
         links = (
             (Link(link_id=f"{node_id}/nic", bytes_per_s=chance.choice((1e9, 2e9))),) if chance.random() < 0.5 else ()
         )
@@ -260,13 +251,8 @@ def test_the_weights_that_a_model_had_before_are_none_of_its_weights() -> None:
 
 def test_a_model_of_a_weights_digest_is_found_where_another_name_brought_it() -> None:
     model: Model = MODELS[1]
-    node = Node(
-        node_id="n",
-        gpus=(),
-        engines=("emulated",),
-        agent_url="",
-        cached=(CachedWeights(digest=model.weights.digest, num_bytes=1, model_keys=("another",)),),
-    )
+    there = CachedWeights(digest=model.weights.digest, num_bytes=1, model_keys=("another",))
+    node = Node(node_id="n", gpus=(), engines=("emulated",), agent_url="", cached=(there,))
     assert NodeIndex([node]).holders(model) == {"n"}
 
 

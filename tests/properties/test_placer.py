@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from glowplug.controllers.effects import Publish, Tick
 from glowplug.domain.hardware import CachedWeights, Gpu, Grant, GrantOwner
 from glowplug.domain.instance import Instance, InstanceState
-from glowplug.domain.model import Slo, WeightsRef
+from glowplug.domain.model import Slo
 from glowplug.domain.snapshot import Forecast, ModelLoad
 from glowplug.events.commands import CancelPlacement, PlaceInstance, StartInstance, StopInstance
 from glowplug.events.facts import (
@@ -37,16 +37,11 @@ PLACEMENTS = installed("placement")
 ABILITIES = ("emulated:prewarm", "emulated:stages", "emulated:swap")
 MODELS = [
     a_model(
-        f"m{n}",
-        mib=mib,
-        num_gpus=gpus,
-        weights=WeightsRef(uri=f"file:/m{n}", num_bytes=mib * MIB),
-        weights_bytes=mib * MIB // 2,
-        kv_bytes=mib * MIB // 2,
-        slo=Slo(ttft_s=ttft),
+        f"m{n}", mib=mib, num_gpus=gpus, weights_bytes=mib * MIB // 2, kv_bytes=mib * MIB // 2, slo=Slo(ttft_s=ttft)
     )
     for n, (mib, gpus, ttft) in enumerate(((60, 1, 0.05), (100, 1, 0.0), (150, 2, 0.0), (40, 1, 5.0), (200, 4, 0.0)))
 ]
+MODELS = [replace(model, weights=replace(model.weights, uri=model.key)) for model in MODELS]
 BY_KEY = {model.key: model for model in MODELS}
 SECONDS = StageSeconds(container_s=0.01, library_s=0.01, prefill_s=0.001)
 

@@ -110,7 +110,7 @@ class IndexedNodes:
         return tuple(row for row in self._copies.get(model.key, {}).values() if not row.is_outdated(model))
 
     def holders(self, model: Model) -> Set[str] | None:
-        """Ids of nodes with the weights in host memory; None: every node, as there is nothing to fetch."""
+        """Ids of nodes with the weights in host memory; None: every node."""
         return _having(self._caching, model) if model.weights.uri else None
 
     def disk_holders(self, model: Model) -> Set[str]:
