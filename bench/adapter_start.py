@@ -41,7 +41,7 @@ async def measure(engine: str, num_rounds: int) -> dict[str, float]:
 async def _measure(case: EngineCase, num_rounds: int) -> dict[str, float]:
     driver = case.driver
     assert isinstance(driver, AdapterHost)
-    handle = await case.launch(part={"adapter_slots": 4, "adapter_rank": 8})
+    handle = await case.launch(start={"adapter_slots": 4, "adapter_rank": 8})
     report = await driver.load(handle, prepare() if case.name == "llamacpp" else case.weights)
     case.handles.append(report.handle)
     made, model = adapters.make(1), case.model(name="Poet", key="poet", base="contract-tiny", aliases=())

@@ -38,7 +38,7 @@ SMALLEST = {
     "bench.prefix.live": "--policies union --rounds 1 --chats 1 --turns 2 --think-s 1 --json {json}",
     "bench.prefix.run": "--cases slots_apart --policies union --seeds 1 --json {json}",
     "bench.readers": "--json {json}",
-    "bench.recovery": "--only router --json {json}",
+    "bench.recovery": "--only router-1 --json {json}",
     "bench.router.run": "--runs 1 --rounds 1 --seconds 1 --requests-only --json {json}",
     "bench.routing.run": "--instances 10 --requests 100 --json {json}",
     "bench.seeds": "--seeds 0 --jobs 1 -k declared",
@@ -47,7 +47,7 @@ SMALLEST = {
     "bench.swap": "llamacpp --cycles 1 --json {json}",
     "bench.systems": "--systems union --rounds 1 --seconds 10 --out {here} --json {json}",
     "bench.throughput": "--rounds 1 --at 1 --beside fleet --json {json}",
-    "bench.usage.run": "--requests 100 --kills 1 --json {json}",
+    "bench.usage.run": "--requests 100 --kills 1 --out {json}",
 }
 NEEDS = {
     "bench.coldstart.run": lambda: vllm_env.missing(vllm_env.interpreter()),
