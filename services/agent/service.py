@@ -30,6 +30,7 @@ from glowplug.runtime.clock import now_s
 from glowplug.runtime.service import announce
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end
+from glowplug.services.agent.cores import CoresWatch, num_cores
 from glowplug.services.agent.executor import EngineExecutor
 from glowplug.services.agent.processes import kill_orphans, reap_strays
 from glowplug.services.agent.settings import AgentSettings
@@ -175,6 +176,7 @@ class AgentService:
         self.outputs = EngineOutputs(LogRing(), settings.node, self.engines.log_path)
         registry.register(NodeCollector(self.controller))
         self._tasks: list[asyncio.Task[None]] = []
+        self._cores, self._num_cores = CoresWatch(), num_cores()
         self._is_joined = False
 
     def not_ready(self) -> str:
@@ -197,7 +199,14 @@ class AgentService:
         await self.shell.put(Recalled(living))
         warmed = [driver for driver in self._drivers.values() if self.settings.warms(driver.name)]
         reading = self.outputs.follow(lambda: self.controller.instances)
-        lasting = (self._join(), self._look_around(), self.engines.watch_memory(), reap_strays(), reading)
+        lasting = (
+            self._join(),
+            self._look_around(),
+            self._cores.watch(),
+            self.engines.watch_memory(),
+            reap_strays(),
+            reading,
+        )
         bodies = (*lasting, *(self._warm(driver) for driver in warmed))
         self._tasks = [asyncio.create_task(body) for body in bodies]
         for task in self._tasks:
@@ -247,6 +256,8 @@ class AgentService:
             prefetcher_url=self.settings.prefetcher_url,
             on_disk=disk.copies,
             disk_bytes_per_s=disk.bytes_per_s,
+            num_cores=self._num_cores,
+            num_runnable=self._cores.num_runnable,
         )
 
     async def _warm(self, driver: EngineDriver) -> None:

@@ -174,6 +174,13 @@ class Node:
     stages_at: str = ""  # "host:first-last", for first stages of pipelines; "": none
     on_disk: tuple[CachedWeights, ...] = ()  # whole copies
     disk_bytes_per_s: float = 0.0  # measured on whole copies; 0: not yet
+    num_cores: float = 0.0  # that its engines may use; 0: unknown
+    num_runnable: float = 0.0  # threads that run or wait for a core, mean of the last seconds
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long one more thread takes now as on idle cores."""
+        return max(1.0, (self.num_runnable + 1) / self.num_cores) if self.num_cores else 1.0
 
     def can(self, engine: str, ability: str) -> bool:
         """Abilities: "prewarm" (hold weights without KV, drop at once), "swap" (sleep and wake), "stages" (serve in a

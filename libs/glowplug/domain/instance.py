@@ -157,6 +157,7 @@ class Instance:
     start_kind: str = ""  # a StartKind, once READY: cold, disk, cached, wake, growth or join
     gpu_kind: str = ""
     predicted_s: float = 0.0  # command to READY; 0: unknown
+    slowdown: float = 1.0  # of its start, by the load of its node's cores at the command (Node)
     shared_bytes: int = 0  # host-memory weights shared with others (Gpu.shared)
     drain_ends_at: Moment = 0.0  # end of its last request; 0: unknown
     stages_busy: bool = False  # former stages still finish requests beside the new whole process

@@ -69,6 +69,7 @@ class StartInstance:
     stage: int = 0  # number of the stage, from 0
     predicted: Mapping[str, float] = field(default_factory=dict)  # phase -> expected seconds
     predicted_s: float = 0.0  # expected seconds from this command to READY; 0: unknown
+    slowdown: float = 1.0  # by the load of the node's cores (Node), part of what is expected
     rendezvous: str = ""  # "host:port" on the first stage's node, where the stages of a pipeline find one another
     tries_left: int = 0  # other nodes to try if this one cannot get the weights
     host_id: str = ""  # of an adapter: the READY instance of its base, on this node, whose engine takes it

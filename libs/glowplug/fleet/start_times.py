@@ -10,6 +10,8 @@ priors.
 
 A streamed load overlaps its fetch, so it teaches only its seconds after the last byte (`tail_s`), for streamed starts
 alone. Seconds outside every stage (polls, notices) become `rest_s`, so that the sum is the whole start.
+
+Busy cores slow all but the fetch: figures are kept as on idle cores, and `slowed` makes them a node's (Node.slowdown).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +20,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Literal
 
+from glowplug.domain.hardware import Node
 from glowplug.domain.instance import BEFORE_START, Instance, InstanceState, Phase, PhaseName
 from glowplug.domain.model import Model
 
@@ -71,6 +74,12 @@ class StageTimes:
         """Seconds from the command to READY, unstreamed."""
         return max(self.launch_s, self.fetch_s) + self.load_s + self.warmup_s + self.rest_s
 
+    def slowed(self, by: float) -> "StageTimes":
+        """Return the same start with the cores `by` times as slow. A fetch does not wait for cores."""
+        if by == 1:
+            return self
+        return replace(self, **{name: took * by for name in _ON_CORES if (took := getattr(self, name)) > 0})
+
     def by_phase(self) -> dict[str, float]:
         seconds = {phase.value: getattr(self, name) for name, phase in _PHASES.items()}
         return {name: took for name, took in seconds.items() if took > 0}
@@ -80,6 +89,7 @@ _PHASES = {
     "fetch_s": PhaseName.FETCH, "launch_s": PhaseName.LAUNCH, "load_s": PhaseName.LOAD, "warmup_s": PhaseName.WARMUP,
 }  # fmt: skip
 _FIELDS = tuple(one.name for one in fields(StageTimes))
+_ON_CORES = tuple(name for name in _FIELDS if name != "fetch_s")
 _PREDICTED = tuple(name for name in _FIELDS if name != "tail_s")
 
 
@@ -100,6 +110,7 @@ class Prior:
     wake_s: float = 0.0  # excluding the transfer, at `load_bytes_per_s`
     growth_s: float = 0.0
     prefill_s: float = 0.0  # first token when warm
+    needs_cores: bool = True  # else its starts take as long beside others
     reads_args: bool = False  # `engine_args` may override these fields and set `time_scale`
 
     def of(self, model: Model) -> "Prior":
@@ -120,7 +131,7 @@ PRIORS: Mapping[str, Prior] = {
     # Same as ColdStart in glowplug_lab/emulated/profiles.py; a unit test compares the two.
     "emulated": Prior(
         launch_s=2.0, load_bytes_per_s=10e9, warmup_s=0.5, look_s=0.002, rest_s=0.05,
-        wake_s=0.05, growth_s=0.01, prefill_s=0.05, reads_args=True,
+        wake_s=0.05, growth_s=0.01, prefill_s=0.05, needs_cores=False, reads_args=True,
     ),
     # SmolLM2-135M on two cores at load 4, medians of 27 starts; mapped weights cost little time per byte.
     "llamacpp": Prior(
@@ -139,6 +150,8 @@ ADAPTER_LOAD_S = 0.02  # excluding the transfer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSample:
+    """`took`: as on idle cores."""
+
     instance_id: str
     ended_at: float
     took: StageTimes
@@ -194,6 +207,7 @@ class StartTimes:
         )
         kept = self._kept(row)
         prior = self.prior_times(model, kind)
+        took = took.slowed(1 / max(1.0, instance.slowdown))
         sample = StartSample(instance_id=instance.instance_id, ended_at=instance.ready_at, took=took, prior=prior)
         samples = _with(kept, (sample,))
         if samples == kept:
@@ -310,6 +324,10 @@ class StartTimes:
         """Share of a launch that a streaming engine does beside the load."""
         prior = self._prior(model)
         return prior.library_s / prior.launch_s if prior.launch_s else 0.0
+
+    def slowdown(self, model: Model, node: Node) -> float:
+        """How many times as long a start takes there now as on idle cores."""
+        return node.slowdown if self._prior(model).needs_cores else 1.0
 
     def prefill_s(self, model: Model) -> float:
         return self._prior(model).prefill_s

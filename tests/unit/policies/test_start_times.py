@@ -482,3 +482,16 @@ def test_beyond_the_most_rows_the_one_without_news_for_longest_is_dropped() -> N
     times.restore({"k0": times.rows["k0"]})
     times.learn(start("i-3", "n", launch=3.0), model("n"))
     assert len(times.rows) == MAX_ROWS and "k0" not in times.rows and {"k1", row.key} <= times.rows.keys()
+
+
+def test_a_start_beside_busy_cores_teaches_how_long_it_takes_on_idle_ones() -> None:
+    times, model = StartTimes(), a_model()
+    phases = (
+        Phase(name=PhaseName.FETCH, started_at=100.0, ended_at=104.0),
+        Phase(name=PhaseName.LOAD, started_at=104.0, ended_at=107.0),
+    )
+    row = an_instance("i-1", start_kind="cold", phases=phases, created_at=100.0, ready_at=107.0, slowdown=1.5)
+    times.learn(row, model)
+    known = times.predict(model, StartKind.COLD)
+    assert (known.fetch_s, known.load_s) == (4.0, 2.0)
+    assert (known.slowed(2.0).fetch_s, known.slowed(2.0).load_s) == (4.0, 4.0)

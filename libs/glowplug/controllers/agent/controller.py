@@ -135,6 +135,8 @@ class AgentController:
             cached=around.cached,
             on_disk=around.on_disk,
             disk_bytes_per_s=around.disk_bytes_per_s,
+            num_cores=around.num_cores,
+            num_runnable=around.num_runnable,
             draining=self.is_stopping,
             heartbeat_at=now_s,
             revision=self._node_revision,

@@ -193,7 +193,7 @@ class NodeStopping:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The prefetcher's weights and link loads, as last reported."""
+    """The prefetcher's weights and link loads, as last reported, and the load of the cores (Node)."""
 
     cached: tuple[CachedWeights, ...] = ()
     host_cache_bytes: int = 0
@@ -201,6 +201,8 @@ class Surroundings:
     prefetcher_url: str = ""
     on_disk: tuple[CachedWeights, ...] = ()
     disk_bytes_per_s: float = 0.0
+    num_cores: float = 0.0
+    num_runnable: float = 0.0
 
 
 # Stimuli made by the controller for its other records

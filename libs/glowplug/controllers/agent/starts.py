@@ -91,6 +91,7 @@ def _new(transaction: Transaction, command: StartInstance) -> Holding:
         num_stages=command.num_stages,
         gpu_kind=next((gpu.kind for gpu in transaction.ledger.gpus if gpu.gpu_id in mine), ""),
         predicted_s=command.predicted_s,
+        slowdown=command.slowdown,
         adapter_slots=command.adapter_slots,
         adapter_rank=command.adapter_rank,
     )

@@ -178,6 +178,7 @@ def start_commands(placement: Placement, sent: Sent, numbers: Iterable[int]) -> 
             stage=number,
             predicted=sent.expected.by_phase[number] if sent.expected else {},
             predicted_s=sent.expected.start_s if sent.expected else 0.0,
+            slowdown=sent.expected.slowdown if sent.expected else 1.0,
             rendezvous=sent.rendezvous,
             tries_left=sent.tries_left,
             host_id=sent.host_id,

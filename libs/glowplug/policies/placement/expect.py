@@ -42,6 +42,7 @@ class Expected:
     start_s: float  # from the command to READY
     ttft_s: float  # ... to the first token of a waiting request
     by_phase: tuple[Mapping[str, float], ...]
+    slowdown: float = 1.0  # of its nodes' cores, which the figures include
 
 
 def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) -> Expected | None:
@@ -51,9 +52,16 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
     if not decision.stages or any(stage.node_id not in nodes for stage in decision.stages):
         return None
     if decision.source:
-        kind, grown = _growth(decision, model, nodes[decision.node_id], view)
+        here = nodes[decision.node_id]
+        kind, grown = _growth(decision, model, here, view)
         ttft_s = grown.whole_s + view.first_tokens(model, warm_seconds(model, view).prefill_s)
-        return Expected(kind=kind, start_s=grown.whole_s, ttft_s=ttft_s, by_phase=(grown.by_phase(),))
+        return Expected(
+            kind=kind,
+            start_s=grown.whole_s,
+            ttft_s=ttft_s,
+            by_phase=(grown.by_phase(),),
+            slowdown=view.times.slowdown(model, here),
+        )
     found = [_stage(stage, len(decision.stages), model, nodes[stage.node_id], view) for stage in decision.stages]
     start_s = max(seconds for _, seconds, _ in found)
     num_full = sum(stage.bytes_per_gpu >= bytes_per_gpu(model) for stage in decision.stages)
@@ -66,6 +74,7 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
         start_s=start_s,
         ttft_s=start_s + after_s,
         by_phase=tuple(phases for _, _, phases in found),
+        slowdown=max(view.times.slowdown(model, node) for node in nodes.values()),
     )
 
 
@@ -118,25 +127,40 @@ def _growth(decision: PlaceDecision, model: Model, node: Node, view: PlacementVi
     source = next((row for row in rows if row.instance_id == decision.source), None)
     kind = kind_from(source.state) if source is not None else StartKind.GROWTH
     if kind is not StartKind.JOIN or source is None:
-        return kind, view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
-    own = view.times.predict(model, found_at(node, model), gpu_kind_of(node), declared_pcie(node))
+        return kind, _predict(model, kind, node, view)
+    own = _predict(model, found_at(node, model), node, view)
     left_s = max(0.0, own.whole_s - (view.now_s - source.created_at))
-    grown = view.times.predict(model, StartKind.GROWTH, gpu_kind_of(node))
+    grown = _predict(model, StartKind.GROWTH, node, view)
     return kind, replace(grown, load_s=left_s + grown.load_s)
+
+
+def _predict(model: Model, kind: StartKind, node: Node, view: PlacementView) -> StageTimes:
+    return view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node)).slowed(
+        view.times.slowdown(model, node)
+    )
+
+
+def _slowed(offer: ServerOffer, by: float) -> ServerOffer:
+    """Return the offer of a node whose cores are `by` times as slow; loads wait for them too."""
+    took = offer.stages
+    if by == 1 or took is None:
+        return offer
+    names = ("container_s", "cuda_s", "library_s", "warmup_s", "tail_s")
+    stages = replace(took, **{name: getattr(took, name) * by for name in names})
+    return replace(offer, stages=stages, pcie_bytes_per_s=offer.pcie_bytes_per_s / by)
 
 
 def _stage(
     stage: StageDecision, num_stages: int, model: Model, node: Node, view: PlacementView
 ) -> tuple[StartKind, float, Mapping[str, float]]:
     kind = found_at(node, model)
-    offer = offer_of(node, model, view, kind)
+    offer = _slowed(offer_of(node, model, view, kind), view.times.slowdown(model, node))
     part_bytes = stage.part_bytes or stage.fetch_bytes or model.fetch_bytes
     loaded = model.weights_bytes / num_stages
     if stage.part_bytes:
         loaded = model.weights_bytes * stage.part_bytes / model.fetch_bytes
-    took = view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node))
     here = replace(
-        took,
+        _predict(model, kind, node, view),
         fetch_s=part_bytes / offer.link.share(),
         load_s=loaded / len(stage.gpu_ids) / offer.pcie_bytes_per_s,
     )

@@ -216,3 +216,29 @@ def test_the_ability_decides_whether_the_load_follows_the_fetch_or_runs_beside_i
     at = node(links=links, abilities=("vllm:stream",), cached=(HERE,))
     cached = expect(PlaceDecision(stages=(stage,)), request, replace(view, nodes=[at]))
     assert cached is not None and cached.by_phase[0]["load"] == whole.by_phase[0]["load"], "nothing arrives"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_start_beside_busy_cores_takes_longer_but_for_its_fetch(streams: bool) -> None:
+    """Two threads run on two cores: each of three has two thirds of one."""
+    model = replace(MODEL, engine="llamacpp")
+    known = StartTimes(priors={"llamacpp": Prior(launch_s=1.0, load_s=2.0, load_bytes_per_s=1e15, warmup_s=1.0)})
+    abilities = ("llamacpp:stream",) if streams else ()
+    at = a_node("node-1", gpus_mib=GPU_MIB, engines=("llamacpp",), cached=(HERE,), abilities=abilities)
+    stage = StageDecision(node_id="node-1", gpu_ids=("node-1/0",), bytes_per_gpu=8 * GB)
+
+    def start_s(num_runnable: float) -> Expected:
+        here = replace(at, num_cores=2.0, num_runnable=num_runnable)
+        request, view = (
+            PlaceRequest(instance_id="i-1", model=model),
+            PlacementView(now_s=1.0, nodes=[here], times=known),
+        )
+        found = expect(PlaceDecision(stages=(stage,)), request, view)
+        assert found is not None
+        return found
+
+    idle, busy = start_s(1.0), start_s(2.0)
+    assert (idle.slowdown, busy.slowdown) == (1.0, 1.5)
+    assert busy.start_s == pytest.approx(1.5 * idle.start_s)
+    emulated = expected(replace(node(), num_cores=2.0, num_runnable=6.0), times=StartTimes())
+    assert emulated.slowdown == 1.0 and emulated.start_s == expected(node(), times=StartTimes()).start_s
