@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from glowplug.bus.port import Bus
 from glowplug.controllers.agent.controller import NODES, AgentController
 from glowplug.controllers.agent.messages import NodeStopping, Recalled, Surroundings
-from glowplug.controllers.agent.params import EngineKind
+from glowplug.controllers.agent.params import AgentParams, EngineKind
 from glowplug.controllers.agent.reads import READS
 from glowplug.controllers.effects import Publish, Remove, Tick
 from glowplug.domain.address import is_wildcard
@@ -27,6 +27,7 @@ from glowplug.events.facts import NodeJoined, NodeLeft
 from glowplug.memory.discovery import EMULATED, HOST, discover
 from glowplug.memory.ledger import ByteLedger
 from glowplug.runtime.clock import now_s
+from glowplug.runtime.host_memory import memory_bytes, sleepers_bytes
 from glowplug.runtime.service import announce
 from glowplug.runtime.shell import Shell
 from glowplug.runtime.tasks import end
@@ -155,7 +156,7 @@ class AgentService:
             ByteLedger(found.gpus),
             kinds,
             stages_at=settings.stages_at,
-            params=settings.params,
+            params=_with_bound(settings.params, kind),
             memory=self._state.memory,
         )
         self.shell = Shell(
@@ -342,6 +343,13 @@ def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True, st
         refuses=isinstance(driver, RefusingSleeper),
         asleep_bytes=known.asleep_bytes,
     )
+
+
+def _with_bound(params: AgentParams, gpu_kind: str) -> AgentParams:
+    """Bound sleepers by the machine's memory unless set; those of emulated GPUs take next to none."""
+    if params.swap_host_bytes is not None or gpu_kind == EMULATED:
+        return params
+    return replace(params, swap_host_bytes=sleepers_bytes(memory_bytes()))
 
 
 def gpu_kind(asked: str, available: Mapping[str, EngineDriver]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent.drains import promised
 from glowplug.controllers.effects import Remove, Save, Tick
 from glowplug.domain.errors import StaleEpoch
 from glowplug.domain.hardware import GrantOwner
@@ -304,7 +305,7 @@ class EnginesWalk(Walk):
                 assert holding.shares or holding.snapshot_bytes, (
                     "an engine that has served gives up its bytes before its end"
                 )
-        assert sum(h.snapshot_bytes for h in holdings.values()) <= PARAMS.swap_host_bytes
+        assert promised(holdings.values()) <= PARAMS.swap_host_bytes
         assert not {i for i, h in holdings.items() if h.instance.state.is_gone and not h.instance.reason}, "ends unsaid"
 
 

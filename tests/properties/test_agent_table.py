@@ -55,7 +55,7 @@ NUM_WALKS = 24  # 17 reach all pairs
 class TableWalk(Walk):
     """`pairs`: those met by this walk and the walks before it."""
 
-    params = replace(PARAMS, start_deadline_s=90, swap_host_bytes=0, consolidate_deadline_s=5)
+    params = replace(PARAMS, start_deadline_s=90, swap_host_bytes=None, consolidate_deadline_s=5)
     mib = 400
 
     def __init__(self, seed: int, pairs: set[Pair], *, is_thorough: bool = False) -> None:

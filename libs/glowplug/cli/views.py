@@ -85,12 +85,18 @@ def instance_row(row: Row) -> Cells:
         engine,
         state_word(row["state"]) + (", outdated" if row.get("outdated") else ""),
         ", ".join(w["gpu_id"] for w in row["workers"]),
-        show_bytes(sum(w["num_bytes"] for w in row["workers"])),
+        _memory(row),
         row["max_concurrency"],
         age(time.time() - row["created_at"]),
         start,
         row["url"] or "-",
     )
+
+
+def _memory(row: Row) -> str:
+    if row["state"] == "swapped_out" and row.get("host_bytes"):
+        return f"{show_bytes(row['host_bytes'])} of the host"
+    return show_bytes(sum(w["num_bytes"] for w in row["workers"]))
 
 
 def reason(row: Row) -> str:

@@ -176,6 +176,7 @@ class Node:
     disk_bytes_per_s: float = 0.0  # measured on whole copies; 0: not yet
     num_cores: float = 0.0  # that its engines may use; 0: unknown
     num_runnable: float = 0.0  # threads that run or wait for a core, mean of the last seconds
+    swap_host_bytes: int = -1  # of host memory for sleeping engines; -1: unbounded
 
     @property
     def slowdown(self) -> float:

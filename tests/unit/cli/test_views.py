@@ -75,6 +75,7 @@ def test_an_engine_that_was_swapped_out_is_asleep() -> None:
     row |= {"state": "swapped_out", "workers": [], "max_concurrency": 1, "url": ""}
     assert views.instance_row(row)[3] == "asleep"
     assert views.instance_row(row | {"outdated": True})[3] == "asleep, outdated"
+    assert views.instance_row(row | {"host_bytes": 60 << 20})[5] == "60 MiB of the host"
 
 
 def test_json_goes_on_into_a_pipe_unless_it_is_asked_for_once(capsys: pytest.CaptureFixture[str]) -> None:

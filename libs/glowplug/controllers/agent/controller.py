@@ -30,6 +30,7 @@ from typing import Any
 
 from glowplug.controllers.agent import adapters, starts
 from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent.drains import promised
 from glowplug.controllers.agent.params import AgentParams, EngineKind
 from glowplug.controllers.agent.record import Holding, State
 from glowplug.controllers.agent.table import STIMULI, TABLE, wrong
@@ -137,6 +138,7 @@ class AgentController:
             disk_bytes_per_s=around.disk_bytes_per_s,
             num_cores=around.num_cores,
             num_runnable=around.num_runnable,
+            swap_host_bytes=-1 if self.params.swap_host_bytes is None else self.params.swap_host_bytes,
             draining=self.is_stopping,
             heartbeat_at=now_s,
             revision=self._node_revision,
@@ -341,6 +343,6 @@ class AgentController:
             if holding.engine in owners:
                 yield f"the process of {holding.engine} belongs to {owners[holding.engine]} and {name}"
             owners[holding.engine] = name
-        snapshots, budget = sum(h.snapshot_bytes for h in self.holdings.values()), self.params.swap_host_bytes
-        if budget and snapshots > budget:
+        snapshots, budget = promised(self.holdings.values()), self.params.swap_host_bytes
+        if budget is not None and snapshots > budget:
             yield f"{snapshots} bytes of host memory are promised to engines asleep, of {budget}"

@@ -6,18 +6,19 @@ SwapServeLLM section 3 (swap out and in). Departures:
 - SwapServeLLM lets a victim finish its requests; here its grace bounds that.
 - A real engine swapped out keeps GPU memory for a CUDA context and its allocator: 0.4 GB (RTX 3080) to 1.1 GB per GPU,
   measured with vLLM. The measured bytes are granted to it (owner `sleeper`), and give way to any start
-  (AgentController._make_way); above its kind's limit it is stopped. A process's own host memory is not granted.
+  (AgentController._make_way); above its kind's limit it is stopped.
 - A later stage of a pipeline ends after its first stage, which has the requests, or at its own deadline.
 - An engine that refuses requests while asleep (EngineKind.refuses) sleeps at once unless busy. Any other drains for
   `drain_quiet_s`, in which routers learn of the drain.
-- Host memory for sleeping engines is bounded (`swap_host_bytes`); beyond it an engine stops.
+- Host memory for sleeping engines is bounded (`swap_host_bytes`): by an estimate when a drain begins, on GPUs of host
+  memory by what the engine keeps once it sleeps. Beyond it an engine stops; the placer ends others ahead of it.
 - Eq. 1 is applied at each answer to CountInFlight, on ticks and perhaps at completions.
 - The paper names a cache that became too small, "forcing the eviction of the recently loaded weights", but not when.
   Here: when less than a quarter of one request's mean share (M / C) is free. The cache then takes Eq. 1's value back,
   from free bytes first, then from replicas on its GPUs, the newest first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from glowplug.domain.hardware import GrantOwner
 from glowplug.domain.instance import Spell, SpellName
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import ResumeInstance, StopInstance
+from glowplug.policies.eviction.sleeping import host_bytes
 from glowplug.policies.prewarming.warmserve_reservation import prewarmable_bytes
 
 MARGIN = 4  # too small: less than M / C / MARGIN free
@@ -52,7 +54,7 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
     )
     reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
-        num_bytes = int((holding.model.weights_bytes - instance.shared_bytes) * transaction.params.snapshot_ratio)
+        num_bytes = host_bytes(holding.model, instance.shared_bytes)
         lack = _lack_of_host(transaction, holding, num_bytes)
         able, reason = not lack, f"{reason}; {lack}" if lack else reason
         holding = replace(holding, snapshot_bytes=num_bytes) if able else holding
@@ -64,11 +66,16 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
 
 def _lack_of_host(transaction: Transaction, holding: Holding, num_bytes: int) -> str:
     name, budget = holding.instance.instance_id, transaction.params.swap_host_bytes
-    others = sum(h.snapshot_bytes for i, h in transaction.holdings.items() if i != name)
-    if not budget or others + num_bytes <= budget:
+    others = promised(h for i, h in transaction.holdings.items() if i != name)
+    if budget is None or (budget and others + num_bytes <= budget):
         return ""
     most = f"the {show_bytes(budget)} that engines asleep may take (GLOWPLUG_SWAP_HOST_BYTES)"
     return f"it stops instead of sleeping: {show_bytes(num_bytes)} beside {show_bytes(others)} is more than {most}"
+
+
+def promised(holdings: Iterable[Holding]) -> int:
+    """Return the host memory of engines that sleep or will; one that ends leaves its own before another needs it."""
+    return sum(h.snapshot_bytes for h in holdings if h.stop is None)
 
 
 def on_host_leaves(transaction: Transaction, holding: Holding, host: msg.HostLeaves) -> None:
@@ -230,17 +237,20 @@ def on_asleep(transaction: Transaction, holding: Holding, seen: msg.EngineAsleep
     most = 0 if kind is None or not kind.asleep_bytes else kind.asleep_bytes + (0 if leaves else sum(weights.values()))
     rest = _rest(seen.num_bytes, list(was)) if leaves and holding.instance.gpu_kind != "host" else {}
     is_too_much = any(sum(rest[g].values()) > sum(of_gpu.values()) for g, of_gpu in was.items() if g in rest)
-    if is_too_much or (most and seen.num_bytes > most):
-        why = f"its engine says that it sleeps, and keeps {show_bytes(seen.num_bytes)}"
+    is_measured = leaves and holding.instance.gpu_kind == "host" and seen.num_bytes >= 0
+    snapshot = seen.num_bytes if is_measured else holding.snapshot_bytes
+    lack = _lack_of_host(transaction, holding, snapshot) if leaves else ""
+    if is_too_much or lack or (most and seen.num_bytes > most):
+        why = lack or f"its engine says that it sleeps, and keeps {show_bytes(seen.num_bytes)}"
         stopping = lifecycle.stop(transaction, holding, transaction.params.stop_grace_s, State.STOPPING)
-        transaction.publish(stopping, reason=why)
+        transaction.publish(stopping, reason=why, host_bytes=snapshot if lack else 0)
         return
-    holding = replace(transaction.ungrant(holding), num_misses=0)
+    holding = replace(transaction.ungrant(holding), num_misses=0, snapshot_bytes=snapshot)
     if leaves:
         asleep = replace(holding.enter(State.SWAPPED_OUT), shares=rest)
         asleep = replace(asleep, instance=replace(asleep.instance, shared_bytes=0))
         asleep = transaction.grant(asleep) if rest else asleep
-        transaction.publish(asleep, url="", **_DRAINED, reason="it sleeps in host memory")
+        transaction.publish(asleep, url="", host_bytes=snapshot, **_DRAINED, reason="it sleeps in host memory")
         return
     workers = tuple(replace(w, num_bytes=weights[w.gpu_id]) for w in holding.own_workers)
     instance = replace(holding.instance, replica=True, workers=workers, url="")

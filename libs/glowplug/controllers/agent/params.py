@@ -39,5 +39,4 @@ class AgentParams(Bounded):
     # of a draining KV cache (WarmServe Eq. 1)
     reservation: Annotated[Literal["", "paper", "literal_code"], Setting(name="kv_reservation", advanced=True)] = ""
     reservation_step_bytes: int = 64 << 20  # less is not worth a beat
-    swap_host_bytes: Annotated[int, SETTING] = 0  # host memory for sleeping engines; 0: unlimited
-    snapshot_ratio: float = 1.4  # host bytes of a sleeping engine per byte of its weights (papers.md section 7)
+    swap_host_bytes: Annotated[int | None, SETTING] = None  # host memory of sleepers; 0: none sleeps; unset: a quarter

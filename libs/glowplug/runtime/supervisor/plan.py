@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glowplug.domain.address import http_url, is_loopback, reachable
+from glowplug.runtime.host_memory import memory_bytes, sleepers_bytes
 from glowplug.runtime.supervisor.child import ChildSpec
 from glowplug.runtime.supervisor.probe import http_status
 from glowplug.runtime.supervisor.settings import FleetSettings
@@ -117,6 +118,8 @@ def service_environment(
     env.setdefault("GLOWPLUG_WARM_ENGINES", settings.engine)
     if settings.engine == "emulated":
         env.setdefault("GLOWPLUG_GPU_KIND", "emulated")
+    if env.get("GLOWPLUG_GPU_KIND") != "emulated":
+        env.setdefault("GLOWPLUG_SWAP_HOST_BYTES", str(sleepers_bytes(memory_bytes()) // settings.nodes))
     env.setdefault("GLOWPLUG_GPU_BUDGETS", GPU_BUDGETS.get(settings.engine, GPU_BUDGETS["llamacpp"]))
     return env
 

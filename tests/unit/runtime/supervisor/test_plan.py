@@ -10,6 +10,7 @@ from glowplug.domain.units import parse_bytes
 from glowplug.engines import samples
 from glowplug.runtime import model_files
 from glowplug.runtime.errors import CannotStart, PortInUse
+from glowplug.runtime.host_memory import memory_bytes, sleepers_bytes
 from glowplug.runtime.supervisor import plan
 from glowplug.runtime.supervisor.child import ChildSpec, backoff_s
 from glowplug.runtime.supervisor.plan import GPU_BUDGETS
@@ -118,6 +119,15 @@ def test_only_the_edge_listens_beyond_loopback(tmp_path: Path) -> None:
     hosts = {s.service: s.env["GLOWPLUG_HOST"] for s in services(made)}
     assert {name for name, host in hosts.items() if host == "0.0.0.0"} == {"router", "console"}
     assert set(hosts.values()) == {"0.0.0.0", "127.0.0.1"}
+
+
+def test_nodes_share_the_machine_memory_that_sleepers_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOWPLUG_SWAP_HOST_BYTES", raising=False)
+    one, three = (int(environment(make(tmp_path, nodes=n))["GLOWPLUG_SWAP_HOST_BYTES"]) for n in (1, 3))
+    assert one == sleepers_bytes(memory_bytes()) and three == one // 3
+    assert "GLOWPLUG_SWAP_HOST_BYTES" not in environment(make(tmp_path, engine="emulated"))
+    monkeypatch.setenv("GLOWPLUG_SWAP_HOST_BYTES", "0")
+    assert environment(make(tmp_path))["GLOWPLUG_SWAP_HOST_BYTES"] == "0"
 
 
 def test_spans_go_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
