@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from random import Random
 
+from glowplug.controllers.autoscaler.params import AutoscalerParams
 from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.router.params import RouterParams
 from glowplug.domain.model import Model, Slo, WeightsRef
@@ -165,3 +166,36 @@ def overload(seed=0, *, slots=(4, 4, 4, 4, 8, 4), num_each=50, seconds=0.5, fair
         for _ in range(num_each)
     ]
     return setup, sorted(arrivals)
+
+
+def turning(seed=0, seconds=900.0, swap_host_bytes=None):
+    """Eight models under the union on three GPUs that hold an instance and a replica each; a favourite changes."""
+    start = StartSeconds(launch_s=3.0, warmup_s=1.0, swap_base_s=0.5)
+    models = tuple(
+        a_model(f"m{n}", 12.5, 5, {"a10": A10}, start, max_concurrency=4, keep_alive_s=10.0) for n in range(8)
+    )
+    union = SYSTEMS["union"]
+    setup = Setup(
+        servers=(
+            ServerSetup(
+                num_servers=3,
+                num_gpus=1,
+                gpu_bytes=32 * GB,
+                gpu_kind="a10",
+                weights_in_host=True,
+                abilities=frozenset({"swap", "prewarm"}),
+            ),
+        ),
+        models=models,
+        policies=PolicyNames(**union.policies),
+        params=Params(
+            agent=replace(QUIET_AGENT, swap_host_bytes=swap_host_bytes),
+            autoscaler=AutoscalerParams(**union.params["autoscaler"]),
+            placer=PlacerParams(settle_s=0.0, node_lease_s=math.inf, **union.params["placer"]),
+        ),
+    )
+    chance, arrivals, now_s = Random(seed), [], 0.0
+    while (now_s := now_s + chance.expovariate(1.0)) < seconds:
+        number = int(now_s / 40.0 + chance.paretovariate(1.5) - 1) % len(models)
+        arrivals.append(Arrival(now_s, f"m{number}", chance.randint(10, 200), chance.randint(8, 32)))
+    return setup, arrivals

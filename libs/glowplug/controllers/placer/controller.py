@@ -24,7 +24,9 @@ What it promises
     8. Where weights cannot be had on a node, the model's next start tries another, on `max_start_nodes` in all; the
        first node is avoided for `avoid_node_s` (failed_nodes.py).
     9. Commands of a fenced-off service are refused (StaleEpoch).
-   10. An adapter joins a READY instance of its base and takes no GPU bytes. Other adapters leave its slots for it; the
+   10. Of a model no more engines sleep on a device than could be awake there at once, and a node's sleepers stay within
+       its host memory for them: those of least worth end (sleepers.py).
+   11. An adapter joins a READY instance of its base and takes no GPU bytes. Other adapters leave its slots for it; the
        base itself only where it was started without slots (adapters.py).
 
 What it never does
@@ -50,6 +52,7 @@ from glowplug.controllers.placer.params import PlacerParams
 from glowplug.controllers.placer.placement import NEVER, Placement, stop
 from glowplug.controllers.placer.placing import EvictPolicy, PlacePolicy, Placing
 from glowplug.controllers.placer.price_list import PriceList
+from glowplug.controllers.placer.sleepers import Drops, Sleepers
 from glowplug.controllers.port import Handlers, dispatch
 from glowplug.domain.decision import Rival
 from glowplug.domain.hardware import Node
@@ -313,7 +316,6 @@ def _address(part: Instance) -> StageAddress:
 # returned some of its KV cache, WarmServe section 4.1), and each `prewarm_every_s`.
 
 URGENCY = -100  # of a replica's fetch: below those of awaited instances
-GIVEN_UP = "dropped"  # holder of the promise of a replica that was asked to leave
 
 Prewarm = Callable[[PrewarmView], PrewarmPlan]
 _T = TypeVar("_T")
@@ -328,11 +330,10 @@ class _Ordered:
 
 
 class Prewarming:
-    def __init__(self, fleet: Fleet, prewarm: Prewarm | None) -> None:
-        self.fleet, self._prewarm = fleet, prewarm
+    def __init__(self, fleet: Fleet, prewarm: Prewarm | None, drops: Drops) -> None:
+        self.fleet, self._prewarm, self._drops = fleet, prewarm, drops
         self._weighs = weighs_worth(prewarm)
         self._ordered: dict[str, _Ordered] = {}
-        self._dropped: dict[str, tuple[float, str]] = {}  # replica -> when it was last dropped, and why
         self._failed_at: dict[str, float] = {}
         self._planned_at = NEVER
         self._is_due = False
@@ -357,7 +358,7 @@ class Prewarming:
     def work(self, now_s: float) -> list[Effect]:
         if self._prewarm is None:
             return []
-        effects = [*self._repeat(now_s), *self._drop_again(now_s)]
+        effects = self._repeat(now_s)
         params = self.fleet.params
         gap_s = params.prewarm_gap_s if self._is_due else params.prewarm_every_s
         has_something = bool(self.fleet.forecasts or self.fleet.capacity.dormant)
@@ -373,7 +374,7 @@ class Prewarming:
         plan = prewarm(view)
         self.fleet.score(plan.scores)
         dropped = dict.fromkeys(plan.drops, "its model has changed") | dict(plan.unpaid)
-        effects = [e for replica_id, why in dropped.items() for e in self._drop(replica_id, why, now_s)]
+        effects = [e for replica_id, why in dropped.items() for e in self._drops.drop(replica_id, why, now_s)]
         for step in plan.steps:
             effects += self._order(step, plan, view, now_s)
         self._is_due = bool(plan.steps)
@@ -480,19 +481,6 @@ class Prewarming:
         self.fleet.capacity.taken.pop(replica_id, None)
         self.fleet.capacity.forget(replica_id)
 
-    def _drop(self, replica_id: str, why: str, now_s: float) -> list[Effect]:
-        row = self.fleet.instances.by_id.get(replica_id)
-        if row is None or now_s - self._dropped.get(replica_id, (NEVER, ""))[0] < self.fleet.params.repeat_s:
-            return []
-        self._dropped[replica_id] = now_s, why
-        self.fleet.capacity.take(replica_id, GIVEN_UP)
-        return [Publish(stop(row.node_id, replica_id, why, 0.0))]
-
-    def _drop_again(self, now_s: float) -> list[Effect]:
-        rows = self.fleet.instances.by_id
-        self._dropped = {r: at for r, at in self._dropped.items() if r in rows and not rows[r].state.is_gone}
-        return [e for replica_id, (_, why) in self._dropped.items() for e in self._drop(replica_id, why, now_s)]
-
     def _record(self, step: PrewarmStep, replica_id: str, plan: PrewarmPlan, view: PrewarmView) -> Record:
         name, where = view.models[step.model_key].name, ", ".join(step.gpu_ids)
         forecast, on = view.forecasts.get(step.model_key), set(step.gpu_ids)
@@ -569,9 +557,12 @@ class PlacerController:
         self.fleet = Fleet(policies, epoch, params, priors)
         self.reads_ends = wants_seconds(place) or reads_profile(prewarm)
         self.host_memory = HostMemory(self.fleet)
-        self._placing, self._stages = Placing(self.fleet, place, evict, self.host_memory), Stages(self.fleet)
+        self._drops = Drops(self.fleet)
+        self._sleepers = Sleepers(self.fleet, evict, self._drops)
+        self._placing = Placing(self.fleet, place, evict, self.host_memory, self._sleepers)
+        self._stages = Stages(self.fleet)
         self._adapters = AdapterPlacing(self.fleet)
-        self._prewarming, self._nodes = Prewarming(self.fleet, prewarm), Nodes(self.fleet)
+        self._prewarming, self._nodes = Prewarming(self.fleet, prewarm, self._drops), Nodes(self.fleet)
         self.costs = Costs(self.fleet, self._placing, self.host_memory)
         self.price_list = PriceList(self.fleet, self._placing)
         self.handlers: Handlers = {
@@ -659,6 +650,8 @@ class PlacerController:
             *self._nodes.expire(now_s),
             *self._nodes.forget_gone(now_s),
             *drained,
+            *self._drops.repeat(now_s),
+            *self._sleepers.work(now_s),
             *self._placing.work(now_s),
             *self._placing.repeat(now_s),
             *self._adapters.work(now_s),

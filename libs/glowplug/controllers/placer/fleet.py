@@ -27,6 +27,7 @@ from glowplug.fleet.node_index import NodeIndex
 from glowplug.fleet.start_times import PRIORS, Prior, StartRow
 from glowplug.fleet.status import lacks_one_asleep
 from glowplug.fleet.tables import InstanceTable, NodeTable
+from glowplug.policies.eviction.sleeping import host_bytes
 from glowplug.policies.placement.port import PlacementView
 
 LEAVE_S = 0.1  # of an idle engine to leave, before any was measured
@@ -49,10 +50,12 @@ class Fleet:
         self.learned: dict[str, StartRow] = {}
         self.failed_nodes = FailedNodes(params)
         self.born_at: float | None = None
+        self._asleep_bytes: dict[str, int] = {}  # by model, of the last engine that slept
         self._by_silence: dict[str, None] = {}  # nodes in the capacity's index, the longest silent first
 
     def restore_models(self, rows: dict[str, Model]) -> None:
         self.models = rows
+        self._asleep_bytes = {key: num for key, num in self._asleep_bytes.items() if key in rows}
         self.adapters.restore(rows)
         self.loads.of_models(self.models, self.adapters.bases)
 
@@ -115,6 +118,8 @@ class Fleet:
             self.network.found(instance, model, node, now_s)
         if row is not None:
             self.learned[row.key] = row
+        if instance.host_bytes and not instance.state.is_gone:
+            self._asleep_bytes[instance.model_key] = instance.host_bytes
         if instance.state.is_gone:
             self.scores.pop(instance.instance_id, None)
         return self.capacity.put_row(instance)
@@ -212,13 +217,19 @@ class Fleet:
         return with_adapters(model_key, self.loads, self.instances)
 
     def becomes_of(self, victim: Instance) -> Becomes:
-        """Return an instance's state after its eviction: asleep where its model lacks a sleeping copy."""
+        """Return the rung that an eviction leaves a model: asleep where it lacks a sleeping copy."""
         if victim.host_id:
             return "stopped"  # its host serves on
         owner, rows = self.models.get(victim.model_key), self.instances.living(victim.model_key).values()
         if owner is not None and victim.is_outdated(owner):
             return "stopped"
         return "swapped_out" if owner is not None and lacks_one_asleep(owner, rows) else self.params.evict_becomes
+
+    def asleep_bytes(self, victim: Instance) -> int:
+        """Return the host memory that an engine will take asleep: as its model's last one did, else an estimate."""
+        owner = self.models.get(victim.model_key)
+        known = self._asleep_bytes.get(victim.model_key, 0)
+        return known or (host_bytes(owner, victim.shared_bytes) if owner else 0)
 
     def leave_s(self, leaving: Iterable[Instance]) -> float:
         return max(map(self._leaves_s, leaving), default=0.0)

@@ -64,6 +64,19 @@ class Holdings:
     def saves_s(self, row: Instance) -> float:
         return self.of(row).saves_s
 
+    def asleep_saves_s(self, row: Instance) -> float:
+        """Return seconds of waiting that an engine saves asleep; of a serving one, as if it slept already."""
+        if row.state is InstanceState.SWAPPED_OUT:
+            return self.saves_s(row)
+        model, node = self.fleet.models.get(row.model_key), self.fleet.nodes.by_id.get(row.node_id)
+        if model is None or node is None:
+            return 0.0
+        load, before = self.fleet.load_of(model.key), max(0, self._num_there(model) - 1) + self._rank(row, model)
+        climb_s = max(0.0, self.start_s(model, node) - self._start_s(model, node, StartKind.WAKE))
+        unused_s = self.now_s - max(load.last_active_at, row.ready_at, row.created_at)
+        asking = level(self._forecast(model), before, self.slots_of(model), unused_s)
+        return expected_factor(load) * asked(asking, away_s(climb_s)) * climb_s
+
     def another_saves_s(self, model: Model, node: Node) -> float:
         """Return seconds of waiting that one more instance on a node should save, beyond the copies there."""
         here = [row for row in self.fleet.capacity.nodes.copies(model) if row.node_id == node.node_id]

@@ -28,10 +28,11 @@ from glowplug.controllers.placer.placement import (
     stop,
     why_they_leave,
 )
+from glowplug.controllers.placer.sleepers import Sleepers
 from glowplug.controllers.placer.victims import Found, SpaceWanted, Victims
 from glowplug.domain.address import rendezvous
 from glowplug.domain.hardware import Node
-from glowplug.domain.instance import Instance, InstanceState
+from glowplug.domain.instance import Becomes, Instance, InstanceState
 from glowplug.domain.model import Model
 from glowplug.domain.phrasing import OUTDATED, listed
 from glowplug.domain.units import show_bytes
@@ -95,8 +96,11 @@ class Preview:
 class Placing:
     """Placements by instance_id: waiting, or sent and not yet reported by an agent."""
 
-    def __init__(self, fleet: Fleet, place: PlacePolicy, evict: EvictPolicy, host_memory: HostMemory) -> None:
+    def __init__(
+        self, fleet: Fleet, place: PlacePolicy, evict: EvictPolicy, host_memory: HostMemory, sleepers: Sleepers
+    ) -> None:
         self.fleet, self._place, self._evict, self._host = fleet, place, evict, host_memory
+        self._sleepers = sleepers
         self.placements: dict[str, Placement] = {}
         self._waiting: list[tuple[tuple[int, float], Placement]] = []
         self._shares = Shares()
@@ -459,10 +463,15 @@ class Placing:
 
     def _stops(self, placement: Placement, leaving: Iterable[Instance], now: Pass) -> list[Effect]:
         why = f"it gives its memory to {placement.command.model.name}"
-        return [Publish(self._stop(victim, why, now.victims), placement.event) for victim in leaving]
+        effects: list[Effect] = []
+        for victim in leaving:
+            leave = self._sleepers.leave(victim, now.holdings, now.now_s)
+            stopped = self._stop(victim, why, now.victims, leave.becomes)
+            effects += [*leave.ends, Publish(stopped, placement.event)]
+        return effects
 
-    def _stop(self, victim: Instance, why: str, victims: Victims) -> StopInstance:
-        becomes, owner = self.fleet.becomes_of(victim), self.fleet.models.get(victim.model_key)
+    def _stop(self, victim: Instance, why: str, victims: Victims, becomes: Becomes) -> StopInstance:
+        owner = self.fleet.models.get(victim.model_key)
         expected_s = self.fleet.network.sleep_s(owner, becomes) if owner is not None else 0.0
         params = self.fleet.params
         grace_s = params.batch_grace_s if victims.is_batch_only(victim) else params.evict_grace_s
