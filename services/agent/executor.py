@@ -40,6 +40,7 @@ from glowplug.fleet.clocks import AHEAD_S
 from glowplug.memory.discovery import CUDA
 from glowplug.runtime.clock import now_s
 from glowplug.runtime.shell import Executor
+from glowplug.services.agent.engine_files import keep_newest_logs, remove_run_dirs
 from glowplug.services.agent.processes import LIMIT, EnginePorts, MemoryWatch, bytes_kept, limit_bytes, until_exit
 from glowplug.services.agent.settings import AgentSettings
 from glowplug.services.agent.state_file import StateFile
@@ -185,6 +186,12 @@ class EngineExecutor:
                 kept_until = self._clock() + KV_KEPT_S
                 self._begin(instance_id, "leave", self._leave_stage(driver, handles[instance_id], kept_until))
         return frozenset(living)
+
+    def tidy(self) -> None:
+        """Remove what engines left that ended while no agent ran."""
+        handles = self._state.handles.values()
+        remove_run_dirs(self._settings.node_dir / "run", handles)
+        keep_newest_logs(self._settings.node_dir / "logs", handles)
 
     def processes(self) -> set[int]:
         """Return the leaders of all processes of remembered instances: a stage and its successor beside it are two."""
@@ -563,7 +570,8 @@ class EngineExecutor:
                 await self._report(msg.EngineGone(effect.instance_id, clean=False))
                 return
         self._state.drop_handle(effect.instance_id)
-        shutil.rmtree(self.run_dir(effect.instance_id), ignore_errors=True)
+        shutil.rmtree(handle.run_dir if handle else self.run_dir(effect.instance_id), ignore_errors=True)
+        keep_newest_logs(self._settings.node_dir / "logs", self._state.handles.values())
         self._killed.discard(effect.instance_id)
         # End the stop before reporting it, so that a retry or a relaunch finds the place free.
         self._tasks.pop((effect.instance_id, "stop"), None)

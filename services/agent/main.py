@@ -71,7 +71,7 @@ def _instances(app: FastAPI, service: AgentService) -> None:
         response_class=PlainTextResponse,
     )
     async def logs(instance_id: str, tail: int = Query(100, ge=1, le=10_000)) -> PlainTextResponse:
-        """The last lines of the engine's log, kept until the instance is forgotten."""
+        """The last lines of the engine's log, kept until the instance is forgotten or many others have ended since."""
         _known(controller, instance_id)
         text = await asyncio.to_thread(_tail, service.engines.log_path(instance_id), tail)
         return PlainTextResponse(text)

@@ -195,6 +195,7 @@ class AgentService:
         for instance_id in unknown:
             self._state.drop_handle(instance_id)
         await asyncio.to_thread(kill_orphans, self.settings.node_dir / "run", self.engines.processes())
+        self.engines.tidy()
         if living:
             log.info("the agent resumes the engines of %s", ", ".join(sorted(living)))
         await self.shell.put(Recalled(living))

@@ -17,6 +17,7 @@ from glowplug.domain.instance import EngineFigures
 from glowplug.domain.model import WeightsRef
 from glowplug.engines import drivers, process
 from glowplug.fleet.start_times import StartKind
+from glowplug.services.agent.engine_files import KEPT_LOGS
 from glowplug.services.agent.executor import file_name
 from glowplug.services.agent.processes import kill_orphans
 from glowplug.services.agent.service import gpu_kind
@@ -227,6 +228,45 @@ async def test_a_stop_right_behind_an_activation_ends_the_process(rig: Rig) -> N
     await rig.do(msg.StopEngine("i-1", 0.0))
     assert (await rig.outcome(msg.EngineGone)).instance_id == "i-1"
     assert not rig.state.handles and not process.is_alive(handle.pid, handle.pid_started_at)
+
+
+async def test_an_engine_that_was_several_instances_leaves_its_run_directory_with_its_process(rig: Rig) -> None:
+    await rig.launch("r-1", replica=True)
+    await rig.do(msg.LoadEngine("r-1", "/w"))
+    await rig.outcome(msg.EnginePrewarmed)
+    await rig.activate()
+    await rig.outcome(msg.EngineReady)
+    assert rig.engines.run_dir("r-1").exists()
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    await rig.outcome(msg.EngineGone)
+    assert not rig.engines.run_dir("r-1").exists()
+
+
+async def test_of_engines_that_have_ended_the_newest_logs_stay(rig: Rig) -> None:
+    folder = rig.settings.node_dir / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(KEPT_LOGS + 5):
+        log = folder / f"old-{number}.log"
+        log.write_text("it ended")
+        os.link(log, folder / f"other-{number}.log")
+        os.utime(log, (number, number))
+    await rig.launch("i-2")
+    await rig.begin_launch("i-1")
+    await until(lambda: "i-1" in rig.state.handles, "the second runs, too")
+    os.utime(rig.engines.log_path("i-2"), (0, 0))
+    await rig.do(msg.StopEngine("i-1", 0.0))
+    await rig.outcome(msg.EngineGone)
+    left = {path.stem for path in folder.iterdir()}
+    kept = range(6, KEPT_LOGS + 5)
+    assert left == {"i-1", "i-2", *(f"{name}-{n}" for n in kept for name in ("old", "other"))}
+
+
+async def test_what_ended_while_no_agent_ran_is_removed(rig: Rig) -> None:
+    gone = rig.engines.run_dir("gone")
+    gone.mkdir(parents=True)
+    await rig.launch("i-1")
+    rig.engines.tidy()
+    assert rig.engines.run_dir("i-1").exists() and not gone.exists()
 
 
 async def test_an_activation_of_what_is_gone_fails(rig: Rig) -> None:
