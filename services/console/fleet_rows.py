@@ -110,7 +110,7 @@ SHOWN: Final[Mapping[type, tuple[str, ...]]] = {
     for cls, names in {
         Model: "key name engine weights_bytes kv_bytes max_instances keep_alive_s pinned suspended",
         Instance: "instance_id model_key engine state workers max_concurrency created_at ready_at decision_id reason "
-        "emulated",
+        "emulated host_bytes",
         Node: "node_id engines gpus links cached on_disk host_cache_bytes draining",
         DecisionRecord: "decision_id kind policy service made_at model_key instance_id node_id gpu_id chosen reason",
     }.items()

@@ -15,6 +15,7 @@ export function placeOf(instance) {
 }
 
 export function bytesOf(instance) {
+  if (instance.state === "swapped_out" && instance.host_bytes) return instance.host_bytes; // of host memory
   return instance.workers.reduce((sum, worker) => sum + worker.num_bytes, 0);
 }
 

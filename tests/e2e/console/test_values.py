@@ -34,6 +34,13 @@ async def reckoned(at: ConsoleUnderTest, page: Page) -> Reckoned:
     return lambda name, value: page.evaluate(call, [name, msgspec.to_builtins(value)])
 
 
+async def test_a_sleeping_engine_has_the_bytes_that_it_keeps_of_the_host(reckoned: Reckoned) -> None:
+    awake = story.instance("i-1", "chat", "node-1", InstanceState.READY, AT)
+    asleep = replace(awake, state=InstanceState.SWAPPED_OUT, host_bytes=60)
+    assert await reckoned("bytesOf", awake) == sum(worker.num_bytes for worker in awake.workers)
+    assert await reckoned("bytesOf", asleep) == 60
+
+
 def start(state: InstanceState, **changes: Any) -> TimedStart:
     made = story.instance("i-1", "chat", "node-1", state, AT)
     return timed_start(replace(made, **{"created_at": AT + 1.0, "changed_at": AT + 3.0, "ready_at": 0.0, **changes}))
