@@ -168,7 +168,7 @@ class Instance:
     adapter_rank: int = 0  # of a base: largest rank
     spells: tuple[Spell, ...] = ()  # the latest MAX_SPELLS, newest last
     engine_digest: str = ""  # Model.engine_digest at its start
-    host_bytes: int = 0  # of host memory, while its engine sleeps
+    host_bytes: int = 0  # of host memory that its engine takes asleep; 0: it has not slept
 
     def __post_init__(self) -> None:
         check_num_stages(self.num_stages)

@@ -54,7 +54,7 @@ def on_stop(transaction: Transaction, holding: Holding, command: StopInstance) -
     )
     reason = command.reason
     if able and becomes == "swapped_out" and not holding.snapshot_bytes:
-        num_bytes = host_bytes(holding.model, instance.shared_bytes)
+        num_bytes = instance.host_bytes or host_bytes(holding.model, instance.shared_bytes)
         lack = _lack_of_host(transaction, holding, num_bytes)
         able, reason = not lack, f"{reason}; {lack}" if lack else reason
         holding = replace(holding, snapshot_bytes=num_bytes) if able else holding

@@ -181,7 +181,7 @@ def _grow(transaction: Transaction, holding: Holding, source: Holding) -> None:
         start = replace(start, deadline_at=deadline_at)
     holding = replace(
         holding,
-        instance=replace(holding.instance, source=from_id),
+        instance=replace(holding.instance, source=from_id, host_bytes=source.snapshot_bytes),
         past_ids=source.past_ids or (from_id,),
         found=source.found,
         start=replace(start, grew_from=was),

@@ -228,7 +228,7 @@ class Fleet:
     def asleep_bytes(self, victim: Instance) -> int:
         """Return the host memory that an engine will take asleep: as its model's last one did, else an estimate."""
         owner = self.models.get(victim.model_key)
-        known = self._asleep_bytes.get(victim.model_key, 0)
+        known = victim.host_bytes or self._asleep_bytes.get(victim.model_key, 0)
         return known or (host_bytes(owner, victim.shared_bytes) if owner else 0)
 
     def leave_s(self, leaving: Iterable[Instance]) -> float:
