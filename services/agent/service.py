@@ -156,7 +156,7 @@ class AgentService:
             ByteLedger(found.gpus),
             kinds,
             stages_at=settings.stages_at,
-            params=_with_bound(settings.params, kind),
+            params=with_bound(settings.params, kind),
             memory=self._state.memory,
         )
         self.shell = Shell(
@@ -346,7 +346,7 @@ def engine_kind(driver: EngineDriver, gpu_kind: str, *, streams: bool = True, st
     )
 
 
-def _with_bound(params: AgentParams, gpu_kind: str) -> AgentParams:
+def with_bound(params: AgentParams, gpu_kind: str) -> AgentParams:
     """Bound sleepers by the machine's memory unless set; those of emulated GPUs take next to none."""
     if params.swap_host_bytes is not None or gpu_kind == EMULATED:
         return params

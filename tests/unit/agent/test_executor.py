@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glowplug.controllers.agent import messages as msg
+from glowplug.controllers.agent.params import AgentParams
 from glowplug.domain.errors import EngineFailed
 from glowplug.domain.instance import EngineFigures
 from glowplug.domain.model import WeightsRef
 from glowplug.engines import drivers, process
 from glowplug.fleet.start_times import StartKind
+from glowplug.runtime.host_memory import memory_bytes, sleepers_bytes
 from glowplug.services.agent.engine_files import KEPT_LOGS
 from glowplug.services.agent.executor import file_name
 from glowplug.services.agent.processes import kill_orphans
-from glowplug.services.agent.service import gpu_kind
+from glowplug.services.agent.service import gpu_kind, with_bound
 from glowplug.services.agent.settings import AgentSettings
 from tests.agent_rig import write_weights
 from tests.fleet_builder import a_model
@@ -383,6 +385,12 @@ def test_engines_keep_to_their_node(tmp_path: Path, instance_id: str) -> None:
     rig = Rig(tmp_path, FakeEngineDriver())
     assert rig.engines.run_dir(instance_id).resolve().parent == (rig.settings.node_dir / "run").resolve()
     assert rig.engines.log_path(instance_id).resolve().parent == (rig.settings.node_dir / "logs").resolve()
+
+
+def test_sleepers_are_bounded_by_the_memory_there_is_unless_a_setting_says_how_much() -> None:
+    assert with_bound(AgentParams(), "host").swap_host_bytes == sleepers_bytes(memory_bytes())
+    assert with_bound(AgentParams(), "emulated").swap_host_bytes is None, "they hold next to nothing"
+    assert with_bound(AgentParams(swap_host_bytes=0), "cuda").swap_host_bytes == 0
 
 
 def test_budgets_are_emulated_where_only_emulated_engines_can_have_them() -> None:
