@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 SAMPLE_S: Final = 0.2
-NUM_SAMPLES: Final = 20  # four seconds
+NUM_SAMPLES: Final = 100  # twenty seconds
 _LOAD: Final = Path("/proc/loadavg")  # its fourth field: threads that run or wait for a core, of all
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 

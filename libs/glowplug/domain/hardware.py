@@ -180,8 +180,9 @@ class Node:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long one more thread takes now as on idle cores."""
-        return max(1.0, (self.num_runnable + 1) / self.num_cores) if self.num_cores else 1.0
+        """How many times as long a start from nothing takes now as on idle cores: the root of one more thread's
+        (llama.cpp, which also reads and waits; bench/fidelity.py)."""
+        return max(1.0, (self.num_runnable + 1) / self.num_cores) ** 0.5 if self.num_cores else 1.0
 
     def can(self, engine: str, ability: str) -> bool:
         """Abilities: "prewarm" (hold weights without KV, drop at once), "swap" (sleep and wake), "stages" (serve in a

@@ -11,7 +11,8 @@ priors.
 A streamed load overlaps its fetch, so it teaches only its seconds after the last byte (`tail_s`), for streamed starts
 alone. Seconds outside every stage (polls, notices) become `rest_s`, so that the sum is the whole start.
 
-Busy cores slow all but the fetch: figures are kept as on idle cores, and `slowed` makes them a node's (Node.slowdown).
+Busy cores slow a start from nothing, but for its fetch: figures are kept as on idle cores, and `slowed` makes them a
+node's (Node.slowdown).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -325,9 +326,9 @@ class StartTimes:
         prior = self._prior(model)
         return prior.library_s / prior.launch_s if prior.launch_s else 0.0
 
-    def slowdown(self, model: Model, node: Node) -> float:
-        """How many times as long a start takes there now as on idle cores."""
-        return node.slowdown if self._prior(model).needs_cores else 1.0
+    def slowdown(self, model: Model, node: Node, kind: StartKind) -> float:
+        """How many times as long a start takes there now as on idle cores. Wakes and growths hardly wait for any."""
+        return node.slowdown if kind in FROM_NOTHING and self._prior(model).needs_cores else 1.0
 
     def prefill_s(self, model: Model) -> float:
         return self._prior(model).prefill_s

@@ -47,6 +47,7 @@ class StartSeconds(Bounded):
     stop_s: float = 0.1
     overlap: bool = True
     chunk_bytes: Count = 16_000_000
+    tail_s: float = 0.0  # of the load after the last chunk, with `overlap`
     load_bytes_per_s: float = math.inf  # over all GPUs; inf: bounded by lanes
     replica_s: float = 0.0  # placed in a pooled process (WarmServe section 6)
     activate_s: float = 0.0  # replica to engine

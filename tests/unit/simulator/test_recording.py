@@ -259,8 +259,8 @@ def test_a_load_that_took_what_came_in_is_no_measure_of_the_load(tmp_path: Path)
     ready = ("instance.ready", 997.0, {"instance": {**INSTANCE, "instance_id": "i-9", "phases": stages}})
     found = read_recording(recording(tmp_path, ready, finished()))
     whole, streamed = scenario_of(found)["models"][0]["starts"]
-    assert (whole["chunk_bytes"], streamed["chunk_bytes"]) == (10**10, 16_000_000)
     assert (whole["load_bytes_per_s"], streamed["launch_s"]) == (2e9, 1.0)
+    assert (streamed["chunk_bytes"], streamed["tail_s"]) == (1, 0.1), "what was loaded after the last byte"
 
 
 def test_costs_are_read_off_streamed_requests() -> None:

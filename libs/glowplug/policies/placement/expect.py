@@ -60,7 +60,7 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
             start_s=grown.whole_s,
             ttft_s=ttft_s,
             by_phase=(grown.by_phase(),),
-            slowdown=view.times.slowdown(model, here),
+            slowdown=view.times.slowdown(model, here, kind),
         )
     found = [_stage(stage, len(decision.stages), model, nodes[stage.node_id], view) for stage in decision.stages]
     start_s = max(seconds for _, seconds, _ in found)
@@ -74,7 +74,7 @@ def expect(decision: PlaceDecision, request: PlaceRequest, view: PlacementView) 
         start_s=start_s,
         ttft_s=start_s + after_s,
         by_phase=tuple(phases for _, _, phases in found),
-        slowdown=max(view.times.slowdown(model, node) for node in nodes.values()),
+        slowdown=max(view.times.slowdown(model, node, found_at(node, model)) for node in nodes.values()),
     )
 
 
@@ -136,7 +136,7 @@ def _growth(decision: PlaceDecision, model: Model, node: Node, view: PlacementVi
 
 def _predict(model: Model, kind: StartKind, node: Node, view: PlacementView) -> StageTimes:
     return view.times.predict(model, kind, gpu_kind_of(node), declared_pcie(node)).slowed(
-        view.times.slowdown(model, node)
+        view.times.slowdown(model, node, kind)
     )
 
 
@@ -154,7 +154,7 @@ def _stage(
     stage: StageDecision, num_stages: int, model: Model, node: Node, view: PlacementView
 ) -> tuple[StartKind, float, Mapping[str, float]]:
     kind = found_at(node, model)
-    offer = _slowed(offer_of(node, model, view, kind), view.times.slowdown(model, node))
+    offer = _slowed(offer_of(node, model, view, kind), view.times.slowdown(model, node, kind))
     part_bytes = stage.part_bytes or stage.fetch_bytes or model.fetch_bytes
     loaded = model.weights_bytes / num_stages
     if stage.part_bytes:

@@ -115,7 +115,9 @@ class Starting:
             left = min(engine.load_bytes, -(-engine.num_bytes // len(engine.gpu_ids)))
             engine.rest_bytes = engine.load_bytes - int(left)
         mine, moved = left, engine.weights_bytes - engine.rest_bytes * len(engine.gpu_ids)
+        tail_s = 0.0
         if start.overlap and engine.found is not StartKind.CACHED:
+            tail_s = 0.0 if engine.is_replica else start.tail_s
             went_s = max(0.0, engine.fetched_at - engine.up_at)
             left = max(min(start.chunk_bytes, left), left - went_s * rate)
         engine.load_began_at = min(now_s, max(engine.up_at, engine.launched_at)) if left < mine else now_s
@@ -124,16 +126,22 @@ class Starting:
         results.bytes_loaded += moved
         results.bytes_prewarmed += moved if engine.is_replica else 0
         if self.node.cpu is not None and not in_background:
-            engine.transfer = self._work(engine, left / rate, self._loaded)
+            engine.transfer = self._work(engine, left / rate + tail_s, self._loaded)
             return
         engine.transfer = self.run.links.start(
             f"load {engine.instance_id}",
             left,
             self._way_in(engine),
-            lambda: self._loaded(engine),
+            lambda: self._tail(engine, tail_s),
             priority=1 if in_background else 0,
         )
         self.node.sharing.load(engine, in_background)
+
+    def _tail(self, engine: SimEngine, seconds: float) -> None:
+        if seconds:
+            self.run.kernel.at(self.run.kernel.now_s + seconds, self._loaded, engine)
+        else:
+            self._loaded(engine)
 
     def _way_in(self, engine: SimEngine) -> tuple[Link, ...]:
         lanes, rate = self.node.lanes_of(engine), engine.start.load_bytes_per_s / len(engine.gpu_ids)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final
 
-from glowplug_lab.simulator.setup import StartSeconds
-
 Row = dict[str, Any]
 TICK_S: Final = 0.05  # a live agent's; it notices the end of a drain half of it later on average
 DRAIN_QUIET_S: Final = 0.05  # a live agent's, before it counts requests
@@ -91,7 +89,8 @@ class Starts:
                 mine.spans.append((node, max(ends) - sum(took.get(name, 0.0) for name in STAGES), max(ends)))
                 at = {one["name"]: one for one in instance["phases"]}
                 if "fetch" in took and at["load"]["started_at"] < at["fetch"]["ended_at"] - STREAMED_S:
-                    del took["load"]  # slowed by the fetch
+                    del took["load"]  # slowed by the fetch, but for its tail
+                    took["tail"] = max(0.0, at["load"]["ended_at"] - at["fetch"]["ended_at"])
                 mine.cold.append(took)
                 mine.cold_ids.append(instance["instance_id"])
         elif "load" in took:
@@ -181,7 +180,7 @@ def trees_of(
 def _cold(took: Mapping[str, float], weights_bytes: int) -> dict[str, float]:
     stages = {"launch_s": round(took.get("launch", 0.0), 4), "warmup_s": round(took.get("warmup", 0.0), 4)}
     if "load" not in took:
-        return stages | {"chunk_bytes": StartSeconds().chunk_bytes}
+        return stages | {"chunk_bytes": 1, "tail_s": round(took.get("tail", 0.0), 4)}
     return stages | {"load_bytes_per_s": float(f"{weights_bytes / max(LEAST_S, took['load']):.6g}")}
 
 

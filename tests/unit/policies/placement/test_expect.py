@@ -220,7 +220,7 @@ def test_the_ability_decides_whether_the_load_follows_the_fetch_or_runs_beside_i
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_start_beside_busy_cores_takes_longer_but_for_its_fetch(streams: bool) -> None:
-    """Two threads run on two cores: each of three has two thirds of one."""
+    """Seven threads run on two cores, and it is the eighth."""
     model = replace(MODEL, engine="llamacpp")
     known = StartTimes(priors={"llamacpp": Prior(launch_s=1.0, load_s=2.0, load_bytes_per_s=1e15, warmup_s=1.0)})
     abilities = ("llamacpp:stream",) if streams else ()
@@ -237,8 +237,8 @@ def test_a_start_beside_busy_cores_takes_longer_but_for_its_fetch(streams: bool)
         assert found is not None
         return found
 
-    idle, busy = start_s(1.0), start_s(2.0)
-    assert (idle.slowdown, busy.slowdown) == (1.0, 1.5)
-    assert busy.start_s == pytest.approx(1.5 * idle.start_s)
+    idle, busy = start_s(1.0), start_s(7.0)
+    assert (idle.slowdown, busy.slowdown) == (1.0, 2.0)
+    assert busy.start_s == pytest.approx(2 * idle.start_s)
     emulated = expected(replace(node(), num_cores=2.0, num_runnable=6.0), times=StartTimes())
     assert emulated.slowdown == 1.0 and emulated.start_s == expected(node(), times=StartTimes()).start_s
