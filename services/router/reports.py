@@ -208,7 +208,7 @@ class Reports:
         self._router_id, self._table, self._metrics, self._put = router_id, table, metrics, put
         self._usage, self._slow = usage, SlowLines()
         self._kept: deque[tuple[RequestFinished, str, str]] = deque(maxlen=num_kept)
-        self._ended: deque[tuple[RequestFinished, str]] = deque(maxlen=OUTBOX_LIMIT)
+        self._ended: deque[tuple[RequestFinished, str]] = deque(maxlen=OUTBOX_LIMIT)  # since the last report
         self.refusals = RefusalSample(router_id, put, num_kept)
 
     def finished(self, exchange: Exchange) -> None:
@@ -273,7 +273,6 @@ class Reports:
             self._slow.take(fact, exchange.traceparent if is_sampled(exchange.traceparent) else "")
         self._kept.append((fact, model.name, exchange.traceparent))
         self._ended.append((fact, exchange.traceparent))
-        self._put(fact, request.request_id, exchange.traceparent)
 
     def rows(self, limit: int) -> list[dict[str, Any]]:
         """Return live requests, oldest first, then ended ones, newest first."""

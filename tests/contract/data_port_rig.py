@@ -406,6 +406,7 @@ async def a_rig(
         assert not [*faults(exchange)]
         finished.append(exchange)
         reports.finished(exchange)
+        reported.append(reports._kept[-1][0])
 
     port = DataPort(table, metrics, report, reports.refusals.take, limits, api_key=api_key, **over)
     sock = listen("127.0.0.1", 0)

@@ -60,7 +60,7 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
 
     bus = NatsBus(infra.nats.url, "test")
     await bus.connect()
-    await bus.subscribe([facts_of("request.finished"), facts_of("router.load_reported")], hear)
+    await bus.subscribe([facts_of("router.requests_finished"), facts_of("router.load_reported")], hear)
     await bus.subscribe([facts_of("request.waiting")], hear, durable="test-waiting")
     engine = await FakeEngine().start()
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -90,7 +90,7 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
         await bus.publish(fact(InstanceReady(instance=an_instance("i-h", engine.url, model_key="held-one"))))
         answer = await asked
         assert answer.status_code == 200 and "fetch;dur=" in answer.headers["server-timing"]
-        await until(lambda: any(e.type == "request.finished" for e in heard))
+        await until(lambda: any(e.type == "router.requests_finished" for e in heard))
         done = (await client.get(f"{router.admin_url}/v1/requests")).json()["data"]
         assert (done[0]["request_id"], done[0]["state"], done[0]["cold"]) == ("r-1", "finished", True)
         metrics = (await client.get(f"{router.admin_url}/metrics")).text
@@ -99,8 +99,8 @@ async def test_facts_wake_a_held_request_and_telemetry_tells_of_it(infra: Infra,
     waiting = next(e for e in heard if e.type == "request.waiting")
     assert waiting.data.request_id == "r-1" and waiting.cause_id == "r-1"
     assert waiting.traceparent[3:35] == trace[3:35] and waiting.traceparent[36:52] != trace[36:52]
-    finished = next(e for e in heard if e.type == "request.finished")
-    assert finished.data.cold and finished.data.status == 200 and finished.data.instance_id == "i-h"
+    (finished,) = next(e for e in heard if e.type == "router.requests_finished").data.requests
+    assert finished.cold and finished.status == 200 and finished.instance_id == "i-h"
     await bus.close()
     await engine.stop()
 

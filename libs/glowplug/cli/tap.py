@@ -23,7 +23,7 @@ from glowplug.cli.terminal import WRONG_USAGE, CliError, clock, in_line, say
 from glowplug.cli.why import lines_of
 from glowplug.domain.errors import GlowplugError
 from glowplug.events.envelope import MalformedEvent, from_json
-from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, sight, summary
+from glowplug.events.filters import DEFAULT_PLANES, PLANES, EventFilter, ends, sight, summary
 from glowplug.events.subjects import EVERYTHING, facts_of, parse
 from glowplug.runtime.privileges import inbox_of
 
@@ -78,9 +78,13 @@ def tap(
     def take(subject: str, data: bytes) -> bool:
         nonlocal num_shown
         event = decoded(data)
-        if wants(wanted, subject, event, data):
-            say(show(subject, event, data))
-            num_shown += 1
+        found = [(subject, event, data)]
+        if not raw:
+            found += [(where, end, json.dumps(end, separators=(",", ":")).encode()) for where, end in ends(event)]
+        for one in found:
+            if wants(wanted, *one) and num_shown != count > 0:
+                say(show(*one))
+                num_shown += 1
         return num_shown == count > 0
 
     if fleet is not None:
@@ -147,6 +151,8 @@ def record(
             def take(subject: str, data: bytes) -> bool:
                 if event := decoded(data):
                     write({"subject": subject, **event})
+                for where, end in ends(event):
+                    write({"subject": where, **end})
                 return False
 
             for row in first:

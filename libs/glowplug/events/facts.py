@@ -72,7 +72,8 @@ class StreamMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished:
-    """A request has ended. Token counts are exact only when the engine reported them."""
+    """A request has ended; routers send these in `RouterRequestsFinished`. Token counts are exact only when the engine
+    reported them."""
 
     TYPE: ClassVar[str] = "request.finished"
     TELEMETRY: ClassVar[bool] = True

@@ -4,11 +4,14 @@ Every function reads a payload as a decoded class or as plain JSON, so that a ta
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any, Final
 
-from glowplug.events.subjects import parse
+from glowplug.events.facts import RequestFinished, RouterRequestsFinished
+from glowplug.events.subjects import parse, subject
 
 PLANES: Final = ("evt", "cmd", "tel")
 DEFAULT_PLANES: Final = ("evt", "cmd")
@@ -108,6 +111,31 @@ def summary(data: Any) -> str:
     if not words and (model := _get(data, "model")):
         words = [f"model={_get(model, 'key')}"]
     return " ".join(words)
+
+
+def ends(report: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (subject, event) of a `request.finished` for each end in a router's report, as JSON; nothing for another
+    event."""
+    data = report.get("data")
+    if report.get("type") != RouterRequestsFinished.TYPE or not isinstance(data, Mapping):
+        return
+    requests, traceparents = _rows(data.get("requests")), _rows(data.get("traceparents"))
+    for number, (request, traceparent) in enumerate(zip_longest(requests, traceparents[: len(requests)], fillvalue="")):
+        if not isinstance(request, Mapping):
+            continue
+        own = {
+            "event_id": f"{report.get('event_id')}-{number}",
+            "type": RequestFinished.TYPE,
+            "occurred_at": request.get("finished_at"),
+            "data": request,
+            "cause_id": request.get("request_id"),
+            "traceparent": traceparent,
+        }
+        yield subject(SimpleNamespace(**{**request, "TYPE": RequestFinished.TYPE})), {**report, **own}
+
+
+def _rows(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def _subject_of(data: Any) -> Any:

@@ -1,16 +1,18 @@
 """The filter of tap and console."""
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from glowplug.cli.main import app_of
 from glowplug.events.commands import StopInstance
-from glowplug.events.envelope import PAYLOADS, Event, encode
-from glowplug.events.facts import InstanceReady, NodeBeat, RequestFinished
-from glowplug.events.filters import EventFilter, node_of, sight, summary
+from glowplug.events.envelope import PAYLOADS, Event, encode, from_json
+from glowplug.events.facts import InstanceReady, NodeBeat, RequestFinished, RouterRequestsFinished
+from glowplug.events.filters import EventFilter, ends, node_of, sight, summary
 from glowplug.events.subjects import subject
 from tests.fleet_builder import a_node, an_instance
 
@@ -65,6 +67,27 @@ def test_text_is_found_anywhere_in_any_case(text: str) -> None:
     event = Event(event_id="e", type=READY.TYPE, occurred_at=0.0, issuer="a", data={"reason": "Killed: oom"})
     assert EventFilter(text=text).wants(seen(READY), encode(event))
     assert not EventFilter(text=text + "!").wants(seen(READY), encode(event))
+
+
+def test_each_end_of_a_report_is_seen_as_an_event() -> None:
+    done = msgspec.convert(
+        {"model_key": "m", "router_id": "router-1", "instance_id": "i-1", "status": 200, "arrived_at": 1.0,
+         "finished_at": 2.0, "queue_s": 0.0, "ttft_s": 0.1, "e2e_s": 1.0, "prompt_tokens": 3, "response_tokens": 4,
+         "tokens_exact": True, "cold": False, "request_id": "r-1"},
+        RequestFinished,
+    )  # fmt: skip
+    report = RouterRequestsFinished(router_id="router-1", requests=(done, replace(done, request_id="r/2")))
+    event = Event(event_id="e", type=report.TYPE, occurred_at=3.0, issuer="router-1", data=report)
+    found = list(ends(from_json(encode(event), dict[str, Any])))
+    assert [where for where, _ in found] == [subject(one) for one in report.requests]
+    assert [(one["event_id"], one["type"], one["occurred_at"], one["cause_id"]) for _, one in found] == [
+        ("e-0", "request.finished", 2.0, "r-1"),
+        ("e-1", "request.finished", 2.0, "r/2"),
+    ]
+    assert msgspec.convert(found[0][1]["data"], RequestFinished) == done
+    odd = {"type": report.TYPE, "data": {"requests": [1, {}], "traceparents": "x"}}
+    assert [one["data"] for _, one in ends(odd)] == [{}]
+    assert not list(ends({"type": "request.waiting", "data": {}}))
 
 
 def test_telemetry_is_asked_for_by_name() -> None:

@@ -5,7 +5,7 @@ RequestEnded, DispatchFailed, StreamBroken, StreamMoved, MoveFailed), DrainStart
 instances and models, and all routers' load reports. `restore` takes the tables of models, instances and start times.
 
 Asks for: Dispatch, Hold, Reject, Recall and MoveStream of a request (messages.py), and Publish of request.waiting and
-request.rejected. The service makes load reports from `loads()`, and its data port publishes request.finished.
+request.rejected. The service makes load reports from `loads()`, and its data port reports ended requests.
 
 The first rule that applies answers a request:
  1. Its model is not known: 404. The router is stopping: 503.
