@@ -1,13 +1,14 @@
 """The spool: usage records on disk, from the end of their request until the bus has stored them.
 
-Each record is one write() of a JSON line to a segment: a kill loses none, a power failure perhaps the last seconds',
-since nothing is synced. A segment is sealed, sent, and removed once stored. A living process's is locked, an ended
-one's is adopted.
+Each record is a JSON line in a memory-mapped segment, whose blocks are reserved at its beginning: a kill loses none, a
+power failure perhaps the last seconds', since nothing is synced. A segment is sealed, sent, and removed once stored. A
+living process's is locked and ends in zeros, an ended one's is adopted.
 """
 
 import contextlib
 import fcntl
 import logging
+import mmap
 import os
 import secrets
 import time
@@ -22,6 +23,7 @@ from glowplug.domain.usage import UsageRecord
 
 log = logging.getLogger(__name__)
 SUFFIX = ".jsonl"
+SEGMENT_BYTES = 1 << 20
 # A UsageRecord without default values, made in a tenth of a frozen dataclass's time.
 Line: Any = msgspec.defstruct(
     "Line",
@@ -43,6 +45,8 @@ class Spool:
     def __init__(self, folder: Path, max_bytes: int, on_loss: Callable[[int], None] = lambda _: None) -> None:
         self.folder, self._max_bytes, self._on_loss = folder, max_bytes, on_loss
         self._fd, self._path, self._size = -1, Path(), 0  # the open segment
+        self._memory: mmap.mmap | None = None
+        self._room = 0
         self._sealed: dict[Path, int] = {}  # bytes, the oldest first
         self._sealed_bytes = 0
         self.problem = ""  # why records are lost now
@@ -55,30 +59,35 @@ class Spool:
     def append(self, record: Any) -> None:
         """Keep one Line. A fault of the disk raises nothing."""
         line = _encode(record) + b"\n"
-        if self._sealed_bytes + self._size + len(line) > self._max_bytes:
-            self._lose(f"the spool holds {self.num_bytes} bytes, the most it may")
-            return
-        try:
-            fd = self._fd if self._fd >= 0 else self._begin()
-            written = os.write(fd, line)
-            if written != len(line):
-                os.ftruncate(fd, self._size)
-                raise OSError("the disk accepted only a part of a record")
-        except OSError as error:
-            self._lose(str(error))
-            return
-        self._size += written
+        at = self._size
+        end = at + len(line)
+        if end > self._room:
+            if self._sealed_bytes + end > self._max_bytes:
+                self._lose(f"the spool holds {self.num_bytes} bytes, the most it may")
+                return
+            try:
+                self._begin(len(line))
+            except OSError as error:
+                self._lose(str(error))
+                return
+            at, end = 0, len(line)
+        memory = self._memory
+        assert memory is not None
+        memory[at:end] = line
+        self._size = end
         if self.problem:
             self.problem = ""
             log.warning("the router keeps usage records in %s again", self.folder)
 
     def seal(self) -> list[Path]:
         """End the open segment. Returns all that can be sent, the oldest first."""
-        if self._size:
+        if self._memory is not None:
+            self._memory.close()
+            os.truncate(self._fd, self._size)
             os.close(self._fd)
             self._sealed[self._path] = self._size
             self._sealed_bytes += self._size
-            self._fd, self._size = -1, 0
+            self._memory, self._fd, self._size, self._room = None, -1, 0, 0
         return list(self._sealed)
 
     def remove(self, segment: Path) -> None:
@@ -88,7 +97,9 @@ class Spool:
     def adopt(self) -> None:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             if path not in self._sealed and path != self._path and not _is_written(path):
-                self._sealed[path] = size = path.stat().st_size
+                size = len(path.read_bytes().rstrip(b"\0"))
+                os.truncate(path, size)
+                self._sealed[path] = size
                 self._sealed_bytes += size
 
     def adopt_all(self, folder: Path) -> None:
@@ -102,13 +113,22 @@ class Spool:
     def close(self) -> None:
         self.seal()
 
-    def _begin(self) -> int:
+    def _begin(self, least: int) -> None:
+        """Open a segment with room for `least` bytes, and for more within `max_bytes`. Raises OSError."""
+        self.seal()
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}{SUFFIX}"
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._fd, self._path = fd, path
-        return fd
+        room = max(min(SEGMENT_BYTES, self._max_bytes - self._sealed_bytes), least)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(fd, 0, room)
+            self._memory = mmap.mmap(fd, room)
+        except OSError:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        self._fd, self._path, self._room = fd, path, room
 
     def _lose(self, reason: str) -> None:
         self._on_loss(1)

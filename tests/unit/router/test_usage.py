@@ -1,6 +1,7 @@
 """The router's usage records, spool and journal. Costs half a second."""
 
 import asyncio
+import errno
 import fcntl
 import itertools
 import math
@@ -19,7 +20,7 @@ from glowplug.domain.model import Model
 from glowplug.domain.usage import UsageRecord
 from glowplug.events.facts import RequestFinished
 from glowplug.runtime.clock import CLOCK
-from glowplug.services.router import usage
+from glowplug.services.router import usage, usage_spool
 from glowplug.services.router.exchange_states import Answer, AnswerKind, Attempt
 from glowplug.services.router.http_request import HttpRequest
 from glowplug.services.router.keys import Caller
@@ -560,18 +561,34 @@ def test_a_spool_takes_a_record_that_just_fits_sealed_ones_included(tmp_path: Pa
         assert other.spool.num_bytes == num * size
 
 
-def test_a_part_of_a_record_is_cut_off_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_space(fd: int, offset: int, length: int) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_a_full_disk_loses_records_until_it_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_spool, "SEGMENT_BYTES", 600)
     rig = Rig(tmp_path)
     rig.take(finished(1))
-    write = os.write
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+        patched.setattr(os, "posix_fallocate", no_space)
         rig.take(finished(2))
-    assert rig.spool.problem and rig.value("glowplug_usage_lost_total") == 1
+    assert rig.spool.problem and rig.value("glowplug_usage_lost_total") == 1 and len(segments(tmp_path)) == 1
     rig.take(finished(3))
-    assert not rig.spool.problem and ids(records_of(rig.spool)) == ["r-1", "r-3"]
-    (path,) = segments(tmp_path)
-    assert path.stat().st_mode & 0o777 == 0o600 and rig.spool.num_bytes == path.stat().st_size
+    assert not rig.spool.problem and len(segments(tmp_path)) == 2
+    assert ids(records_of(rig.spool)) == ["r-1", "r-3"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in segments(tmp_path))
+    assert rig.spool.num_bytes == sum(path.stat().st_size for path in segments(tmp_path))
+
+
+def test_a_record_that_a_kill_cut_short_does_not_count(tmp_path: Path) -> None:
+    killed = Rig(tmp_path)
+    killed.take(finished(1))
+    memory, at = killed.spool._memory, killed.spool.num_bytes
+    assert memory is not None
+    memory[at : at + 9] = b'{"record_'
+    killed.die()
+    other = Rig(tmp_path)
+    assert ids(records_of(other.spool)) == ["r-1"]
 
 
 def test_segments_are_adopted_once_and_not_while_they_are_written(
