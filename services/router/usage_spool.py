@@ -35,7 +35,7 @@ Line: Any = msgspec.defstruct(
     omit_defaults=True,
 )
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(UsageRecord).decode
+_decode = msgspec.json.Decoder(Line).decode
 
 
 class Spool:
@@ -137,10 +137,10 @@ class Spool:
         self.problem = reason
 
 
-def read(segment: Path, offset: int, num_records: int) -> tuple[list[UsageRecord], int, int]:
-    """Return (at most `num_records` records from `offset` on, the next offset, bad lines). The offset stays at the end.
+def read(segment: Path, offset: int, num_records: int) -> tuple[list[Any], int, int]:
+    """Return (at most `num_records` Lines from `offset` on, the next offset, bad lines). The offset stays at the end.
     Raises OSError."""
-    records: list[UsageRecord] = []
+    records: list[Any] = []
     num_bad = 0
     with segment.open("rb") as file:
         file.seek(offset)
