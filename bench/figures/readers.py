@@ -68,10 +68,11 @@ def router(data: Any) -> dict[str, str]:
     if "nginx" not in data["proxies"]:
         raise ValueError("the router was measured without nginx, but its figures are ratios")
     ours, nginx = data["proxies"]["glowplug router"], data["proxies"]["nginx"]
-    request, chunk = ratios(data["request_ratios"], ".1f"), ratios(data["chunk_ratios"], ".1f")
+    request, paced, chunk = (ratios(data[f"{name}_ratios"], ".1f") for name in ("request", "paced", "chunk"))
     errors = f"{ours['open_errors'] or 'no'} error{'s' * (ours['open_errors'] > 1)}"
     return {
         "measured": f"{request} ({ours['request_us']:.0f} us beside {nginx['request_us']:.0f}), "
+        f"{paced} ({ours['paced_us']:.0f} us beside {nginx['paced_us']:.0f}), "
         f"{chunk} ({ours['chunk_us']:.0f} us beside {nginx['chunk_us']:.0f}); "
         f"{ours['most_open']:,} open streams, {errors}"
     }

@@ -1,7 +1,9 @@
-/* A load generator: a closed loop of streaming chat requests over keep-alive connections, one epoll loop.
+/* A load generator: streaming chat requests over keep-alive connections, one epoll loop.
  *
- *   load PORT CONNECTIONS SECONDS EXPECTED_EVENTS SPREAD_MS [NUM_KEYS]
+ *   load PORT CONNECTIONS SECONDS EXPECTED_EVENTS SPREAD_MS RATE [NUM_KEYS]
  *
+ * RATE 0: a closed loop, each connection begun within SPREAD_MS. Else RATE requests a second at equal times, each over
+ * an idle connection; one that finds none comes as soon as one is idle.
  * With NUM_KEYS each request carries the next of so many keys: gp-k0000000-sss..., gp-k0000001-sss..., and so on.
  *
  * Every answer is checked: status 200, chunked framing to its end, EXPECTED_EVENTS events of data and one [DONE].
@@ -17,6 +19,7 @@
 #include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -39,6 +42,8 @@ static char *key_number; /* the seven digits within the request */
 static long num_streams, num_events, num_errors, num_open, most_open;
 static int *ttft, *gap;
 static long num_ttft, num_gap;
+static struct conn **idle; /* of a paced load */
+static long num_idle, num_due;
 
 static int64_t now_us(void) {
     struct timespec t;
@@ -70,13 +75,18 @@ static void ask(struct conn *c) {
     if (send(c->fd, request, request_len, MSG_NOSIGNAL) != request_len) num_errors++;
 }
 
+static void next_or_rest(struct conn *c) {
+    if (!idle) ask(c);
+    else idle[num_idle++] = c;
+}
+
 static void fail(struct conn *c, const char *why) {
     if (num_errors++ < 5) fprintf(stderr, "load: %s: %.200s\n", why, c->head_len ? c->head : "");
     num_open--;
     close(c->fd);
     usleep(1000);
     dial(c);
-    ask(c);
+    next_or_rest(c);
 }
 
 static void heard(struct conn *c, int64_t now) {
@@ -165,12 +175,16 @@ static void make_request(int port) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6 && argc != 7) { fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS EXPECTED_EVENTS SPREAD_MS\n"); return 2; }
+    if (argc != 7 && argc != 8) {
+        fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS EXPECTED_EVENTS SPREAD_MS RATE [NUM_KEYS]\n");
+        return 2;
+    }
     int port = atoi(argv[1]), n = atoi(argv[2]);
     double seconds = atof(argv[3]);
     expected = atoi(argv[4]);
     target = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    num_keys = argc > 6 ? atoi(argv[6]) : 0;
+    long rate = atol(argv[6]);
+    num_keys = argc > 7 ? atoi(argv[7]) : 0;
     make_request(port);
     ep = epoll_create1(0);
     ttft = malloc(MAX_SAMPLES * sizeof(int));
@@ -183,7 +197,15 @@ int main(int argc, char **argv) {
     }
     struct epoll_event events[512];
     static char in[262144];
-    int next = 0;
+    int next = 0, timer = -1;
+    if (rate) {
+        idle = malloc(n * sizeof *idle);
+        for (next = 0; next < n; next++) idle[num_idle++] = &conns[next];
+        timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+        struct timespec each = {.tv_sec = rate == 1, .tv_nsec = 1000000000L / rate % 1000000000L};
+        timerfd_settime(timer, 0, &(struct itimerspec){.it_interval = each, .it_value = each}, NULL);
+        epoll_ctl(ep, EPOLL_CTL_ADD, timer, &(struct epoll_event){.events = EPOLLIN, .data.ptr = NULL});
+    }
     while (now_us() < end) {
         int64_t now = now_us();
         while (next < n && conns[next].start_at_us <= now) ask(&conns[next++]);
@@ -191,14 +213,20 @@ int main(int argc, char **argv) {
         now = now_us();
         for (int i = 0; i < k; i++) {
             struct conn *c = events[i].data.ptr;
+            if (!c) {
+                uint64_t passed;
+                if (read(timer, &passed, sizeof passed) == sizeof passed) num_due += (long)passed;
+                continue;
+            }
             ssize_t got = recv(c->fd, in, sizeof in, MSG_DONTWAIT);
             if (got < 0 && errno == EAGAIN) continue;
             if (got <= 0) { fail(c, "closed"); continue; }
             int before = c->num_events, state = feed(c, in, got, now);
             num_events += c->num_events - before;
             if (state < 0) { fail(c, "wrong answer"); continue; }
-            if (state > 0) { num_streams++; num_open--; ask(c); }
+            if (state > 0) { num_streams++; num_open--; next_or_rest(c); }
         }
+        for (; num_due && num_idle; num_due--) ask(idle[--num_idle]);
     }
     double elapsed = (now_us() - start) / 1e6;
     qsort(ttft, num_ttft, sizeof(int), by_value);

@@ -1,4 +1,5 @@
-"""Measure the CPU of the data port beside nginx: per request, per chunk, and with 2,000 open streams.
+"""Measure the CPU of the data port beside nginx: per request, at the most that each takes and at an equal rate, per
+chunk, and with 2,000 open streams.
 
     python bench/router/run.py [--runs 3] [--rounds 3] [--seconds 5] [--against TREE] [--floor]
         [--keys 10000 [--limits]]
@@ -6,12 +7,13 @@
 A run starts both proxies anew; its ratios are of medians over its rounds, and several runs are reported as a range.
 Both proxy the same mock engine for the same load generator, in turns, on the same machine: the proxy alone on core 0;
 mock, load generator and bus on core 1. The router is the unchanged service (`python -m services.router`) with routing,
-metrics, request ids, request facts and load reports, and with traces at their default rate. `--against` also measures
-the router of another checkout of this repository, in the same turns; `--floor` the smallest proxy on the router's
-event loop and parser (floor.py). `--keys` also measures a router with that many
-named keys of ten tenants, `--limits` with every limit per minute on each tenant and key; requests then carry one of the
-keys, in the same turns. CPU is the kernel's count for the process (/proc/PID/schedstat). Needs cc and, for the
-comparison, nginx (Debian package `nginx`; installed through apt when run as root).
+metrics, request ids, request facts and load reports, and with traces at their default rate. Below the most that it
+takes, each proxy spends more on a request: its writes wake processes that wait, and it finds one request at a time.
+`--against` also measures the router of another checkout of this repository, in the same turns; `--floor` the smallest
+proxy on the router's event loop and parser (floor.py). `--keys` also measures a router with that many named keys of ten
+tenants, `--limits` with every limit per minute on each tenant and key; requests then carry one of the keys, in the same
+turns. CPU is the kernel's count for the process (/proc/PID/schedstat). Needs cc and, for the comparison, nginx (Debian
+package `nginx`; installed through apt when run as root).
 """
 
 import argparse
@@ -46,7 +48,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PROXY_CORE, OTHER_CORE = {0}, {1}
 NUM_FILES = 20_000
-REQUEST_TARGET, CHUNK_TARGET = 6.0, 2.0
+REQUEST_TARGET, CHUNK_TARGET = 5.0, 1.5
+PACE = 1000  # requests a second of the paced load
 NGINX, OURS, AGAINST = "nginx", "glowplug router", "glowplug router before"
 WITH_KEYS = "glowplug router with keys"
 FLOOR = "the smallest proxy"
@@ -56,7 +59,8 @@ LIMITS = AccessLimits(requests_per_minute=1 << 40, tokens_per_minute=1 << 40)
 
 @dataclass(frozen=True)
 class Case:
-    """One load: streams of `num_chunks` events `interval_us` apart over `num_connections` closed loops."""
+    """One load: streams of `num_chunks` events `interval_us` apart over `num_connections` closed loops, or `rate` of
+    them a second."""
 
     name: str
     num_connections: int
@@ -64,6 +68,7 @@ class Case:
     interval_us: int
     spread_ms: int
     seconds: float
+    rate: int = 0
 
 
 @dataclass
@@ -298,6 +303,7 @@ def measure(proxy: Proxy, case: Case, engine: int) -> Sample:
     """Run one case: counts of the load generator, and CPU microseconds of the proxy."""
     get(f"http://127.0.0.1:{engine}/configure?chunks={case.num_chunks}&interval_us={case.interval_us}")
     argv = [HERE / "build/load", proxy.port, case.num_connections, case.seconds, case.num_chunks, case.spread_ms]
+    argv.append(case.rate)
     argv += [proxy.num_keys] if proxy.num_keys else []
     busy, before = load_now(), cpu_us(proxy.pid)
     done = subprocess.run(
@@ -318,6 +324,7 @@ class Figures:
     """Medians over rounds; `request_us` and `chunk_us` are CPU microseconds."""
 
     request_us: float
+    paced_us: float
     chunk_us: float
     open_errors: int
     most_open: int
@@ -326,8 +333,8 @@ class Figures:
     ttft_us_p99: float
 
 
-def per_request(proxy: Proxy) -> list[Timed]:
-    return [Timed(s.cpu_us / s.streams, s.load) for s in proxy.samples if s.case == "requests"]
+def per_request(proxy: Proxy, case: str = "requests") -> list[Timed]:
+    return [Timed(s.cpu_us / s.streams, s.load) for s in proxy.samples if s.case == case]
 
 
 def per_chunk(proxy: Proxy) -> list[Timed]:
@@ -341,6 +348,7 @@ def figures(proxy: Proxy) -> Figures:
     opened, chunks = ([s for s in proxy.samples if s.case == case] for case in ("open", "chunks"))
     return Figures(
         request_us=statistics.median(one.figure for one in per_request(proxy)),
+        paced_us=statistics.median(one.figure for one in per_request(proxy, "paced")),
         chunk_us=statistics.median(one.figure for one in per_chunk(proxy)),
         open_errors=sum(s.errors for s in opened),
         most_open=max((s.most_open for s in opened), default=0),
@@ -350,9 +358,11 @@ def figures(proxy: Proxy) -> Figures:
     )
 
 
-def ratios(ours: Proxy, theirs: Proxy) -> tuple[Ratio, Ratio]:
-    """(ratio of CPU per request, ratio of CPU per chunk) of two proxies in one run, round by round."""
-    return compare(per_request(ours), per_request(theirs)), compare(per_chunk(ours), per_chunk(theirs))
+def ratios(ours: Proxy, theirs: Proxy) -> tuple[Ratio, Ratio, Ratio]:
+    """Ratios of CPU per request, per request of the paced load, and per chunk of two proxies in one run, round by
+    round."""
+    requests, paced = (compare(per_request(ours, case), per_request(theirs, case)) for case in ("requests", "paced"))
+    return requests, paced, compare(per_chunk(ours), per_chunk(theirs))
 
 
 def named(proxies: list[Proxy], name: str) -> Proxy:
@@ -370,6 +380,7 @@ def _span(found: list[Ratio], form: str) -> str:
 def cases(seconds: float) -> list[Case]:
     return [
         Case("requests", 32, 1, 0, 0, seconds),
+        Case("paced", 32, 1, 0, 0, seconds, PACE),
         Case("chunks", 40, 64, 20_000, 1280, seconds),
         Case("open", 2000, 40, 250_000, 4000, max(seconds * 3, 15)),
     ]
@@ -392,8 +403,10 @@ def as_data(runs: list[list[Proxy]]) -> dict[str, object]:
     loads = [s.load for p in proxies for s in p.samples]
     return {
         "proxies": {name: asdict(of) for name, of in medians(proxies).items()},
-        "request_ratios": [None if request.why_not else request.middle for request, _ in found],
-        "chunk_ratios": [None if chunk.why_not else chunk.middle for _, chunk in found],
+        **{
+            f"{name}_ratios": [None if one[number].why_not else one[number].middle for one in found]
+            for number, name in enumerate(("request", "paced", "chunk"))
+        },
         "load": [min(loads), max(loads)],
     }
 
@@ -409,25 +422,31 @@ def report(runs: list[list[Proxy]], args: argparse.Namespace) -> str:
         f"medians of {args.runs} x {args.rounds} rounds, in turns on one machine of {os.cpu_count()} cores at load "
         f"{min(loads):.1f} to {max(loads):.1f}, the proxy pinned to core 0. Engine and load are mocks.",
         "",
-        "| proxy | CPU us/request | CPU us/chunk | added TTFT p50 / p99 us | open streams | errors | cores then |",
-        "|---|---|---|---|---|---|---|",
+        f"| proxy | CPU us/request | at {PACE} a second | CPU us/chunk | added TTFT p50 / p99 us | open streams "
+        "| errors | cores then |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, f in rows.items():
         lines.append(
-            f"| {name} | {f.request_us:.0f} | {f.chunk_us:.1f} | {f.ttft_us_p50:.0f} / {f.ttft_us_p99:.0f} "
-            f"| {f.most_open} | {f.open_errors} | {f.open_cores:.2f} |"
+            f"| {name} | {f.request_us:.0f} | {f.paced_us:.0f} | {f.chunk_us:.1f} "
+            f"| {f.ttft_us_p50:.0f} / {f.ttft_us_p99:.0f} | {f.most_open} | {f.open_errors} | {f.open_cores:.2f} |"
         )
     ours = rows[OURS]
     lines.append("")
     if NGINX in rows:
         found = [ratios(named(one, OURS), named(one, NGINX)) for one in runs]
-        request, chunk = (_span([pair[which] for pair in found], form) for which, form in ((0, ".1f"), (1, ".2f")))
+        request, paced, chunk = (
+            _span([one[which] for one in found], form) for which, form in enumerate((".1f", ".1f", ".2f"))
+        )
         lines.append(
             f"Over nginx, of {len(runs)} runs: per request {request} (target at most {REQUEST_TARGET:g}), "
-            f"per chunk {chunk} (target at most {CHUNK_TARGET:g}); "
+            f"at {PACE} a second {paced}, per chunk {chunk} (target at most {CHUNK_TARGET:g}); "
             f"{ours.open_errors} errors with {ours.most_open} open streams."
         )
-        lines += [f"- run {n}: request {a.show()}; chunk {b.show()}" for n, (a, b) in enumerate(found, start=1)]
+        lines += [
+            f"- run {n}: request {one.show()}; paced {paced.show()}; chunk {chunk.show()}"
+            for n, (one, paced, chunk) in enumerate(found, start=1)
+        ]
     else:
         lines.append("nginx is not on this machine: no ratios.")
     lines += ["", *changes(runs)] if len(rows) > 2 or AGAINST in rows else []
@@ -444,8 +463,8 @@ def changes(runs: list[list[Proxy]]) -> list[str]:
                 lines.append(f"- run {number}: {name} over {base}: request {found.show()}")
     for number, one in enumerate(runs, start=1):
         if {FLOOR, NGINX} <= {proxy.name for proxy in one}:
-            request, chunk = ratios(named(one, FLOOR), named(one, NGINX))
-            lines.append(f"- run {number}: {FLOOR} over {NGINX}: request {request.show()}; chunk {chunk.show()}")
+            request, paced, chunk = (ratio.show() for ratio in ratios(named(one, FLOOR), named(one, NGINX)))
+            lines.append(f"- run {number}: {FLOOR} over {NGINX}: request {request}; paced {paced}; chunk {chunk}")
     return lines
 
 

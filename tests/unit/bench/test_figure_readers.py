@@ -85,6 +85,7 @@ def _proxy(name: str, request_us: float, chunk_us: float, errors: int) -> router
 
     return router.Proxy(name, 0, 0, samples=[
         sample("requests", 100, 200, 100 * request_us),
+        sample("paced", 100, 200, 100 * (request_us + 60)),
         sample("chunks", 10, 120, 10 * request_us + 100 * chunk_us),
         sample("open", 2000, 4000, 1e6),
     ])  # fmt: skip
@@ -94,7 +95,10 @@ def test_router(tmp_path: Path) -> None:
     nginx = _proxy(router.NGINX, 40.0, 43.0, 0)
     runs = [[nginx, _proxy(router.OURS, us, chunk, 0)] for us, chunk in ((200.0, 86.0), (240.0, 90.3))]
     text = printed("router", router.as_data(runs), tmp_path)
-    assert text == "5.0x-6.0x (220 us beside 40), 2.0x-2.1x (88 us beside 43); 2,000 open streams, no error"
+    assert text == (
+        "5.0x-6.0x (220 us beside 40), 2.6x-3.0x (280 us beside 100), 2.0x-2.1x (88 us beside 43); "
+        "2,000 open streams, no error"
+    )
     failing = [[nginx, _proxy(router.OURS, 200.0, 86.0, 3)]]
     assert printed("router", router.as_data(failing), tmp_path).endswith("2,000 open streams, 3 errors")
     with pytest.raises(ValueError, match="without nginx"):
