@@ -1,8 +1,8 @@
 """Estimates of an answer's length from its request's texts; only that number leaves the router.
 
 Texts are read before sending if routing chooses an instance by the number. Else they are read afterwards: in a model's
-first `TEACH_FIRST` requests and one in `TEACH_EVERY` later ones, to learn from true lengths, and in load reports, for
-the look-ahead.
+first `TEACH_FIRST` requests and one in `TEACH_EVERY` later ones, at most `TEACH_AT_ONCE` between two load reports, to
+learn from true lengths, and in load reports, for the look-ahead.
 """
 
 import logging
@@ -19,6 +19,7 @@ from glowplug.services.router import request_shapes as shapes
 NUM_TURNS = 64  # last turns read, besides the first
 TEACH_FIRST: Final = 32
 TEACH_EVERY: Final = 16
+TEACH_AT_ONCE: Final = 8
 LATE_AT_ONCE: Final = 16  # per report, so that no stream waits for long
 ASSISTANT = "assistant"
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class TextReader:
     def __init__(self, lengths: Lengths, table: StimulusSink) -> None:
         self._lengths, self._table = lengths, table
         self._num_unread: Counter[str] = Counter()
+        self._left = TEACH_AT_ONCE
 
     def before(self, asked: Any) -> int:
         return text_tokens(asked, self._lengths)
@@ -71,13 +73,16 @@ class TextReader:
     def later(self, request: UnreadRequest, asked: Any, model_key: str) -> None:
         """Read the text now to learn from it, or keep it for `late`."""
         num = self._num_unread[model_key] = self._num_unread[model_key] + 1
-        if num > TEACH_FIRST and num % TEACH_EVERY:
-            request.unread = asked
-        else:
-            self._tell(request, asked, teaches=True)
+        if num > TEACH_FIRST:
+            if num % TEACH_EVERY or not self._left:
+                request.unread = asked
+                return
+            self._left -= 1
+        self._tell(request, asked, teaches=True)
 
     def late(self, running: Iterable[UnreadRequest]) -> None:
-        """Read some running requests' unread texts, the oldest first."""
+        """Read some running requests' unread texts, the oldest first, before a load report."""
+        self._left = TEACH_AT_ONCE
         for request in list(islice((one for one in running if one.unread is not None), LATE_AT_ONCE)):
             asked, request.unread = request.unread, None
             self._tell(request, asked, teaches=False)

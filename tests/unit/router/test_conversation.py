@@ -13,6 +13,7 @@ from glowplug.policies.prediction.length_text import Turn
 from glowplug.services.router.conversation import (
     LATE_AT_ONCE,
     NUM_TURNS,
+    TEACH_AT_ONCE,
     TEACH_EVERY,
     TEACH_FIRST,
     TextReader,
@@ -153,6 +154,16 @@ def test_without_a_choice_a_models_first_texts_are_read_and_then_few_and_these_t
     other = Sent(1000)
     reader.later(other, asked(), "another")
     assert other.unread is None
+
+
+def test_many_requests_between_two_reports_teach_no_more_than_some() -> None:
+    table = Table()
+    reader = TextReader(Lengths(), table)
+    for _ in range(2):
+        for ticket in range(TEACH_FIRST + (TEACH_AT_ONCE + 5) * TEACH_EVERY):
+            reader.later(Sent(ticket), asked(), "m")
+        reader.late([])
+    assert len(table.took) == TEACH_FIRST + 2 * TEACH_AT_ONCE
 
 
 def test_those_that_run_for_long_are_read_for_the_reports_once_and_teach_nothing() -> None:
