@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from glowplug_vllm import arriving, kv_limit, moving, process, rendezvous, sleeping
+from glowplug_vllm.parked import patches
 
 CORE_PATH = "/glowplug/core"
 _ANSWER_WITHIN_S = 0.2
@@ -42,10 +44,23 @@ def register() -> None:
 
     EngineCore.glowplug_kv = kv_limit.kv  # called by name from the API server
     EngineCore.glowplug_export = moving.export
+    keep_meeting_file()
     if arriving.is_on():
         from glowplug_vllm import arriving_load
 
         arriving_load.install()
+
+
+def keep_meeting_file() -> None:
+    """Put the file in which workers meet into the run directory: vLLM's own stays in /tmp after each start."""
+    from vllm.utils import network_utils
+
+    if hasattr(network_utils, "get_file_store_init_method"):  # older ones meet over TCP
+        patches.replace_everywhere(network_utils.__name__, "get_file_store_init_method", meeting_file)
+
+
+def meeting_file() -> str:
+    return f"file://{Path.cwd()}/meeting-{uuid4().hex}"
 
 
 class CoreWatch:

@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -37,6 +40,7 @@ GOES_ON: dict[str, tuple[str, dict[str, Any]]] = {
     apis.COMPLETIONS: ("max_tokens", {"prompt": "Red, green and"}),
     apis.MESSAGES: ("max_tokens", TURN),
 }
+OF_VLLM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|vllm_dist_.*")
 LONG = {"max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
 
 
@@ -289,13 +293,20 @@ async def test_a_system_prompt_of_the_model_changes_what_it_reads_not_the_body(c
     assert plain["usage"]["prompt_tokens"] > given["usage"]["prompt_tokens"] + 5
 
 
-async def test_stop_ends_every_process_of_the_engine(case: EngineCase) -> None:
+async def test_stop_ends_every_process_of_the_engine_and_none_leaves_a_file(case: EngineCase) -> None:
+    before = in_tmp()
     handle = (await case.start()).handle
     family = [psutil.Process(handle.pid), *psutil.Process(handle.pid).children(recursive=True)]
     await case.driver.stop(handle, grace_s=5.0)
     assert not case.driver.adopt(handle)
     await until(lambda: not any(lives(member) for member in family), "every process of the engine has ended")
+    assert in_tmp() <= before, "a kill would have left them for ever"
     await case.driver.stop(handle, grace_s=5.0)
+
+
+def in_tmp() -> set[str]:
+    """Return the sockets and files that vLLM would have in /tmp."""
+    return {path.name for path in Path(tempfile.gettempdir()).iterdir() if OF_VLLM.fullmatch(path.name)}
 
 
 async def test_an_engine_that_is_killed_is_not_healthy(case: EngineCase) -> None:

@@ -179,6 +179,7 @@ def server_environment(command: StartInstance, place: Place) -> dict[str, str]:
     env = {
         "TRACEPARENT": place.traceparent,
         "VLLM_API_KEY": place.api_key,
+        "VLLM_RPC_BASE_PATH": ".",  # sockets end with the run directory, and have short names
         "VLLM_SERVER_DEV_MODE": "0",  # its /sleep and /collective_rpc need no key
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if command.adapter_slots else "0",  # its routes need the key
         WEIGHTS_SHARED: "1" if model.weights_shared else "0",
