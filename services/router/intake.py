@@ -42,6 +42,7 @@ from glowplug.services.router import request_shapes as shapes
 from glowplug.services.router.api_errors import STOPPING, ApiError, refused
 from glowplug.services.router.continuation import decode
 from glowplug.services.router.conversation import TextReader, text_of
+from glowplug.services.router.corrections import AsItIs, Corrected, Renaming, beginning, with_beginning
 from glowplug.services.router.ends import ClientSink
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.http_request import HttpRequest, body_too_large
@@ -71,8 +72,8 @@ from glowplug.services.router.request_shapes import (
 from glowplug.services.router.request_table import PortStage, RequestTable
 from glowplug.services.router.settings import Limits
 from glowplug.services.router.tracing import Sampler, Way
-from glowplug.services.router.translated import SameApi, TranslatedClient, Translation, inner_request
-from glowplug.services.router.wire import JSON_HEADERS, MESSAGES, encode_json, is_anthropic
+from glowplug.services.router.translated import TranslatedClient, Translation, inner_request
+from glowplug.services.router.wire import JSON_HEADERS, MESSAGES, encode_json
 
 HTML_HEADERS = (
     b"content-type: text/html; charset=utf-8\r\ncontent-security-policy: default-src 'none'\r\nvary: accept\r\n"
@@ -130,45 +131,6 @@ def anthropic_row(name: str, created: int) -> dict[str, Any]:
 def anthropic_list(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first, last = (rows[0]["id"], rows[-1]["id"]) if rows else (None, None)
     return {"data": list(rows), "has_more": False, "first_id": first, "last_id": last}
-
-
-# Some engines put the base's name into an adapter's answer. The pattern includes a JSON value's quotes, which are
-# escaped within an answer's text.
-
-
-class Renaming:
-    """A replacement of the base's name by the adapter's in an engine's output, before any translation."""
-
-    def __init__(self, base: str, name: str) -> None:
-        self._base, self._name = (b'"model":' + encode_json(one) for one in (base, name))
-
-    def __call__(self, said: bytes) -> bytes:
-        return said.replace(self._base, self._name)
-
-
-class AsItIs(SameApi):
-    """The unchanged answer to a request of `path`, for use with a Renaming."""
-
-    def __init__(self, path: bytes, *, streams: bool) -> None:
-        super().__init__(streams)
-        self._path, self._has_error = path, False
-
-    def events(self, events: bytes) -> bytes:
-        self._has_error = self._has_error or b"event: error\n" in events
-        return events
-
-    def end(self) -> bytes:
-        return b""
-
-    def whole(self, answer: bytes) -> bytes:
-        return answer
-
-    def error(self, error: bytes) -> bytes:
-        is_other = is_anthropic(self._path) and error.startswith(b'{"error"')
-        return messages_as_chat.anthropic_error(error) if is_other else error
-
-    def error_event(self, error: bytes) -> bytes:
-        return b"" if self._has_error else api_errors.event(self._path, self.error(error))
 
 
 # Engines take plain JSON: bodies are decoded, within the size limit.
@@ -389,7 +351,9 @@ class Intake:
         """Send on a POST of a known caller. Returns as `take`."""
         return self._ask(client, request, is_translated=False)
 
-    def _ask(self, client: ClientSink, request: HttpRequest, *, is_translated: bool) -> bool:
+    def _ask(
+        self, client: ClientSink, request: HttpRequest, *, is_translated: bool, is_corrected: bool = False
+    ) -> bool:
         path = request.path
         try:
             if ENCODING in request.headers or request.body[:1] == BOM[:1]:
@@ -411,6 +375,9 @@ class Intake:
             if path in (RESPONSES, COMPACT):
                 chat = self._as_chat(client, request, asked, model, api)
                 return self._ask_behind(request, *chat, is_translated=True)
+            may_differ = api.prefills and path in (CHAT, MESSAGES) and not is_corrected
+            if may_differ and (corrected := self._corrected(client, request, asked)) is not None:
+                return self._ask_behind(request, *corrected, is_translated=is_translated, is_corrected=True)
             if path == CHAT and b'"custom"' in request.body and custom_tools.can(asked):
                 return self._ask_behind(request, *self._with_functions(client, request), is_translated=False)
             if isinstance(asked, CountAsked) and api.thinks_by_template:
@@ -516,6 +483,21 @@ class Intake:
             drop_tools(request, dropped)
         return self._behind(client, request, CHAT, body, answer)
 
+    def _corrected(self, client: ClientSink, request: HttpRequest, asked: Any) -> tuple[ClientSink, HttpRequest] | None:
+        """Ask for an answer that is corrected, else return None. The beginning of an answer becomes one text."""
+        path, begun = request.path, beginning(asked)
+        if begun is not None and (not begun or asked.messages[-1].content != begun):
+            self._write(request, {"messages": with_beginning(asked, decode(request.body)["messages"], begun)})
+        if path == CHAT:  # several answers come in a stream
+            differs = begun and not asked.stream and sequences.num_sequences(asked) == 1
+        else:
+            differs = asked.stop_sequences or (begun and not asked.stream)
+        if not differs:
+            return None
+        return self._behind(
+            client, request, path, request.body, Corrected(path, streams=bool(asked.stream), begun=begun or "")
+        )
+
     def _translated(
         self, client: ClientSink, request: HttpRequest, asked: Any, model: Model, api: EngineApi
     ) -> tuple[ClientSink, HttpRequest] | None:
@@ -549,12 +531,20 @@ class Intake:
             inner.headers.pop(ANTHROPIC_VERSION, None)
         return TranslatedClient(client, request, translation, self._context), inner
 
-    def _ask_behind(self, outer: HttpRequest, client: ClientSink, inner: HttpRequest, *, is_translated: bool) -> bool:
+    def _ask_behind(
+        self,
+        outer: HttpRequest,
+        client: ClientSink,
+        inner: HttpRequest,
+        *,
+        is_translated: bool,
+        is_corrected: bool = False,
+    ) -> bool:
         """Send the translated request on; its body replaces the original's in the buffered bytes. Returns as `take`."""
         added, has_begun = len(inner.body) - len(outer.body), False
         self._context.buffered_bytes += added
         try:
-            has_begun = self._ask(client, inner, is_translated=is_translated)
+            has_begun = self._ask(client, inner, is_translated=is_translated, is_corrected=is_corrected)
         finally:
             if not has_begun:
                 self._context.buffered_bytes -= added

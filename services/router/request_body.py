@@ -657,6 +657,14 @@ def _parts(asked: Any) -> Iterator[tuple[str, shapes.ContentPart | shapes.Block]
                 yield f"{where}[{i}]", part
 
 
+_HINTS = {
+    "stop": "; OpenAI's API takes at most 4, none of them empty",
+    "functions": "; use `tools`",
+    "function_call": "; use `tool_choice`",
+    "audio": "; answers are texts",
+}
+
+
 def _wrong_field(text: str) -> BadRequest:
     """Find the field in msgspec's "... - at `$.messages[0].role`" or "... missing required field `model`"."""
     what, _, where = text.partition(" - at `")
@@ -667,5 +675,5 @@ def _wrong_field(text: str) -> BadRequest:
     param = where.partition("$")[2].rstrip("`").lstrip(".") or what.partition("missing required field `")[2].rstrip("`")
     if ".tool_calls[" in param and "field `type`" in what:
         what += ', which is "function" in OpenAI\'s API'
-    hint = "; OpenAI's API takes at most 4, none of them empty" if param.partition("[")[0] == "stop" else ""
+    hint = _HINTS.get(param.partition("[")[0], "")
     return BadRequest(f"{param}: {what}{hint}" if where else what, param=param or None)

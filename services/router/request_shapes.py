@@ -186,6 +186,9 @@ class ChatAsked(Generating, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: Raw = NULL
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    functions: None = None  # of older clients
+    function_call: None = None
+    audio: None = None
 
 
 class CompletionAsked(Generating, kw_only=True, forbid_unknown_fields=True):

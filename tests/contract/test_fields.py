@@ -129,6 +129,9 @@ FIELDS: dict[str, dict[str, Row]] = {
         "chat_template_kwargs": Row({"enable_thinking": False}),
         "add_generation_prompt": Row(False),
         "continue_final_message": Row(True, {"add_generation_prompt": False}),
+        "functions": Row([{"name": "f"}], refused=ALL),
+        "function_call": Row("auto", refused=ALL),
+        "audio": Row({"voice": "alloy", "format": "wav"}, refused=ALL),
     },
     COMPLETION: GENERATING
     | {

@@ -115,6 +115,53 @@ async def test_a_message_keeps_to_the_structure_that_is_asked_for(pid_and_rig: t
     assert whole["usage"]["input_tokens"] > 1 and stream[-2]["usage"] == whole["usage"]
 
 
+def texts(answer: Answer) -> list[str]:
+    """Return a plain answer's texts, or a stream's text."""
+    if not answer.body.startswith((b"data:", b"event:")):
+        found = answer.json()
+        return [one["message"]["content"] for one in found.get("choices", ())] or [found["content"][0]["text"]]
+    events = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
+    deltas = [event["choices"][0]["delta"] if event.get("choices") else event.get("delta", {}) for event in events]
+    return ["".join(delta.get("content") or delta.get("text") or "" for delta in deltas)]
+
+
+BEGUN = "Sure, my name is"
+
+
+@pytest.mark.parametrize("path", [CHAT, "messages"])
+@pytest.mark.parametrize(
+    "content", [BEGUN, [{"type": "text", "text": "Sure, my "}, {"type": "text", "text": "name is"}]]
+)
+async def test_an_answer_with_a_given_beginning_is_the_rest_alone(
+    pid_and_rig: tuple[int, Rig], path: str, content: Any
+) -> None:
+    _, rig = pid_and_rig
+    turns = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": content}]
+    fields = {"model": "m", "messages": turns, "max_tokens": 6, "temperature": 0}
+    whole, stream = [await ask(rig, path, fields | {"stream": streams}) for streams in (False, True)]
+    assert texts(whole) == texts(stream) != [""] and not texts(whole)[0].startswith("Sure")
+    if path == CHAT:
+        several = await ask(rig, path, fields | {"n": 2})
+        assert texts(several) == texts(whole) * 2
+        logged = await ask(rig, path, fields | {"logprobs": True})
+        assert texts(logged) == texts(whole)
+        assert len(logged.json()["choices"][0]["logprobs"]["content"]) == 6
+    nothing = [*turns[:1], {"role": "assistant", "content": ""}]
+    fresh, asked = [await ask(rig, path, fields | {"messages": given}) for given in (nothing, turns[:1])]
+    assert texts(fresh) == texts(asked)
+
+
+async def test_a_message_that_met_a_stop_sequence_names_it(pid_and_rig: tuple[int, Rig]) -> None:
+    _, rig = pid_and_rig
+    fields = {"model": "m", "messages": [USER], "max_tokens": 20, "temperature": 0}
+    whole = (await ask(rig, "messages", fields | {"stop_sequences": ["e"]})).json()
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "e")
+    stream = await ask(rig, "messages", fields | {"stop_sequences": ["e"], "stream": True})
+    assert b'"stop_reason":"stop_sequence","stop_sequence":"e"' in stream.body
+    plain = (await ask(rig, "messages", fields | {"max_tokens": 3, "stop_sequences": ["zzz"]})).json()
+    assert (plain["stop_reason"], plain["stop_sequence"]) == ("max_tokens", None)
+
+
 async def test_a_forced_call_is_made_in_responses_and_in_messages(pid_and_rig: tuple[int, Rig]) -> None:
     _, rig = pid_and_rig
     flat = {"type": "function", "name": "weather", "parameters": PLACE}
