@@ -42,7 +42,14 @@ from glowplug.services.router import request_shapes as shapes
 from glowplug.services.router.api_errors import STOPPING, ApiError, refused
 from glowplug.services.router.continuation import decode
 from glowplug.services.router.conversation import TextReader, text_of
-from glowplug.services.router.corrections import AsItIs, Corrected, Renaming, beginning, with_beginning
+from glowplug.services.router.corrections import (
+    AsItIs,
+    Corrected,
+    Renaming,
+    beginning,
+    with_beginning,
+    with_sound_calls,
+)
 from glowplug.services.router.ends import ClientSink
 from glowplug.services.router.exchange import Exchange
 from glowplug.services.router.http_request import HttpRequest, body_too_large
@@ -62,6 +69,7 @@ from glowplug.services.router.request_body import (
 )
 from glowplug.services.router.request_shapes import (
     NULL,
+    ChatAsked,
     CompletionAsked,
     CountAsked,
     Generating,
@@ -368,6 +376,8 @@ class Intake:
                     request.notes = unknown_fields(reader, request.body)
                 if isinstance(asked, CountAsked):
                     asked = self._without_servers_tools(request, asked)
+                elif path == CHAT and b'"tool_calls"' in request.body:
+                    self._write_calls(request, asked)
             model = self._table.find(asked.model, request.caller)
             if asked.model != model.name:
                 self._name_it(request, model)
@@ -656,6 +666,10 @@ class Intake:
         if settings := messages_as_chat.template_settings(asked):
             given = decode(request.body).get("chat_template_kwargs")
             self._write(request, {"chat_template_kwargs": settings | (given if isinstance(given, dict) else {})})
+
+    def _write_calls(self, request: HttpRequest, asked: ChatAsked) -> None:
+        if (messages := with_sound_calls(asked, request.body)) is not None:
+            self._write(request, {"messages": messages})
 
     def _write_documents(self, request: HttpRequest, asked: RerankAsked) -> None:
         """Engines take texts."""

@@ -309,6 +309,10 @@ def check_model(
     if path not in _EVERYONES:
         if path.decode() not in api.also:
             raise NotSupported(f"`{model.name}` runs on {model.engine}, which has no {path.decode()}.", param="model")
+        if (field := api.reads.get(path.decode())) and getattr(asked, field) == NULL:
+            raise BadRequest(
+                f"{field}: `{model.name}` runs on {model.engine}, which reads no other field.", param=field
+            )
         return ""
     if api.ignores:
         _check_ignored(asked, model, api.ignores)
@@ -662,6 +666,7 @@ _HINTS = {
     "functions": "; use `tools`",
     "function_call": "; use `tool_choice`",
     "audio": "; answers are texts",
+    "prompt": "; none is kept here, so send its text",
 }
 
 

@@ -282,6 +282,7 @@ class ResponseAsked(ConversationAsked, kw_only=True, forbid_unknown_fields=True)
     truncation: Literal["disabled"] | None = None
     conversation: Short | dict[str, Any] | None = None
     safety_identifier: Short | None = None
+    prompt: None = None  # a text kept by OpenAI
 
 
 class Document(Struct, forbid_unknown_fields=True):
@@ -289,7 +290,11 @@ class Document(Struct, forbid_unknown_fields=True):
 
 
 class TokensAsked(Asked, kw_only=True):
-    """Other fields differ by engine."""
+    """The fields differ by engine."""
+
+    content: Raw = NULL
+    prompt: Raw = NULL
+    tokens: Raw = NULL
 
 
 class SpeechAsked(Asked, kw_only=True):

@@ -202,6 +202,7 @@ FIELDS: dict[str, dict[str, Row]] = {
         "background": Row(True, refused=ALL),
         "previous_response_id": Row("r", refused=ALL),
         "conversation": Row("c", refused=ALL),
+        "prompt": Row({"id": "p"}, refused=ALL),
     },
     COMPACT: {
         "stream": Row(True, refused=ALL),

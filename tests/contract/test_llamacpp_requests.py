@@ -151,6 +151,34 @@ async def test_an_answer_with_a_given_beginning_is_the_rest_alone(
     assert texts(fresh) == texts(asked)
 
 
+async def test_calls_of_earlier_turns_whose_arguments_are_no_json_are_read(pid_and_rig: tuple[int, Rig]) -> None:
+    _, rig = pid_and_rig
+    for arguments in ("{a", "", "x" * 20 + '"'):
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        turns = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+        chat = await ask(rig, CHAT, {"messages": [*turns, result]})
+        called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+        output = {"type": "function_call_output", "call_id": "c", "output": "1"}
+        response = await ask(rig, RESPONSE, {"input": [USER, called, output]})
+        assert (chat.status, response.status) == (200, 200), (arguments, chat.body, response.body)
+
+
+async def test_tokens_are_asked_for_by_the_engines_own_field(pid_and_rig: tuple[int, Rig]) -> None:
+    _, rig = pid_and_rig
+    found = [
+        await rig.ask(post(path, json.dumps({"model": "m"} | fields).encode()))
+        for path, fields in (
+            ("/tokenize", {"content": "Hi"}),
+            ("/tokenize", {"prompt": "Hi"}),
+            ("/detokenize", {"tokens": [28120]}),
+            ("/detokenize", {"content": "Hi"}),
+        )
+    ]
+    assert [one.status for one in found] == [200, 400, 200, 400]
+    assert [one.json()["error"]["param"] for one in found[1::2]] == ["content", "tokens"]
+
+
 async def test_a_message_that_met_a_stop_sequence_names_it(pid_and_rig: tuple[int, Rig]) -> None:
     _, rig = pid_and_rig
     fields = {"model": "m", "messages": [USER], "max_tokens": 20, "temperature": 0}

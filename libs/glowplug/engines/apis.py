@@ -35,6 +35,7 @@ class EngineApi:
 
     lacks: Mapping[str, str] = field(default_factory=dict)
     also: frozenset[str] = frozenset()
+    reads: Mapping[str, str] = field(default_factory=dict)  # path among `also` -> its one field
     ignores: Mapping[str, Any] = field(default_factory=dict)  # field -> its one harmless value: any other
     # would be accepted without effect, so it is refused
     text_only: bool = False  # refuse images, sounds and files

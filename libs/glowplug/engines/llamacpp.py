@@ -97,6 +97,7 @@ class LlamacppDriver(HostedDriver):
         return EngineApi(
             lacks=lacks,
             also=frozenset((apis.TOKENIZE, apis.DETOKENIZE)),
+            reads={apis.TOKENIZE: "content", apis.DETOKENIZE: "tokens"},
             ignores=IGNORES,
             text_only=not args.get("mmproj"),
             tool_choices=frozenset(),
