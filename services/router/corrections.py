@@ -48,29 +48,28 @@ class AsItIs(SameApi):
         return b"" if self._has_error else api_errors.event(self._path, self.error(error))
 
 
-# Engines read a call's arguments as JSON, and fail where a model once wrote something else.
+# Engines and chat templates read a call's arguments as an object, and would fail in every later turn where a model once
+# wrote something else.
 
 
 def with_sound_calls(asked: Any, body: bytes) -> list[Any] | None:
-    """Return the body's messages with arguments that are JSON: another text becomes a JSON string, an empty one an
-    empty object. None if all are."""
+    """Return the body's messages, with no arguments for calls whose arguments are no JSON object; None if all are."""
     calls = [call.function for turn in asked.messages for call in turn.tool_calls or () if hasattr(call, "function")]
-    if all(_is_json(call.arguments) for call in calls):
+    if all(_is_object(call.arguments) for call in calls):
         return None
     given: list[Any] = decode(body)["messages"]
     for turn in given:
         for call in turn.get("tool_calls") or ():
-            if (function := call.get("function")) and not _is_json(said := function["arguments"]):
-                function["arguments"] = encode_json(said).decode() if said.strip() else "{}"
+            if (function := call.get("function")) and not _is_object(function["arguments"]):
+                function["arguments"] = "{}"
     return given
 
 
-def _is_json(text: str) -> bool:
+def _is_object(text: str) -> bool:
     try:
-        decode(text.encode())
+        return isinstance(decode(text.encode()), dict)
     except (msgspec.DecodeError, RecursionError):
         return False
-    return True
 
 
 # llama.cpp repeats the beginning of an answer that a last message of the assistant gives, unless it streams, and takes
