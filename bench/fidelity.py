@@ -1,10 +1,13 @@
 """Compare live fleets with the simulator's replays of their recordings: `python -m bench.fidelity --out DIR`.
 
-The fleet of bench/systems.py (three nodes of one "GPU" each, eight models of real llama.cpp) gets two loads that no
-parameter was fitted to, at rest and beside two busy processes:
+The fleet of bench/systems.py (three nodes of one "GPU" each, eight models of real llama.cpp), or with `--engine vllm`
+two nodes with four models of real vLLM, gets two loads that no parameter was fitted to, at rest and beside two busy
+processes:
 
  zipf    single requests, model i in proportion to 1 / i
  bursts  a quiet model is asked some four times within seconds
+
+(for vLLM five times as slowly).
 
 A replay knows the recording alone. A request too many or too few before a decision changes all that follow, so each
 recording is replayed several times, with the bus 0.5 to 2 times as slow as recorded, and a figure is the replays'
@@ -17,9 +20,9 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -42,6 +45,53 @@ AIM: Final = 0.2  # of a figure's distance from the recorded one
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MEASURES: Final = {"TTFT": "ttft_s", "answer": "e2e_s"}
 Figures = dict[str, dict[str, float]]  # measure -> figure -> seconds
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A fleet of one engine. `slower`: how many times as slowly it is asked."""
+
+    engine: str
+    num_models: int
+    num_nodes: int
+    gpu_budget: int
+    host_cache: int
+    slower: float
+    write_models: Callable[[Path], None]
+
+    def load_of(self, name: str, seed: int, seconds: float) -> list[Ask]:
+        return [
+            replace(one, at_s=one.at_s * self.slower, model=f"model-{int(one.model[-1]) % self.num_models}")
+            for one in load_of(name, seed, seconds / self.slower)
+        ]
+
+
+VLLM_MODEL: Final = """
+name: model-{number}
+engine: vllm
+weights: sample:smollm2-hf
+kv_bytes: 128MiB
+context_tokens: 1024
+max_concurrency: 4
+keep_alive_s: 60s
+max_wait_s: 150
+"""
+
+
+def write_vllm_models(folder: Path) -> None:
+    models = folder / "models"
+    models.mkdir(parents=True)
+    for number in range(SETUPS["vllm"].num_models):
+        (models / f"model-{number}.yaml").write_text(VLLM_MODEL.format(number=number), encoding="utf-8")
+
+
+SETUPS: Final = {
+    "llamacpp": Setup(
+        "llamacpp", systems.NUM_MODELS, systems.NUM_NODES, systems.GPU_BUDGET, systems.HOST_CACHE, 1.0,
+        systems.write_models,
+    ),
+    "vllm": Setup("vllm", 4, 2, 700 << 20, 1 << 30, 5.0, write_vllm_models),  # a model takes 400 MiB
+}  # fmt: skip
 
 
 def load_of(name: str, seed: int, seconds: float) -> list[Ask]:
@@ -68,15 +118,15 @@ def busy(num: int) -> Iterator[None]:
             other.wait()
 
 
-def record(name: str, num_busy: int, seed: int, seconds: float, folder: Path, out: Path, port_base: int) -> None:
+def record(setup: Setup, asks: list[Ask], num_busy: int, seconds: float, folder: Path, out: Path, port: int) -> None:
     settings = {
         "GLOWPLUG_MODELS_DIR": str(folder / "models"),
-        "GLOWPLUG_GPU_BUDGETS": str(systems.GPU_BUDGET),
-        "GLOWPLUG_HOST_CACHE_BYTES": str(systems.HOST_CACHE),
+        "GLOWPLUG_GPU_BUDGETS": str(setup.gpu_budget),
+        "GLOWPLUG_HOST_CACHE_BYTES": str(setup.host_cache),
     }
-    up = ("--engine", "llamacpp", "--nodes", str(systems.NUM_NODES), "--port-base", str(port_base))
+    up = ("--engine", setup.engine, "--nodes", str(setup.num_nodes), "--port-base", str(port))
     with fleet(*up, settings=settings) as live, busy(num_busy), recorded(live, out, seconds + systems.TAIL_S):
-        ends, _ = asyncio.run(drive(load_of(name, seed, seconds), live))
+        ends, _ = asyncio.run(drive(asks, live))
     print(f"{out.stem}: recorded, {dict(ends)}, load {load_now():.1f}", file=sys.stderr, flush=True)
 
 
@@ -150,6 +200,7 @@ def shown(name: str, measure: str, live: Figures, simulated: Sequence[Figures]) 
 def main() -> None:
     """Record, or read recordings, replay, and print replayed over recorded figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=SETUPS, default="llamacpp")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS)
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 2], help="busy processes beside the fleet")
     parser.add_argument("--seconds", type=float, default=120.0, help="of load in each recording")
@@ -170,9 +221,11 @@ def main() -> None:
     ]
     if not args.again:
         with tempfile.TemporaryDirectory(prefix="glowplug-bench-fidelity-models-") as folder:
-            systems.write_models(Path(folder))
+            setup = SETUPS[args.engine]
+            setup.write_models(Path(folder))
             for load, num_busy, seed, path in kinds:
-                record(load, num_busy, seed, args.seconds, Path(folder), path, args.port_base)
+                asks = setup.load_of(load, seed, args.seconds)
+                record(setup, asks, num_busy, args.seconds, Path(folder), path, args.port_base)
     print(
         markdown(["recording", "measure", *(f"{name}: seconds, replayed over recorded" for name in (*SHARES, "mean"))])
     )
