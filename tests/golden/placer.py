@@ -38,9 +38,9 @@ class Script(leader.Script):
     reads: ClassVar[Reads] = READS
     GIVEN: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "CancelPlacement": {"reason": "nobody asks for it"},
-        "WeightsFetched": {"digest": "d", "num_bytes": 1, "seconds": 1.0, "source": "s"},
-        "WeightsPartFetched": {"digest": "d", "num_bytes": 1, "seconds": 1.0, "source": "s"},
-        "WeightsFetchFailed": {"digest": "d", "message": "no"},
+        "WeightsFetched": {"digest": "", "num_bytes": 1, "seconds": 1.0, "source": "s"},
+        "WeightsPartFetched": {"digest": "", "num_bytes": 1, "seconds": 1.0, "source": "s"},
+        "WeightsFetchFailed": {"digest": "", "message": "no"},
     }
 
     def declare_policy(self, kind: str, name: str) -> None:
@@ -123,6 +123,11 @@ class Script(leader.Script):
         self.nodes[node_id] = node = replace(node, gpus=gpus, revision=node.revision + 1)
         self.plane.store.setdefault("nodes", {})[node_id] = node
         self.plane.event(fact(node=node), issuer=f"agent-{node_id}")
+
+    def event(self, kind: str, *words: str) -> None:
+        """Of the weights that the model has now, unless it names others."""
+        is_bare = kind.startswith("weights.") and not any(word.startswith("digest=") for word in words)
+        super().event(kind, *words, *([f"digest={self.models[words[1]].weights.digest}"] if is_bare else []))
 
     def put(self, instance_id: str, state: InstanceState, words: Sequence[str]) -> Instance:
         words = [word.replace("on=", "workers=", 1) if word.startswith("on=") else word for word in words]

@@ -755,7 +755,7 @@ class PlacerController:
     def _model(self, event: Event, now_s: float) -> list[Effect]:
         self.fleet.models[event.data.model.key] = event.data.model
         self.fleet.adapters.put(event.data.model)
-        self.fleet.failed_nodes.forget(event.data.model)
+        self.fleet.failed_nodes.forget(event.data.model.weights.digest)
         return []
 
     def _load(self, event: Event, now_s: float) -> list[Effect]:
@@ -774,22 +774,21 @@ class PlacerController:
         return []
 
     def _fetched(self, event: Event, now_s: float) -> list[Effect]:
-        node_id, model_key = event.data.node_id, event.data.model_key
-        model = self.fleet.models.get(model_key)
-        if model is not None and isinstance(event.data, facts.WeightsFetched):
-            self.fleet.failed_nodes.forget(model, node_id)
-        rows = [i for i in self.fleet.on_node(node_id) if i.model_key == model_key]
+        node_id, digest = event.data.node_id, event.data.digest
+        if isinstance(event.data, facts.WeightsFetched):
+            self.fleet.failed_nodes.forget(digest, node_id)
+        rows = [i for i in self.fleet.on_node(node_id) if i.model_key == event.data.model_key]
         ids = [*(row.instance_id for row in rows), *(rest_of(row) for row in rows)]
-        self.fleet.network.fetched(node_id, ids, now_s)
+        self.fleet.network.fetched(node_id, digest, ids, now_s)
         return []
 
     def _part_fetched(self, event: Event, now_s: float) -> list[Effect]:
         if self._params.follows_parts:
-            self.fleet.network.fetched(event.data.node_id, [event.data.instance_id], now_s)
+            self.fleet.network.fetched(event.data.node_id, event.data.digest, [event.data.instance_id], now_s)
         return []
 
     def _fetch_failed(self, event: Event, now_s: float) -> list[Effect]:
-        self.host_memory.failed(event.data.model_key, event.data.node_id, now_s)
+        self.host_memory.failed(event.data, now_s)
         return self._fetched(event, now_s)
 
 

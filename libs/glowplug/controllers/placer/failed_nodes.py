@@ -54,14 +54,14 @@ class FailedNodes:
     def inherit(self, earlier: "FailedNodes") -> None:
         self.by_digest, self.left_by_digest = earlier.by_digest, earlier.left_by_digest
 
-    def forget(self, model: Model, node_id: str = "") -> None:
+    def forget(self, digest: str, node_id: str = "") -> None:
         """Forget the failures on a node that has the weights now; "": on all, since the model was deployed anew."""
-        known = self.by_digest.get(model.weights.digest)
+        known = self.by_digest.get(digest)
         if known is not None and node_id:
             known.pop(node_id, None)
         if not known or not node_id:
-            self.by_digest.pop(model.weights.digest, None)
-        self.left_by_digest.pop(model.weights.digest, None)
+            self.by_digest.pop(digest, None)
+        self.left_by_digest.pop(digest, None)
 
     def expire(self, now_s: float, is_known: Callable[[str], bool]) -> None:
         for digest, known in list(self.by_digest.items()):

@@ -18,11 +18,18 @@ from glowplug.domain.hardware import Node
 from glowplug.domain.model import KeptAt, Model
 from glowplug.domain.units import show_bytes
 from glowplug.events.commands import DropWeights, FetchWeights
+from glowplug.events.facts import WeightsFetchFailed
 from glowplug.fleet.tables import find_model
 from glowplug.policies.placement.links import has_copy_on_disk, has_weights
 
 FIRST_BACKOFF_S = 2.0
 MAX_BACKOFF_S = 60.0
+
+
+@dataclass(slots=True)
+class _Fetch:
+    digest: str
+    sent_at: float
 
 
 @dataclass(slots=True)
@@ -39,11 +46,11 @@ class _Failed:
 
 
 class HostMemory:
-    """Fetches, with the time of the last request, and drops, both by (model_key, node_id); and failures of pins."""
+    """Fetches and drops, both by (model_key, node_id); and failures of pins."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._fetches: dict[tuple[str, str], float] = {}
+        self._fetches: dict[tuple[str, str], _Fetch] = {}
         self._drops: dict[tuple[str, str], _Drop] = {}
         self._failed: dict[str, _Failed] = {}
 
@@ -90,8 +97,9 @@ class HostMemory:
         why = f"{model.name} has been declared anew, and its weights come before the instance leaves that it replaces"
         return self._bring(model, node, why, "declared", now_s)
 
-    def is_coming(self, model_key: str, node_id: str) -> bool:
-        return (model_key, node_id) in self._fetches
+    def is_coming(self, model: Model, node_id: str) -> bool:
+        fetch = self._fetches.get((model.key, node_id))
+        return fetch is not None and fetch.digest == model.weights.digest
 
     def drop(self, asked: DropFromHost, now_s: float) -> list[Effect]:
         """Drop a model's weights from host memory for an operator. Raises Conflict where they are kept."""
@@ -115,20 +123,24 @@ class HostMemory:
     def _withdraw(self, model: Model, node_id: str) -> list[Effect]:
         effects: list[Effect] = []
         for here in [k for k in self._fetches if k[0] == model.key and node_id in ("", k[1])]:
-            del self._fetches[here]
+            digest = self._fetches.pop(here).digest
             mine = (row for row in self.fleet.on_node(here[1]) if row.model_key == model.key)
             if not any(row.state.is_coming for row in mine) and not self.fleet.network.is_fetching(here[1]):
-                effects.append(Publish(_drop_command(here[1], model.weights.digest)))
+                effects.append(Publish(_drop_command(here[1], digest)))
         return effects
 
     def keep_models(self) -> None:
         self._failed = {key: failed for key, failed in self._failed.items() if key in self.fleet.models}
 
-    def failed(self, model_key: str, node_id: str, now_s: float) -> None:
-        """Note a failed fetch. The fact answers an operator; a pin tries again later."""
-        is_ours, model = self._fetches.pop((model_key, node_id), None) is not None, self.fleet.models.get(model_key)
-        if is_ours and model is not None and model.kept_at is KeptAt.HOST:
-            known = self._failed.setdefault(model_key, _Failed())
+    def failed(self, fact: WeightsFetchFailed, now_s: float) -> None:
+        """Note a failed fetch, unless it brought other weights. The fact answers an operator; a pin tries again
+        later."""
+        fetch, model = self._fetches.get((fact.model_key, fact.node_id)), self.fleet.models.get(fact.model_key)
+        if fetch is None or fetch.digest != fact.digest:
+            return
+        del self._fetches[fact.model_key, fact.node_id]
+        if model is not None and model.weights.digest == fact.digest and model.kept_at is KeptAt.HOST:
+            known = self._failed.setdefault(model.key, _Failed())
             known.num += 1
             known.not_before = now_s + backoff_s(known.num, FIRST_BACKOFF_S, MAX_BACKOFF_S)
 
@@ -137,16 +149,19 @@ class HostMemory:
 
     def _repeat_fetches(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        for (model_key, node_id), sent_at in list(self._fetches.items()):
+        for (model_key, node_id), fetch in list(self._fetches.items()):
             model, node = self.fleet.models.get(model_key), self.fleet.nodes.by_id.get(node_id)
             is_over = model is None or node is None or has_weights(node, model)
             if is_over or not self.fleet.nodes.is_alive(node_id, now_s):
                 del self._fetches[model_key, node_id]
                 self._failed.pop(model_key, None)
-            elif model is not None and now_s - sent_at >= self.fleet.params.give_up_s:
-                self._fetches[model_key, node_id] = now_s
+            elif model is not None and self._is_due(fetch, model, now_s):
+                self._fetches[model_key, node_id] = _Fetch(model.weights.digest, now_s)
                 effects.append(Publish(self.fleet.with_peers(_fetch_command(model, node_id))))
         return effects
+
+    def _is_due(self, fetch: _Fetch, model: Model, now_s: float) -> bool:
+        return fetch.digest != model.weights.digest or now_s - fetch.sent_at >= self.fleet.params.give_up_s
 
     def _repeat_drops(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -180,7 +195,7 @@ class HostMemory:
         return effects
 
     def _bring(self, model: Model, node: Node, why: str, rule: str, now_s: float) -> list[Effect]:
-        self._fetches[model.key, node.node_id] = now_s
+        self._fetches[model.key, node.node_id] = _Fetch(model.weights.digest, now_s)
         chosen, inputs = f"fetch to {node.node_id}", {"fetch_bytes": model.fetch_bytes}
         decided = self.fleet.decided("prefetch", rule, why, now_s, node_id=node.node_id, chosen=chosen, inputs=inputs)
         return [decided, Publish(self.fleet.with_peers(_fetch_command(model, node.node_id)))]

@@ -49,7 +49,7 @@ class Network:
         self._first_tokens: dict[str, dict[str, float]] = {}
         self._leaving_since: dict[str, float] = {}
         self._left: dict[tuple[str, str], tuple[float, ...]] = {}  # (model_key, next state) -> seconds
-        self._fetching: dict[str, str] = {}
+        self._fetching: dict[str, tuple[str, str]] = {}  # -> node_id, digest of the weights that come
         self._ordered: dict[str, None] = {}
 
     def ordered(self, placement: Placement, nodes: dict[str, Node], now_s: float) -> None:
@@ -74,7 +74,7 @@ class Network:
         rate = network_rate(node, model, self.times)
         ledger = self.links.get(node.node_id) or LinkLedger(bytes_per_s=rate, since_s=now_s)
         self.links[node.node_id] = begin(replace(ledger, bytes_per_s=rate), fetch, now_s)
-        self._fetching[fetch.fetch_id] = node.node_id
+        self._fetching[fetch.fetch_id] = node.node_id, model.weights.digest
 
     def found(self, row: Instance, model: Model, node: Node, now_s: float) -> None:
         """Add the fetch of a start that an earlier placer ordered, with the bytes that the node's link reports."""
@@ -119,30 +119,33 @@ class Network:
         load_s = self.times.tail_s(model, gpu_kind) if streams else took.load_s / num_stages
         return load_s + took.warmup_s + took.rest_s
 
-    def fetched(self, node_id: str, ids: Iterable[str], now_s: float) -> None:
+    def fetched(self, node_id: str, digest: str, ids: Iterable[str], now_s: float) -> None:
+        """End those of the fetches that bring these weights to the node; its word of earlier weights ends none."""
         for fetch_id in ids:
-            if self._fetching.get(fetch_id) != node_id:
-                continue
-            del self._fetching[fetch_id]
-            ledger = self.links.get(node_id)
-            if ledger is not None:
-                left = finish(ledger, fetch_id, now_s)
-                if left.fetches:
-                    self.links[node_id] = left
-                else:
-                    del self.links[node_id]
+            if self._fetching.get(fetch_id) == (node_id, digest):
+                self._end(fetch_id, now_s)
+
+    def _end(self, fetch_id: str, now_s: float) -> None:
+        node_id, _ = self._fetching.pop(fetch_id)
+        ledger = self.links.get(node_id)
+        if ledger is not None:
+            left = finish(ledger, fetch_id, now_s)
+            if left.fetches:
+                self.links[node_id] = left
+            else:
+                del self.links[node_id]
 
     def forget(self, fetch_id: str) -> None:
-        node_id = self._fetching.get(fetch_id, "")
-        ledger = self.links.get(node_id)
-        self.fetched(node_id, [fetch_id], ledger.since_s if ledger else 0.0)
+        if fetch_id in self._fetching:
+            ledger = self.links.get(self._fetching[fetch_id][0])
+            self._end(fetch_id, ledger.since_s if ledger else 0.0)
 
     def is_fetching(self, node_id: str) -> bool:
-        return any(at == node_id and not fetch_id.endswith(REST) for fetch_id, at in self._fetching.items())
+        return any(at == node_id and not fetch_id.endswith(REST) for fetch_id, (at, _) in self._fetching.items())
 
     def drop_node(self, node_id: str) -> None:
         self.links.pop(node_id, None)
-        self._fetching = {fetch_id: at for fetch_id, at in self._fetching.items() if at != node_id}
+        self._fetching = {fetch_id: one for fetch_id, one in self._fetching.items() if one[0] != node_id}
 
     def keep(self, models: Container[str], instances: Container[str]) -> None:
         measured: list[dict[str, Any]] = [self.seconds, self.quickest_s, self.first_token_s, self._first_tokens]
@@ -155,9 +158,9 @@ class Network:
 
     def saw(self, row: Instance, model: Model | None, now_s: float) -> StartRow | None:
         if row.state is not InstanceState.STARTING and row.instance_id in self._fetching:
-            self.fetched(self._fetching[row.instance_id], [row.instance_id], now_s)
+            self._end(row.instance_id, now_s)
         if (row.state.is_gone or not row.consolidating) and rest_of(row) in self._fetching:
-            self.fetched(self._fetching[rest_of(row)], [rest_of(row)], now_s)
+            self._end(rest_of(row), now_s)
         self._watch_leaving(row)
         return self.times.learn(row, model) if model is not None else None
 

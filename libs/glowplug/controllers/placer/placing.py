@@ -449,7 +449,7 @@ class Placing:
         if placement.state != Fetching(here):
             placement.state = Fetching(here)
             effects = self._host.bring_ahead(model, here, now.now_s)
-        if self._host.is_coming(model.key, here):
+        if self._host.is_coming(model, here):
             return effects
         return self._evict_for(placement, chosen, now)
 

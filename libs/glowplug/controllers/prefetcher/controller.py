@@ -489,7 +489,8 @@ class PrefetcherController:
         try:
             digest = self._digest_of(data.weights)
         except InvalidModelFile as error:
-            return [self._fact(facts.WeightsFetchFailed, "", want, code=error.code, message=error.message)]
+            digest, why = data.weights.digest, {"code": error.code, "message": error.message}
+            return [self._fact(facts.WeightsFetchFailed, digest, want, **why)]
         self._failed.pop(data.instance_id, None)
         return self._take(want, digest, now_s)
 

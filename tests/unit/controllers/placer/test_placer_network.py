@@ -85,7 +85,7 @@ def test_the_rest_of_a_stages_model_moves_on_what_others_leave():
     net.rest(row, MODEL, NODE, 10.0)
     net.ordered(placed("y", fetch_bytes=2000), {"node-1": NODE}, 10.0)
     net.rest(row, MODEL, NODE, 11.0)  # asking again changes nothing
-    net.fetched("node-1", ["other"], 11.0)
+    net.fetched("node-1", MODEL.weights.digest, ["other"], 11.0)
     assert net.links["node-1"].share() == 500.0, "one other that requests wait for"
     net.saw(an_instance("y", "m", state=InstanceState.LOADING), MODEL, 12.0)
     assert left(net) == {"x/rest": 4000.0} and not net.is_fetching("node-1")
@@ -106,7 +106,7 @@ def test_a_start_that_an_earlier_placer_ordered_takes_its_share():
     assert fetch.left_bytes == 700 and fetch.deadline_at == pytest.approx(14.0, abs=0.01), "5 s after it was wanted"
     net.found(replace(row, instance_id="y"), MODEL, NODE, 13.0)
     assert left(net) == {"x": 700, "y": 4000}
-    net.fetched("node-1", ["x", "y"], 14.0)
+    net.fetched("node-1", MODEL.weights.digest, ["x", "y"], 14.0)
     net.found(row, MODEL, moving, 14.0)  # ended, but not yet in its row
     for other in ({"source": "r"}, {"state": InstanceState.LOADING}):
         net.found(replace(row, instance_id="z", **other), MODEL, NODE, 14.0)
@@ -125,7 +125,7 @@ def test_two_fetches_share_and_the_first_that_loads_leaves_its_share():
     assert len(left(net)) == 2, "starting, its weights are on their way"
     net.saw(an_instance("x", state=InstanceState.LOADING), MODEL, 14.0)
     assert left(net) == {"y": 6000.0}
-    net.fetched("node-1", ["y"], 15.0)
+    net.fetched("node-1", MODEL.weights.digest, ["y"], 15.0)
     assert left(net) == {}
 
 
@@ -197,9 +197,9 @@ def test_a_fetch_ends_with_what_its_own_node_says():
     """An instance given to two nodes may serve on the other."""
     net = network()
     net.ordered(placed(), {"node-1": NODE}, 10.0)
-    net.fetched("node-2", ["x"], 11.0)
+    net.fetched("node-2", MODEL.weights.digest, ["x"], 11.0)
     assert left(net).keys() == {"x"}
-    net.fetched("node-1", ["x"], 12.0)
+    net.fetched("node-1", MODEL.weights.digest, ["x"], 12.0)
     assert not left(net)
 
 
@@ -208,7 +208,7 @@ def test_what_is_known_of_a_node_or_a_model_goes_with_it():
     net.ordered(placed(), {"node-1": NODE}, 10.0)
     net.drop_node("node-1")
     assert net.links == {}
-    net.fetched("node-1", ["x"], 11.0)
+    net.fetched("node-1", MODEL.weights.digest, ["x"], 11.0)
     assert net.links == {}, "its word comes late"
     for key in ("m", "gone"):
         net.served(finished(model_key=key), an_instance("x"))

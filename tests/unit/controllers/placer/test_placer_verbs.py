@@ -202,8 +202,9 @@ def test_what_failed_is_remembered_of_pins_alone_and_while_their_model_is_deploy
     kept = replace(OTHER, kept_at=KeptAt.HOST)
     controller = with_prefetchers(a_node(), models=(M, kept))
     controller.handle(FetchToHost("m"), 3.1)
-    for key in ("m", "other"):
-        fact = WeightsFetchFailed(node_id="node-1", model_key=key, digest="d", code="x", message="no")
+    for model in (M, kept):
+        digest = model.weights.digest
+        fact = WeightsFetchFailed(node_id="node-1", model_key=model.key, digest=digest, code="x", message="no")
         controller.handle(an_event(fact), 3.2)
     assert [*controller.host_memory._failed] == ["other"]
     leaving = an_instance("i-1", state=S.DRAINING)
