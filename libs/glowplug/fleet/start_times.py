@@ -5,8 +5,8 @@ HydraServe, WarmServe's T_c, a router's Retry-After and the console read the sam
 
 A prediction is the median of the last `KEPT` starts of the same model; else of models of its size class (weights within
 a factor of two); else of any model of its engine; else the prior. GPU kind and start kind must match, except that
-starts from nothing (cold, disk, host memory) differ only in their fetch. Other models' figures are scaled by the
-priors.
+starts from nothing (cold, disk, host memory) differ only in their fetch. Figures of other models, and of the model's
+weights of another size, are scaled by the priors.
 
 A streamed load overlaps its fetch, so it teaches only its seconds after the last byte (`tail_s`), for streamed starts
 alone. Seconds outside every stage (polls, notices) become `rest_s`, so that the sum is the whole start.
@@ -151,12 +151,13 @@ ADAPTER_LOAD_S = 0.02  # excluding the transfer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSample:
-    """`took`: as on idle cores."""
+    """`took`: as on idle cores. `fetch_bytes`: of the weights; 0: unknown."""
 
     instance_id: str
     ended_at: float
     took: StageTimes
     prior: StageTimes
+    fetch_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +196,8 @@ class StartTimes:
         """Learn the start of a serving instance. Return its row, or None if nothing is new."""
         if instance.state is not InstanceState.READY or not instance.serves or instance.model_key != model.key:
             return None
+        if instance.is_outdated(model):
+            return None  # it may have started with other weights
         took, kind = _measured(instance), _kind_of(instance)
         if took is None or kind is None:
             return None
@@ -209,7 +212,13 @@ class StartTimes:
         kept = self._kept(row)
         prior = self.prior_times(model, kind)
         took = took.slowed(1 / max(1.0, instance.slowdown))
-        sample = StartSample(instance_id=instance.instance_id, ended_at=instance.ready_at, took=took, prior=prior)
+        sample = StartSample(
+            instance_id=instance.instance_id,
+            ended_at=instance.ready_at,
+            took=took,
+            prior=prior,
+            fetch_bytes=model.fetch_bytes,
+        )
         samples = _with(kept, (sample,))
         if samples == kept:
             return None
@@ -279,7 +288,7 @@ class StartTimes:
         """Predict the stages of a start. `gpu_kind` "": of the newest start. `pcie_bytes_per_s`: the node's (0: none),
         overrides the prior, not measurements."""
         gpu_kind = gpu_kind or self._gpu_kinds.get(_starter(model), "")
-        asked = (model.key, model.revision, model.weights_bytes, kind, gpu_kind, pcie_bytes_per_s)
+        asked = (model.key, model.revision, model.weights_bytes, model.fetch_bytes, kind, gpu_kind, pcie_bytes_per_s)
         known = self._known.get(asked)
         if known is None:
             prior = self.prior_times(model, kind, pcie_bytes_per_s)
@@ -365,8 +374,8 @@ class StartTimes:
         mine: float = getattr(prior, name)
         for one in kinds:
             row = self._row(model, one, gpu_kind)
-            if row is not None and (seen := [t for s in row.samples if (t := getattr(s.took, name)) >= 0]):
-                return float(median(seen)), size_class(model)
+            if row is not None and (seen := [s for s in row.samples if getattr(s.took, name) >= 0]):
+                return float(median(_own(s, name, model, mine) for s in seen)), size_class(model)
         for size in (size_class(model), None):
             for one in kinds:
                 samples = self._groups.get((_starter(model), gpu_kind, one, size), ())
@@ -400,6 +409,12 @@ def _is_sound(row: StartRow) -> bool:
     return bool(row.samples) and all(
         NOT_SEEN <= getattr(sample.took, name) <= MAX_START_S for sample in row.samples for name in _FIELDS
     )
+
+
+def _own(sample: StartSample, name: str, model: Model, prior_s: float) -> float:
+    if sample.fetch_bytes in (0, model.fetch_bytes):
+        return float(getattr(sample.took, name))
+    return _scaled(sample, name, prior_s)
 
 
 def _scaled(sample: StartSample, name: str, prior_s: float) -> float:

@@ -98,6 +98,16 @@ def test_models_of_one_size_class_tell_of_each_other_scaled_by_their_priors() ->
     assert took.by_phase() == pytest.approx({"launch": 4.0, "load": 2.4, "warmup": 1.0})
 
 
+def test_a_fetch_of_a_models_earlier_weights_tells_of_new_ones_by_their_bytes() -> None:
+    times, before = StartTimes(), model(weights=WeightsRef(uri="file:/1", num_bytes=2 * GB), revision=1)
+    after = replace(before, weights=WeightsRef(uri="file:/2", num_bytes=10 * GB), revision=2)
+    times.learn(start("i-1", kind="cold", fetch=4.0, launch=3.0, load=1.0), before)
+    fetches = [times.predict(one, StartKind.COLD, "host").fetch_s for one in (before, after)]
+    assert fetches == [4.0, pytest.approx(20.0)]
+    late = replace(start("i-2", kind="cold", fetch=4.0), model_revision=1, engine_digest=before.engine_digest)
+    assert times.learn(late, after) is None, "it may have started with the earlier weights"
+
+
 def test_an_own_start_goes_before_the_class_and_the_class_before_the_engine() -> None:
     times = StartTimes()
     for name, size_gb, launch_s in (("far", 100, 9.0), ("near", 11, 5.0), ("m", 10, 3.0)):
