@@ -155,5 +155,7 @@ class Holdings:
         return ranks.get(row.instance_id, len(ranks))
 
 
-def _order(row: Instance) -> tuple[bool, float, str]:
-    return row.state is not InstanceState.PREWARMED, row.created_at, row.instance_id
+def _order(row: Instance) -> tuple[bool, bool, float, str]:
+    """A replica that loads comes before a sleeping engine, as it was planned."""
+    state = row.state
+    return state is InstanceState.SWAPPED_OUT, state is not InstanceState.PREWARMED, row.created_at, row.instance_id

@@ -120,7 +120,7 @@ class Network:
         return load_s + took.warmup_s + took.rest_s
 
     def fetched(self, node_id: str, digest: str, ids: Iterable[str], now_s: float) -> None:
-        """End those of the fetches that bring these weights to the node; its word of earlier weights ends none."""
+        """End the fetches that bring these weights; word of earlier ones ends none."""
         for fetch_id in ids:
             if self._fetching.get(fetch_id) == (node_id, digest):
                 self._end(fetch_id, now_s)
