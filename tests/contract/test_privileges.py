@@ -214,9 +214,9 @@ def is_granted(user: str, verb: str, stream: str, reader: str, only: str) -> boo
     """As the table says it."""
     rights = RIGHTS[user]
     if stream not in KEPT or not reader:
-        wants = {"STREAM.CREATE": user == STREAMS_OWNER, "STREAM.INFO": True, "CONSUMER.LIST": rights.inspects}
-        wants["STREAM.UPDATE"] = wants["STREAM.CREATE"]
-        return stream in KEPT and wants.get(verb, False)
+        looks, makes = rights.inspects, user == STREAMS_OWNER
+        wants = {"STREAM.CREATE": makes, "STREAM.UPDATE": makes, "STREAM.INFO": not looks, "CONSUMER.LIST": looks}
+        return (verb == "STREAM.LIST" and looks) or (stream in KEPT and wants.get(verb, False))
     alone = {f"{other}-commands": other for other, its in RIGHTS.items() if its.obeys and its.leads}
     if stream == COMMANDS_STREAM:
         may_use = rights.obeys and (reader == f"{user}-commands" if rights.leads else reader not in alone)
@@ -256,7 +256,8 @@ async def test_where_an_answer_goes_nothing_is_done(bus_server: NatsProcess, use
         aims = [taken.reply, f"{ROOT}.cmd.agent.stop.{obeying}", *(f"{inbox_of(f'nats://{one}@h')}.x" for one in USERS)]
         aims += [subject_of(verb, stream, "", "") for verb in ("STREAM.DELETE", "STREAM.PURGE") for stream in KEPT]
         aims += [subject_of("CONSUMER.DELETE", COMMANDS_STREAM, reader, ""), "$JS.API.STREAM.CREATE.OTHER"]
-        asked = [subject_of("STREAM.INFO", FACTS_STREAM, "", ""), *sorted(wanted(user))]
+        looks = ("STREAM.LIST", "") if RIGHTS[user].inspects else ("STREAM.INFO", FACTS_STREAM)
+        asked = [subject_of(*looks, "", ""), *sorted(wanted(user))]
         for aim in aims:
             for subject in asked:
                 await client.publish(subject, b"{}", reply=aim)

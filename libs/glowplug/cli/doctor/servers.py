@@ -12,9 +12,7 @@ import httpx
 import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
 from nats.js.api import PeerInfo, StorageType, StreamConfig, StreamInfo
-from nats.js.errors import NotFoundError
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
@@ -296,7 +294,10 @@ async def _quiet(_: Exception) -> None:
 
 async def _bus(client: Client, sync: str, storing: str) -> BusFacts:
     context = client.jetstream(timeout=ANSWER_S)
-    streams = [(wanted, await _asked(context, str(wanted.name))) for wanted in stream_configs(1)]
+    known: dict[str | None, StreamInfo] = {}
+    while page := await context.streams_info(offset=len(known)):
+        known |= {info.config.name: info for info in page}
+    streams = [(wanted, known.get(wanted.name)) for wanted in stream_configs(1)]
     there = [info for _, info in streams if info]
     backlog: dict[str, int] = {}
     for info in there:
@@ -311,13 +312,6 @@ async def _bus(client: Client, sync: str, storing: str) -> BusFacts:
         streams=tuple(streams),
         backlog=backlog,
     )
-
-
-async def _asked(context: JetStreamContext, name: str) -> StreamInfo | None:
-    try:
-        return await context.stream_info(name)
-    except NotFoundError:
-        return None
 
 
 async def _monitor(state_dir: str) -> tuple[str, str]:
