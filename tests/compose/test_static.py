@@ -5,12 +5,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import distributions, packages_distributions, requires, version
 from pathlib import Path
 
+import grimp
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from docs import configuration
 from glowplug.runtime.model_files import load
@@ -41,6 +45,9 @@ SCRIPTS = (
     "deploy/k8s/base/valkey-users.sh",
     "tests/compose/base_image.sh",
 )
+MODULES = packages_distributions()
+HERE = {canonicalize_name(one.name) for one in distributions()}
+WITHOUT = {"numpy"}  # imported where it is there: lengths of answers, weights of samples
 NAMES = re.compile(r"`([A-Z][A-Z0-9_]+)`")
 
 
@@ -119,14 +126,52 @@ def test_images_are_pinned_and_the_servers_are_those_of_a_laptop() -> None:
     assert example()["IMAGE_TAG"] == version("glowplug") == images["router"].partition(":")[2]
 
 
-def test_what_is_built_is_what_make_images_builds() -> None:
+def images() -> dict[str, tuple[str, ...]]:
+    """Image -> service, extras, packages, libraries, stage."""
     table = re.search(r'table="\n(.*?)\n"', root_file("deploy/docker/images.sh"), re.DOTALL)
     assert table is not None
-    rows = {}
-    for line in table[1].splitlines():
-        name, *rest = [word if word != "-" else "" for word in line.split()]
-        rows[name] = tuple(rest)
-    built = {}
+    lines = [[word if word != "-" else "" for word in line.split()] for line in table[1].splitlines()]
+    return {name: tuple(rest) for name, *rest in lines}
+
+
+def installed(*wanted: str) -> set[str]:
+    """Return what pip installs for these, as this environment's packages say."""
+    seen, todo = set[tuple[str, frozenset[str]]](), [Requirement(one) for one in wanted]
+    while todo:
+        one = todo.pop()
+        known = canonicalize_name(one.name), frozenset(one.extras)
+        if known not in seen and known[0] in HERE:
+            extras = [{"extra": extra} for extra in one.extras or [""]]
+            needs = map(Requirement, requires(one.name) or ())
+            todo += [n for n in needs if n.marker is None or any(n.marker.evaluate(extra) for extra in extras)]
+        seen.add(known)
+    return {name for name, _ in seen}
+
+
+def imported(graph: grimp.ImportGraph, start: str) -> set[str]:
+    """Return the packages of others that a module imports, by whatever way."""
+    seen, todo = set[str](), [start]
+    while todo:
+        module = todo.pop()
+        if module not in seen and module in graph.modules:
+            seen.add(module)
+            inner = () if graph.is_module_squashed(module) else graph.find_modules_directly_imported_by(module)
+            todo += [*inner, module.rpartition(".")[0]]
+    return {module for module in seen if graph.is_module_squashed(module)} - sys.stdlib_module_names
+
+
+def test_an_image_has_every_package_that_its_service_imports() -> None:
+    graph, lacking = grimp.build_graph("glowplug", include_external_packages=True, cache_dir=None), set()
+    for image, (service, extras, packages, *_) in images().items():
+        has = {*installed(f"glowplug[{extras}]"), *packages.split(",")}
+        for module in imported(graph, f"glowplug.services.{service}.main") - WITHOUT:
+            if not has & set(map(canonicalize_name, MODULES.get(module, ()))):
+                lacking.add(f"the image {image} lacks {module}")
+    assert lacking == set()
+
+
+def test_what_is_built_is_what_make_images_builds() -> None:
+    rows, built = images(), {}
     for stated in services().values():
         image = filled(stated["image"]).partition(":")[0].removeprefix("glowplug/")
         if "build" in stated and image != "agent-vllm":
