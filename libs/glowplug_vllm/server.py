@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glowplug_vllm import arriving, plugin, rendezvous, stage
+from glowplug_vllm import arriving, plugin, rendezvous, stage, tools
 from glowplug_vllm.landing import Landing
 
 # Check the headers of safetensors files: vLLM's own errors name no file. Format: 8 bytes little-endian header length, a
@@ -130,14 +130,28 @@ def arguments(spec: dict[str, Any], model_dir: Path, run_dir: Path) -> list[str]
 
     A template with the string content format saves vLLM a probe of about a second."""
     argv = ["serve", str(model_dir), *spec["argv"]]
-    template = read_template(model_dir)
-    if template and "--chat-template" not in argv:
+    template = _own_template(argv) or read_template(model_dir)
+    if template:
         path = run_dir / "chat_template.jinja"
-        path.write_text(with_system_prompt(template, spec.get("system_prompt", "")), encoding="utf-8")
-        argv += ["--chat-template", str(path)]
+        made = with_system_prompt(tools.with_tools(template), spec.get("system_prompt", ""))
+        path.write_text(made, encoding="utf-8")
+        argv += ["--chat-template", str(path), *tools.argv_of(template, argv)]  # the last of a flag holds
         if is_text_only(model_dir) and "--chat-template-content-format" not in argv:
             argv += ["--chat-template-content-format", "string"]
     return argv
+
+
+def _own_template(argv: Sequence[str]) -> str:
+    """Return the owner's template, a text or a file as in vLLM; '' for none. Raises BadArguments."""
+    if "--chat-template" not in argv:
+        return ""
+    given = argv[argv.index("--chat-template") + 1]
+    if any(mark in given for mark in "{}\n"):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BadArguments(f"--chat-template: {error}") from error
 
 
 def allow_our_endpoint() -> None:

@@ -14,6 +14,7 @@ from glowplug_vllm import plugin, rendezvous, server
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 USER = {"role": "user", "content": "hi"}
+CALLS = ["--exclude-tools-when-tool-choice-none", "--enable-auto-tool-choice", "--tool-call-parser"]
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -47,13 +48,25 @@ def test_the_template_is_a_file_with_the_system_prompt(weights: Path, tmp_path: 
     argv = server.arguments(spec(), weights, tmp_path)
     assert argv[:4] == ["serve", str(weights), "--port", "0"]
     assert argv[4:6] == ["--chat-template", str(tmp_path / "chat_template.jinja")]
-    assert argv[6:] == ["--chat-template-content-format", "string"]
+    assert argv[6:] == [*CALLS, "hermes", "--chat-template-content-format", "string"]
     assert "Be brief." in (tmp_path / "chat_template.jinja").read_text()
 
 
-def test_a_template_of_the_owner_is_left_alone(weights: Path, tmp_path: Path) -> None:
-    argv = server.arguments(spec(argv=["--chat-template", "mine"]), weights, tmp_path)
-    assert argv == ["serve", str(weights), "--chat-template", "mine"]
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_template_of_the_owner_replaces_the_models_and_has_the_system_prompt_too(
+    weights: Path, tmp_path: Path, as_file: bool
+) -> None:
+    given, path = "{{ messages }}{{ tools }}", tmp_path / "mine.jinja"
+    path.write_text(given)
+    argv = server.arguments(spec(argv=["--chat-template", str(path) if as_file else given]), weights, tmp_path)
+    assert argv[4:6] == ["--chat-template", str(tmp_path / "chat_template.jinja")]
+    made = (tmp_path / "chat_template.jinja").read_text()
+    assert made.endswith(given) and "Be brief." in made
+
+
+def test_a_template_of_the_owner_that_is_not_there_is_a_bad_argument(weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(server.BadArguments, match="gone"):
+        server.arguments(spec(argv=["--chat-template", str(tmp_path / "gone")]), weights, tmp_path)
 
 
 def test_a_model_without_a_template_gets_none(tmp_path: Path) -> None:
