@@ -133,7 +133,8 @@ def arguments(spec: dict[str, Any], model_dir: Path, run_dir: Path) -> list[str]
     template = _own_template(argv) or read_template(model_dir)
     if template:
         path = run_dir / "chat_template.jinja"
-        made = with_system_prompt(tools.with_tools(template), spec.get("system_prompt", ""))
+        made = template if "tools" in template else spec.get("with_tools", "") + template
+        made = with_system_prompt(made, spec.get("system_prompt", ""))
         path.write_text(made, encoding="utf-8")
         argv += ["--chat-template", str(path), *tools.argv_of(template, argv)]  # the last of a flag holds
         if is_text_only(model_dir) and "--chat-template-content-format" not in argv:

@@ -36,6 +36,7 @@ from glowplug.engines.llamacpp_args import (
 )
 from glowplug.engines.llamacpp_lora import PLACEHOLDER, Adapters
 from glowplug.engines.llamacpp_sleep import SLOTS, EngineServer
+from glowplug.engines.template_tools import with_tools
 
 _BATCH_TOKENS = 512
 _CPU_BATCH_TOKENS = 64  # a batch delays every other request
@@ -95,9 +96,9 @@ def parameters(spec: dict[str, Any], weights: Path, facts: GgufFacts) -> Any:
         pooling = str(args.get("pooling", "mean")).upper()
         p.embedding = True
         p.pooling_type = xllamacpp.llama_pooling_type[f"LLAMA_POOLING_TYPE_{pooling}"]
-    template = str(args.get("chat_template", ""))
+    template = with_tools(str(args.get("chat_template", "")) or facts.chat_template)
     if spec["system_prompt"]:
-        template = template_with_system(template or facts.chat_template, spec["system_prompt"])
+        template = template_with_system(template, spec["system_prompt"])
     if template:
         p.chat_template = template
     _attention(p, args, facts)

@@ -37,6 +37,7 @@ from glowplug.engines.port import (
     Place,
     Stager,
 )
+from glowplug.engines.template_tools import WITH_TOOLS
 from glowplug.engines.vllm_zygote import ZygoteLease, default_dir
 from glowplug.events.commands import StartInstance
 
@@ -395,7 +396,8 @@ class VllmDriver(StagedVllm):
     def spec(self, command: StartInstance, place: Place) -> dict[str, Any]:
         base = super().spec(command, place)
         kept = {key: base[key] for key in ("instance_id", "launched_at", "wait_s", "system_prompt")}
-        return {**kept, "argv": vllm_args.server_argv(command, place), "num_stages": command.num_stages}
+        kept |= {"with_tools": WITH_TOOLS, "num_stages": command.num_stages}
+        return {**kept, "argv": vllm_args.server_argv(command, place)}
 
     def environment(self, command: StartInstance, place: Place) -> dict[str, str]:
         return {**vllm_args.zygote_environment(), **vllm_args.server_environment(command, place)}

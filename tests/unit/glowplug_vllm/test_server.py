@@ -64,6 +64,13 @@ def test_a_template_of_the_owner_replaces_the_models_and_has_the_system_prompt_t
     assert made.endswith(given) and "Be brief." in made
 
 
+@pytest.mark.parametrize(("template", "is_told"), [("{{ messages }}", True), ("{{ tools }}", False)])
+def test_a_template_without_tools_is_told_of_them(weights: Path, tmp_path: Path, template: str, is_told: bool) -> None:
+    (weights / "chat_template.jinja").write_text(template)
+    server.arguments(spec(with_tools="TOLD"), weights, tmp_path)
+    assert ("TOLD" in (tmp_path / "chat_template.jinja").read_text()) is is_told
+
+
 def test_a_template_of_the_owner_that_is_not_there_is_a_bad_argument(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(server.BadArguments, match="gone"):
         server.arguments(spec(argv=["--chat-template", str(tmp_path / "gone")]), weights, tmp_path)
