@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from glowplug.domain.errors import BadRequest
+from glowplug.services.router import schemas
 from glowplug.services.router.continuation import DONE, DONE_EVENT, decode, events
 from glowplug.services.router.translated import SameApi
 from glowplug.services.router.wire import encode_json
@@ -20,6 +21,8 @@ _TOLD = (
 # llama.cpp allows a code fence around an answer, and removes it only from a whole one.
 _CALL = re.compile(r'\s*(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"arguments"\s*:\s*', re.DOTALL)
 _DEFINITIONS = ("$defs", "definitions")
+_BY_NAME = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas")  # of these a text may be a name
+_TEXTS, _VALUES = ("description", "title", "examples", "default", "$comment", "$schema"), ("enum", "const")
 
 
 def can(asked: Any) -> bool:
@@ -42,12 +45,12 @@ def translate(body: bytes, request_id: str) -> "tuple[bytes, ForcedCall]":
 
 
 def one_call_of(tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the `response_format` for one call of `tools` (functions). Definitions move to the schema's root, where
-    references look for them. Raises BadRequest."""
+    """Return the `response_format` for one call of `tools` (functions), of the fields that limit it. Definitions move
+    to the schema's root, where references look for them. Raises BadRequest."""
     definitions: dict[str, dict[str, Any]] = {}
     calls = []
     for tool in tools:
-        parameters = dict(tool.get("parameters") or {"type": "object", "properties": {}})
+        parameters = _limits(tool.get("parameters") or {"type": "object", "properties": {}})
         for where in _DEFINITIONS:
             for name, found in (parameters.pop(where, None) or {}).items():
                 known = definitions.setdefault(where, {})
@@ -56,7 +59,23 @@ def one_call_of(tools: list[dict[str, Any]]) -> dict[str, Any]:
         properties = {"name": {"const": tool["name"]}, "arguments": parameters}
         calls.append({"type": "object", "properties": properties, "required": ["name", "arguments"]})
     schema = (calls[0] if len(calls) == 1 else {"anyOf": calls}) | definitions
+    schemas.check_schema("tools", encode_json(schema))
     return {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
+
+
+def _limits(schema: Any) -> Any:
+    """Return a copy without texts for the reader, which the system message has."""
+    if not isinstance(schema, dict):
+        return schema
+    found = dict[str, Any]()
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, dict):
+            found[key] = {name: _limits(one) for name, one in value.items()}
+        elif key not in _TEXTS:
+            found[key] = (
+                value if key in _VALUES else list(map(_limits, value)) if type(value) is list else _limits(value)
+            )
+    return found
 
 
 def described(tools: list[dict[str, Any]]) -> str:

@@ -67,6 +67,29 @@ def test_definitions_move_to_the_root_once_for_all_tools() -> None:
     assert refused.value.param == "tools"
 
 
+def test_the_schema_of_a_call_has_no_texts_for_the_reader() -> None:
+    one = {
+        "type": "string",
+        "description": "A city.",
+        "title": "C",
+        "default": "Rome",
+        "enum": ["Rome", {"title": "R"}],
+    }
+    names = {"description": one, "title": {"type": "array", "items": one, "prefixItems": [one]}}
+    schema = {"$schema": "https://json-schema.org", "type": "object", "description": "It.", "properties": names}
+    form = one_call_of([{"name": "f", "parameters": schema, "description": "F"}])["json_schema"]["schema"]
+    left = {"type": "string", "enum": one["enum"]}
+    expected = {"description": left, "title": {"type": "array", "items": left, "prefixItems": [left]}}
+    assert form["properties"]["arguments"] == {"type": "object", "properties": expected}
+
+
+def test_too_large_a_schema_of_calls_names_the_tools() -> None:
+    parameters = {"type": "object", "properties": {"a": {"enum": ["x" * 9000]}}}
+    with pytest.raises(BadRequest, match=r"^tools: \d+ bytes") as refused:
+        one_call_of([{"name": name, "parameters": parameters} for name in "fg"])
+    assert refused.value.param == "tools"
+
+
 @pytest.mark.parametrize(
     ("first", "system"),
     [
