@@ -551,13 +551,13 @@ class Intake:
         is_corrected: bool = False,
     ) -> bool:
         """Send the translated request on; its body replaces the original's in the buffered bytes. Returns as `take`."""
-        added, has_begun = len(inner.body) - len(outer.body), False
-        self._context.buffered_bytes += added
+        has_begun = False
+        self._context.buffered_bytes += len(inner.body) - len(outer.body)
         try:
             has_begun = self._ask(client, inner, is_translated=is_translated, is_corrected=is_corrected)
         finally:
-            if not has_begun:
-                self._context.buffered_bytes -= added
+            if not has_begun:  # the inner body may have been changed
+                self._context.buffered_bytes -= len(inner.body) - len(outer.body)
         return has_begun
 
     def _take_ollama(self, client: ClientSink, request: HttpRequest) -> bool:
