@@ -82,7 +82,7 @@ def tap(
         if not raw:
             found += [(where, end, json.dumps(end, separators=(",", ":")).encode()) for where, end in ends(event)]
         for one in found:
-            if wants(wanted, *one) and num_shown != count > 0:
+            if wants(wanted, *one) and (not count or num_shown < count):
                 say(show(*one))
                 num_shown += 1
         return num_shown == count > 0
