@@ -43,6 +43,11 @@ def ready_reason(fleet: Fleet, service: str) -> str:
     return str(httpx.get(f"{fleet.process(service)['url']}/ready", timeout=30).json()["reason"])
 
 
+def says_so(fleet: Fleet, service: str, disk) -> bool:
+    disk.fill()  # again: a segment of usage records gives its unused room back
+    return "stores no events" in ready_reason(fleet, service)
+
+
 def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
     disk.fill()
     during = traffic(fleet, ["warm", *COLD], 12.0, 10)
@@ -51,7 +56,7 @@ def test_a_full_disk_is_told_survived_and_over_once_there_is_space(fleet, disk):
     assert set(during.ends) <= {"done", "503", "error event"}, (during.ends, during.broken[:3])
 
     for service in ("autoscaler", "placer"):
-        wait_until(f"{service} says so", lambda s=service: "stores no events" in ready_reason(fleet, s))
+        wait_until(f"{service} says so", lambda s=service: says_so(fleet, s, disk))
     nats = wait_until("the supervisor says so", lambda: _problem_of(fleet))
     assert "no space left on device" in nats, nats
     doctor = fleet.cli("doctor")
